@@ -1,0 +1,44 @@
+# The commands a newcomer needs. Each makes .venv when it is missing or older than the files that say what goes into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread a process: two threads inside one small product are slower than one.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test check perf format clean
+help:
+	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
+	@echo "make test    the tests"
+	@echo "make check   lint, format, types and layering"
+	@echo "make perf    speed, as ratios"
+	@echo "make format  put the code in its format"
+	@echo "make clean   remove the environment and the caches"
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "evcl needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/evcl demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+perf: $(VENV)/ready
+	$(BIN)/python perf/step.py
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,29 @@
+"""Bayesian continual learning: a model learns one task after another, and keeps what it knew."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+from evcl import benchmarks, methods, metrics, nn
+from evcl.errors import Diverged, EvclError
+from evcl.learner import EVCL, EWC, VCL, Learner, Naive, load
+
+try:
+    __version__ = _version("evcl")
+except PackageNotFoundError:  # run from the source folder, not installed
+    __version__ = "0"
+
+__all__ = [
+    "EVCL",
+    "EWC",
+    "VCL",
+    "Diverged",
+    "EvclError",
+    "Learner",
+    "Naive",
+    "__version__",
+    "benchmarks",
+    "load",
+    "methods",
+    "metrics",
+    "nn",
+]

@@ -1,0 +1,5 @@
+"""`python -m evcl`"""
+
+from evcl.cli import main
+
+main()

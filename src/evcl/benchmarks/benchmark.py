@@ -1,0 +1,150 @@
+"""A benchmark is a sequence of tasks; a task is named examples to learn from and to be tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.registry import Registry
+from evcl.settings import SEED, VALIDATION, Setting
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs [N, ...] and labels [N]. A permuted task holds the permutation, not a copy of the inputs."""
+
+    inputs: Tensor
+    labels: Tensor
+    permutation: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs as the task shows them."""
+        return self.inputs if self.permutation is None else self.inputs[:, self.permutation]
+
+    @property
+    def y(self) -> Tensor:
+        return self.labels
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """`x, y = task.train`"""
+        return iter((self.x, self.y))
+
+
+@dataclass(frozen=True)
+class Task:
+    """`head` names the task whose head this one uses; `classes` are the labels of that head, in its order."""
+
+    name: str
+    head: str
+    classes: tuple[int, ...]
+    train: Examples
+    test: Examples
+    validation: Examples | None = None  # taken out of `train`, where it was asked for
+
+    @property
+    def held_out(self) -> Examples:
+        """What a run is measured on: the validation part where there is one, else the test set."""
+        return self.test if self.validation is None else self.validation
+
+
+class Benchmark(Sequence[Task]):
+    """Tasks in order: `len`, index, slice, iterate."""
+
+    def __init__(self, name: str, tasks: Sequence[Task], *, hidden: Sequence[int], seed: int = 0) -> None:
+        self.name, self.seed = name, seed
+        self.hidden = tuple(hidden)  # the trunk's hidden layers in the published protocol
+        self._tasks = tuple(tasks)
+
+    @property
+    def inputs(self) -> int:
+        """Numbers an example."""
+        return self._tasks[0].train.inputs[0].numel()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Benchmark: ...
+    def __getitem__(self, index: int | slice) -> Task | Benchmark:
+        if isinstance(index, slice):
+            return Benchmark(self.name, self._tasks[index], hidden=self.hidden, seed=self.seed)
+        return self._tasks[index]
+
+    def __repr__(self) -> str:
+        return f"Benchmark({self.name!r}, {len(self)} tasks, seed={self.seed})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered benchmark: `build(seed, tasks, validation)`; `tasks` is None for the usual number."""
+
+    name: str
+    summary: str
+    build: Callable[[int, int | None, float], Benchmark]
+    seeded: bool  # the tasks depend on the seed (permutations); otherwise all seeds see the same
+    most_tasks: int | None = None  # None: any number
+
+
+BENCHMARKS: Registry[Entry] = Registry("benchmark")
+_TASKS = Setting(5, "tasks", low=1, high=100_000)
+
+
+def register(entry: Entry, *, overwrite: bool = False) -> Entry:
+    """Add a benchmark of one's own: it then works in `evcl run`."""
+    if not isinstance(entry, Entry):
+        raise EvclError(f"register takes an evcl.benchmarks.Entry, not {type(entry).__name__}")
+    BENCHMARKS.add(entry.name, entry, overwrite=overwrite)
+    return entry
+
+
+def get(name: str, seed: int = 0, tasks: int | None = None, validation: float = 0.0) -> Benchmark:
+    """The benchmark of this name. `validation` takes that part out of every training set, stratified."""
+    entry = BENCHMARKS[name]
+    SEED.check("seed", seed)
+    check_tasks(entry, tasks)
+    VALIDATION.check("validation", validation)
+    return entry.build(seed, tasks, validation)
+
+
+def check_tasks(entry: Entry, tasks: int | None) -> None:
+    """Refuse a number of tasks that the benchmark cannot give."""
+    if tasks is not None:
+        replace(_TASKS, high=entry.most_tasks or _TASKS.high).check(f"tasks of {entry.name}", tasks)
+
+
+def stratified(labels: Tensor, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows in two parts, the second of `count`, each class in proportion: (kept, held), both sorted.
+
+    Quotas are rounded down, and the largest remainders get one more, the smaller class first on a tie.
+    """
+    classes, sizes = labels.unique(return_counts=True)
+    if not 0 < count < len(labels):
+        raise EvclError(f"cannot take {count} of {len(labels)} examples: both parts need at least one")
+    exact = sizes.double() * count / len(labels)
+    quotas = exact.floor().long()
+    extra = (quotas - exact).argsort(stable=True)[: count - int(quotas.sum())]
+    quotas[extra] += 1
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label, quota in zip(classes.tolist(), quotas.tolist(), strict=True):
+        rows = (labels == label).nonzero().flatten()
+        held[rows[torch.randperm(len(rows), generator=source)[:quota]]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def hold_out(task: Task, part: float, source: torch.Generator) -> Task:
+    """The task with a stratified part of its training set as `validation`."""
+    train = task.train
+    kept, held = stratified(train.labels, max(1, round(part * len(train))), source)
+    cut = [replace(train, inputs=train.inputs[r], labels=train.labels[r]) for r in (kept, held)]
+    return replace(task, train=cut[0], validation=cut[1])

@@ -1,0 +1,298 @@
+"""The command line: parses, calls, prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from evcl import __version__, benchmarks, experiments, methods
+from evcl.errors import EvclError
+from evcl.experiments import Config, Event
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
+)
+console = Console(highlight=False)
+DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
+DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
+
+
+class Usage(click.UsageError):
+    """Wrong usage: exit status 2."""
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """What goes wrong in here is the command's fault, not the run's."""
+    try:
+        yield
+    except EvclError as error:
+        raise Usage(str(error)) from error
+
+
+def _later(given: bool, what: str) -> None:
+    if given:
+        raise Usage(f"{what} is not in this version yet: leave it out")
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or not value:
+            raise Usage(f"--set takes name=value, not {pair!r}")
+        if name in found:
+            raise Usage(f"--set {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _seeds(count: int | None, listed: str | None) -> list[int]:
+    if listed is None:
+        count = 3 if count is None else count
+        if not 1 <= count <= 10_000:
+            raise Usage(f"--seeds must be a number from 1 to 10000, not {count}")
+        return list(range(count))
+    if count is not None:
+        raise Usage("--seeds and --seed-list exclude each other")
+    try:
+        return [int(seed) for seed in listed.split(",")]
+    except ValueError:
+        raise Usage(f"--seed-list takes whole numbers separated by commas, not {listed!r}") from None
+
+
+@app.command()
+def run(
+    benchmark: Annotated[str, typer.Argument(help="Which stream of tasks; see evcl list.")],
+    method: Annotated[str, typer.Option(help="Which method; see evcl list.")] = "evcl",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (3 if nothing is said).")] = None,
+    seed_list: Annotated[str | None, typer.Option(help="These seeds: 0,7,9.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    preset: Annotated[str, typer.Option(help="tuned or paper.")] = "tuned",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=1000. May be repeated.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="How many tasks.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Hold out this part of each training set, and measure on it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result [runs/BENCHMARK/METHOD].")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Not in this version yet.")] = False,
+    device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
+    data_dir: Annotated[Path | None, typer.Option(help="Not in this version yet.")] = None,
+) -> None:
+    """Train one method on one benchmark; the result is result.json in the folder."""
+    _choice("--device", device, ("auto", "cpu"), later=("cuda",))
+    _choice("--precision", precision, ("fp32",), later=("tf32", "bf16"))
+    _later(resume, "--resume")
+    _later(data_dir is not None, "--data-dir")
+    _plugins(plugin or [])
+    given: dict[str, Any] = _settings(set_ or [])
+    for name, value in (("epochs", epochs), ("validation", validation)):
+        if value is not None:
+            if name in given:
+                raise Usage(f"--{name} and --set {name} exclude each other")
+            given[name] = value
+    with usage():
+        config = experiments.configure(benchmark, method, preset, _seeds(seeds, seed_list), tasks, given)
+    folder = out or Path("runs") / benchmark / method
+    torch.set_num_threads(1)
+    result = experiments.open_folder(folder, config, overwrite)
+    if result is not None:
+        console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
+    else:
+        with _progress([config]) as on_event:
+            result = experiments.execute(config, lambda event: on_event(0, event))
+        experiments.write_result(folder, result)
+    _print_tables([result])
+    console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("evcl-demo"),
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
+) -> None:
+    """Four methods learn five tasks on the embedded data, three seeds each: a table, figures and a page."""
+    given = {} if epochs is None else {"epochs": epochs}
+    with usage():
+        configs = [
+            experiments.configure(b, m, "tuned", (0, 1, 2), None, given) for b in DEMO_BENCHMARKS for m in DEMO_METHODS
+        ]
+    folders = [out / config.benchmark / config.method for config in configs]
+    results = []
+    todo = []
+    for config, folder in zip(configs, folders, strict=True):
+        found = experiments.open_folder(folder, config)
+        if found is None:
+            todo.append((config, folder))
+        else:
+            results.append(found)
+    if results:
+        console.print(f"{len(results)} of {len(configs)} results are in {out} already; remove it to run them again")
+    if todo:
+        with _progress([config for config, _ in todo]) as on_event:
+            for index, result in experiments.execute_all([config for config, _ in todo], on_event):
+                experiments.write_result(todo[index][1], result)
+                results.append(result)
+    _print_tables(results)
+    _report(out, "Four methods learn five tasks, one after another")
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A folder that holds results, at any depth.")]) -> None:
+    """Tables, figures and a page from every result below a folder."""
+    from evcl.report import find_results
+
+    _print_tables(find_results(folder))
+    _report(folder, "Continual learning with evcl")
+
+
+@app.command("list")
+def list_(
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    ] = None,
+) -> None:
+    """Methods, benchmarks and presets, a line each."""
+    _plugins(plugin or [])
+    for kind, entries in (
+        ("methods", {m.name: m.summary for m in methods.METHODS.values()}),
+        ("benchmarks", {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}),
+        ("presets", experiments.SUMMARIES),
+    ):
+        console.print(kind)
+        for name, summary in entries.items():
+            console.print(f"  {name:<18} {summary}", soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+) -> None:
+    context.obj = {"debug": debug}
+    if version:
+        console.print(f"evcl {__version__}")
+        raise typer.Exit
+
+
+def _choice(option: str, value: str, allowed: tuple[str, ...], later: tuple[str, ...]) -> None:
+    _later(value in later, f"{option} {value}")
+    if value not in allowed:
+        raise Usage(f"{option} takes {' or '.join(allowed)}, not {value!r}")
+
+
+def _plugins(names: list[str]) -> None:
+    if names:
+        earlier = os.environ.get("EVCL_PLUGINS")
+        os.environ["EVCL_PLUGINS"] = os.pathsep.join([*([earlier] if earlier else []), *names])
+    experiments.load_plugins()
+
+
+@contextmanager
+def _progress(configs: list[Config]) -> Iterator[Any]:
+    """A bar a run on a terminal, a line a task elsewhere; yields `on_event(index, event)`."""
+    if not console.is_terminal:
+        yield lambda index, event: _line(configs[index], event)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
+        ids = [bars.add_task(config.name, total=None, state="waiting", start=False) for config in configs]
+
+        def on_event(index: int, event: Event) -> None:
+            if not bars.tasks[index].started:
+                bars.start_task(ids[index])
+            fields = {"state": f"task {event.task + 1}/{event.tasks}"}
+            if event.accuracy is not None:
+                fields["state"] += f"  {100 * event.accuracy:.1f}%"
+            joint = methods.get(configs[index].method).joint
+            done, total = (
+                (event.epoch, event.epochs)
+                if joint
+                else (event.task * event.epochs + event.epoch, event.tasks * event.epochs)
+            )
+            bars.update(ids[index], completed=done, total=total, **fields)  # type: ignore[arg-type]
+
+        yield on_event
+
+
+def _line(config: Config, event: Event) -> None:
+    if event.accuracy is not None:
+        seen = "tasks 1" if event.task == 0 else f"tasks 1 to {event.task + 1}"
+        console.print(
+            f"{config.name}: task {event.task + 1} of {event.tasks} learned, "
+            f"{100 * event.accuracy:.1f}% on average over {seen}",
+            soft_wrap=True,
+        )
+
+
+def _print_tables(results: list[dict[str, Any]]) -> None:
+    from evcl.report import COLUMNS, by_benchmark, caption, rows
+
+    for name, group in by_benchmark(results).items():
+        table = Table(
+            title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
+        )
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+        for row in rows(group):
+            table.add_row(*row)
+        console.print(table)
+
+
+def _report(folder: Path, title: str) -> None:
+    from evcl.report import write_report
+
+    written = write_report(folder, title)
+    figures = [path for path in written if path.suffix == ".png"]
+    console.print(f"figures: {', '.join(map(str, figures))} (and .svg, .pdf)", soft_wrap=True)
+    console.print(f"page:    {written[-1]}", soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line: exit status 0, 1 (it failed) or 2 (wrong usage), with one line saying why."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        status = app(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.UsageError as error:
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        _fail(f"{error.format_message()}{where}", 2, debug)
+    except EvclError as error:
+        _fail(str(error), 1, debug)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; nothing was written", 1, debug)
+    except OSError as error:
+        _fail(str(error), 1, debug)
+
+
+def _fail(message: str, status: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    sys.stderr.write(f"evcl: {message}\n")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The diagonal Fisher information, example by example.
+
+    F_p = 1/n sum_b sum_c w_bc (d log p(c|x_b) / d theta_p)^2
+
+`exact`: every class, w = p(c|x_b). `sampled`: one label drawn from p(.|x_b). `empirical`: the true label, which is not
+the Fisher of the model but what much code calls by that name. The square is taken of each example's gradient, never
+of a batch's mean: examples do not mix, so one backward pass of their sum gives each example's own output gradients,
+and each layer turns those into its sum of squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.nn import BayesianLayer, BayesianNetwork, Layout
+
+KINDS = ("exact", "sampled", "empirical")
+
+
+def fisher(
+    network: BayesianNetwork,
+    mean: Tensor,
+    layout: Layout,
+    x: Tensor,
+    y: Tensor,
+    heads: Sequence[int],
+    kind: str = "exact",
+    generators: Sequence[torch.Generator] | None = None,
+    chunk: int = 1000,
+) -> Tensor:
+    """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
+
+    `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone.
+    """
+    if kind not in KINDS:
+        raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
+    network.bind(mean, None, layout)
+    network.weights.noise = None
+    total = torch.zeros_like(mean)
+    parts = layout.views(total)
+    for xs, ys in zip(x.split(chunk, 1), y.split(chunk, 1), strict=True):
+        calls, handles = _record(network)
+        try:
+            with torch.enable_grad():
+                log_p = F.log_softmax(network.logits(xs.flatten(0, 1), heads), dim=1)
+        finally:
+            for handle in handles:
+                handle.remove()
+        outputs = [output for _, _, output in calls]
+        targets = _targets(log_p, ys, kind, generators)
+        for i, target in enumerate(targets):
+            deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+            _add_squares(parts, calls, deltas, ys.shape[1])
+    return total / x.shape[1]
+
+
+Call = tuple[BayesianLayer, Tensor, Tensor]
+
+
+def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
+    """Note the input and output of every layer with weights, each time it is called."""
+    calls: list[Call] = []
+
+    def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((layer, args[0].detach(), output))
+
+    layers = [layer for layer in network.bayesian_layers() if layer.names]
+    return calls, [layer.register_forward_hook(note) for layer in layers]
+
+
+def _targets(log_p: Tensor, y: Tensor, kind: str, generators: Sequence[torch.Generator] | None) -> list[Tensor]:
+    """Sums whose gradients, squared example by example, add up to the Fisher.
+
+    The weight p(c|x) enters as its root, since the gradient is squared.
+    """
+    p = log_p.detach().exp()
+    if kind == "exact":
+        return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
+    if kind == "sampled":
+        if generators is None:
+            raise ValueError("a sampled Fisher needs generators")
+        rows = zip(p.unflatten(0, y.shape), generators, strict=True)
+        y = torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in rows])
+    return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
+
+
+def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
+    """Add sum_b g_b^2 of each weight; a weight used several times has its gradients summed before the square."""
+    uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
+    for (layer, x, _), delta in zip(calls, deltas, strict=True):
+        if delta is None:
+            continue
+        x, delta = layer.unfold(x), layer.unfold(delta)
+        if x.shape[1] != examples:
+            raise EvclError(
+                f"{type(layer).__name__} {list(layer.names.values())} saw {x.shape[1]} rows for {examples} examples: "
+                "keep the batch as the first axis, and positions behind it, so that the Fisher can tell examples apart"
+            )
+        for parameter, name in layer.names.items():
+            if name in parts:
+                uses.setdefault(name, []).append((layer, parameter, x, delta))
+    for name, found in uses.items():
+        layer, parameter, x, delta = found[0]
+        if len(found) == 1:
+            parts[name] += layer.square_sum(parameter, x, delta)
+            continue
+        rows = layer.rows_at_once(parameter)
+        for start in range(0, examples, rows):
+            piece = slice(start, start + rows)
+            gradients = [u.example_gradient(p, a[:, piece], d[:, piece]) for u, p, a, d in found]
+            parts[name] += torch.stack(gradients).sum(0).square().sum(1)

@@ -1,0 +1,22 @@
+"""What goes wrong, said in one line: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EvclError(ValueError):
+    """Something the caller can put right; the message says how."""
+
+
+class Diverged(EvclError):
+    """The loss stopped being a number; the state from before the task is kept."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> EvclError:
+    """An unknown name: the nearest known one if there is one, else all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+    return EvclError(f"unknown {kind} {name!r}; {hint}")

@@ -1,0 +1,31 @@
+"""A configuration in, results on disk out."""
+
+from evcl.experiments.parallel import cores, execute_all
+from evcl.experiments.plugins import load_plugins
+from evcl.experiments.presets import SUMMARIES, preset
+from evcl.experiments.run import (
+    RESULT,
+    Config,
+    Event,
+    configure,
+    execute,
+    open_folder,
+    read_result,
+    write_result,
+)
+
+__all__ = [
+    "RESULT",
+    "SUMMARIES",
+    "Config",
+    "Event",
+    "configure",
+    "cores",
+    "execute",
+    "execute_all",
+    "load_plugins",
+    "open_folder",
+    "preset",
+    "read_result",
+    "write_result",
+]

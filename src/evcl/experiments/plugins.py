@@ -1,0 +1,43 @@
+"""A user's own methods and benchmarks on the command line: Python files or modules named in EVCL_PLUGINS."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+import types
+from pathlib import Path
+
+from evcl.errors import EvclError
+
+VARIABLE = "EVCL_PLUGINS"
+
+
+def load_plugins() -> None:
+    """Import what EVCL_PLUGINS names, separated by ':' (';' on Windows); each registers what it brings."""
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            _load(name)
+        except Exception as error:
+            raise EvclError(f"plugin {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _load(name: str) -> None:
+    path = Path(name)
+    if path.suffix != ".py":
+        importlib.import_module(name)
+        return
+    module_name = f"evcl_plugin_{path.stem}"
+    if module_name in sys.modules:
+        return
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    loader = importlib.machinery.SourceFileLoader(module_name, str(path))
+    module = types.ModuleType(module_name)
+    sys.modules[module_name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise

@@ -1,0 +1,43 @@
+"""Named settings for a benchmark and a method: `tuned` (chosen on validation data) and `paper`."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from evcl.errors import unknown
+from evcl.methods import Method
+from evcl.settings import ELASTIC
+
+SUMMARIES = {
+    "tuned": "chosen on validation data; the default",
+    "paper": "the protocol of the EVCL paper to the letter",
+}
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("evcl.experiments").joinpath("presets.toml").read_text("utf-8"))
+
+
+def preset(name: str, benchmark: str, method: Method) -> dict[str, Any]:
+    """The settings that a preset gives a method on a benchmark; a more particular table wins.
+
+    In a preset `"*"` stands for every benchmark or every method, `bayesian` and `elastic` for the methods that have
+    those settings.
+    """
+    if name not in SUMMARIES:
+        raise unknown("preset", name, SUMMARIES)
+    groups = ["*"]
+    if method.bayesian:
+        groups.append("bayesian")
+    if ELASTIC.keys() <= method.settings.keys():
+        groups.append("elastic")
+    found: dict[str, Any] = {}
+    for scope in ("*", benchmark):
+        tables = _table()[name].get(scope, {})
+        for group in (*groups, method.name):
+            found |= tables.get(group, {})
+    return found

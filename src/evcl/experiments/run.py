@@ -1,0 +1,207 @@
+"""A configuration in, a result out: one benchmark, one method, several seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evcl import benchmarks, methods, metrics, nn
+from evcl.errors import EvclError
+from evcl.experiments.presets import preset as get_preset
+from evcl.files import write_atomically
+from evcl.settings import SEED, VALIDATION, Settings, resolve
+from evcl.training import Progress, Run, StreamResult, learn_stream
+
+SCHEMA = 1
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a result, checked."""
+
+    benchmark: str
+    method: str
+    preset: str
+    seeds: tuple[int, ...]
+    tasks: int | None  # None: the benchmark's usual number
+    settings: Settings  # the method's, and `validation`
+
+    @property
+    def name(self) -> str:
+        return f"{self.benchmark} {self.method}"
+
+
+def configure(
+    benchmark: str,
+    method: str,
+    preset: str = "tuned",
+    seeds: Sequence[int] = (0, 1, 2),
+    tasks: int | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Config:
+    """A checked configuration: the preset's settings, with the `given` ones in their place."""
+    entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
+    known = {**chosen.known_settings, "validation": VALIDATION}
+    settings = resolve(method, known, {**get_preset(preset, benchmark, chosen), **(given or {})})
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
+    for seed in seeds:
+        SEED.check("seed", seed)
+    benchmarks.check_tasks(entry, tasks)
+    return Config(benchmark, method, preset, tuple(seeds), tasks, settings)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Where a run stands: after an epoch, and with `accuracy` (the mean over the tasks seen) after a task."""
+
+    task: int
+    tasks: int
+    epoch: int
+    epochs: int
+    accuracy: float | None = None
+
+
+OnEvent = Callable[[Event], None]
+
+
+def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
+    """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`."""
+    method, settings = methods.get(config.method), config.settings
+    seeded = benchmarks.BENCHMARKS[config.benchmark].seeded
+    streams = [
+        benchmarks.get(config.benchmark, seed, config.tasks, settings.validation)
+        for seed in (config.seeds if seeded else config.seeds[:1])
+    ]
+    network = nn.mlp(streams[0].inputs, streams[0].hidden)
+    run = Run(network, method, [settings] * len(config.seeds), config.seeds, draw=True)
+    tasks = len(streams[0])
+
+    def after_epoch(task: int, progress: Progress) -> None:
+        if on_event is not None:
+            on_event(Event(task, tasks, progress.epoch, progress.epochs))
+
+    def after_task(task: int, accuracy: Tensor) -> None:
+        if on_event is not None:
+            on_event(Event(task, tasks, settings.epochs, settings.epochs, float(accuracy.mean())))
+
+    start = time.perf_counter()
+    found = learn_stream(run, streams, after_epoch, after_task)
+    seconds = time.perf_counter() - start
+    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": "fp32"}
+    return {
+        "schema": SCHEMA,
+        **_identity(config),
+        "config": {**settings, **shape},
+        "seeds": list(config.seeds),
+        **_measures(found),
+        "seconds": round(seconds, 3),
+        "environment": environment(),
+    }
+
+
+def _identity(config: Config) -> dict[str, Any]:
+    return {"benchmark": config.benchmark, "method": config.method, "preset": config.preset}
+
+
+def environment() -> dict[str, Any]:
+    from evcl import __version__
+
+    return {
+        "evcl": __version__,
+        "torch": torch.__version__,
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def _measures(found: StreamResult) -> dict[str, Any]:
+    matrices = found.accuracy.numpy()
+    tasks = list(zip(found.probabilities, found.labels, strict=True))
+
+    def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
+        """The mean over tasks, after the last one, of a measure of seed r's predictions."""
+        return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
+
+    seeds = range(len(matrices))
+    return {
+        "accuracy": [[[_number(v) for v in row] for row in matrix] for matrix in matrices.tolist()],
+        "average_accuracy": _summary([metrics.average_accuracy(m) for m in matrices]),
+        "forgetting": _summary([metrics.forgetting(m) for m in matrices]),
+        "backward_transfer": _summary([metrics.backward_transfer(m) for m in matrices]),
+        "nll": _summary([per_task(metrics.nll, r) for r in seeds]),
+        "ece": _summary([per_task(metrics.expected_calibration_error, r) for r in seeds]),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation (n - 1; null for one seed) and the seeds' own values; null where not measured."""
+    if not all(math.isfinite(v) for v in values):
+        return {"mean": None, "std": None, "per_seed": [_number(v) for v in values]}
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "std": std, "per_seed": list(values)}
+
+
+# --- on disk -------------------------------------------------------------------------------------------------------
+
+
+def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[str, Any] | None:
+    """Make sure that the folder can take this run's result; returns the result if it is there already."""
+    found = None
+    if (folder / RESULT).exists():
+        try:
+            found = read_result(folder / RESULT)
+        except EvclError:
+            if not overwrite:
+                raise
+    if found is not None and not overwrite:
+        usual = {**found["config"], **config.settings, "tasks": config.tasks or found["config"]["tasks"]}
+        wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
+        if wanted == {key: found[key] for key in wanted}:
+            return found
+        raise EvclError(
+            f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".evcl-writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return None
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
+    """Write `result.json`, whole or not at all."""
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, "utf-8"))
+    return folder / RESULT
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result file, checked to be one."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        keys = ("benchmark", "method", "preset", "seeds", "config", "accuracy", "average_accuracy", "seconds")
+        if found["schema"] != SCHEMA or not all(key in found for key in keys):
+            raise ValueError("other contents")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvclError(f"{path} is not a result of evcl ({error}): pass --overwrite, or another folder") from error
+    return dict(found)

@@ -1,0 +1,399 @@
+"""The object a user holds: learn, predict, save, load."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.errors import EvclError, unknown
+from evcl.files import write_atomically
+from evcl.inputs import Label, inputs, labels
+from evcl.methods import Method
+from evcl.methods import get as get_method
+from evcl.nn import MLP, Layout, head_names
+from evcl.settings import SEED, Settings, resolve
+from evcl.training import OnEpoch, Run, TaskData
+
+FORMAT = 1  # of the saved file
+
+
+class Learner:
+    """A network that learns one task after another by one of the methods.
+
+    The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
+    weights are where the posterior starts, but for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
+    `init="network"` choose. Everything random derives from `seed`: torch's global generator is never touched.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: str | Method = "evcl",
+        *,
+        seed: int = 0,
+        init: Literal["auto", "draw", "network"] = "auto",
+        unsupported: Literal["error", "deterministic"] = "error",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **settings: Any,
+    ) -> None:
+        self.method = get_method(method)
+        self.settings = resolve(self.method.name, self.method.known_settings, settings)
+        self.seed = int(SEED.check("seed", seed))
+        if init not in ("auto", "draw", "network"):
+            raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
+        if dtype not in (torch.float32, torch.float64):
+            raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+        self._unsupported = unsupported
+        self._plain = copy.deepcopy(network)
+        self._run = Run(
+            network,
+            self.method,
+            [self.settings],
+            [self.seed],
+            draw=isinstance(network, MLP) if init == "auto" else init == "draw",
+            device=device,
+            dtype=dtype,
+            unsupported=unsupported,
+        )
+        self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
+        self._tasks: dict[str, str] = {}  # task -> its head
+
+    # --- what it knows ---------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks learned, in their order."""
+        return tuple(self._tasks)
+
+    def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
+        """The labels a task's head knows: the columns of `predict_proba`."""
+        return tuple(self._heads[self._head(task)])
+
+    def __repr__(self) -> str:
+        learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"
+        return f"{type(self).__name__}({self.method.name!r}, seed={self.seed}, {learned})"
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        data: Task | Examples | tuple[Any, Any],
+        task: str | int | None = None,
+        head: str | int = "new",
+        epochs: int | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> str:
+        """Learn one more task, and return its name (by default its number, as text).
+
+        `data` is a benchmark's task, or inputs [N, ...] and labels [N]. Labels are integers or strings. `head` names
+        an earlier task to share that task's head, which grows if new labels come. If anything fails, or is
+        interrupted, the learner is as it was before.
+        """
+        if self.method.joint:
+            raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
+        return self._learn([self._read(data, task, head)], epochs, on_epoch)[0]
+
+    def learn_jointly(
+        self, tasks: Iterable[Task], epochs: int | None = None, on_epoch: OnEpoch | None = None
+    ) -> list[str]:
+        """Learn several tasks as one, each through its own head, and return their names."""
+        read = [self._read(task, None, "new") for task in tasks]
+        if not read:
+            raise EvclError("there is no task to learn")
+        return self._learn(read, epochs, on_epoch)
+
+    def _read(
+        self, data: Any, task: str | int | None, head: str | int
+    ) -> tuple[str, str, Tensor, list[Label], Sequence[Label]]:
+        """(name, head, inputs, labels, the head's classes as far as they are known) of what `learn` was given."""
+        known: Sequence[Label] = ()
+        if isinstance(data, Task):
+            task = data.name if task is None else task
+            head = data.head if head == "new" else self._head(head)
+            known, data = data.classes, data.train
+        elif head != "new":
+            head = self._head(head)
+        name = str(len(self._tasks)) if task is None else str(task)
+        if not name or name == "new" or name in self._tasks:
+            why = "learned already" if name in self._tasks else "not a name for a task"
+            raise EvclError(f"{name!r} is {why}: choose another name; to go on with a task's head, pass head={name!r}")
+        if isinstance(data, Examples):
+            data = (data.x, data.y)
+        if not isinstance(data, (tuple, list)) or len(data) != 2:
+            raise EvclError(f"learn takes a Task or a pair (x, y), not {type(data).__name__}")
+        x = self._inputs(data[0])
+        y = labels(data[1], len(x))
+        return name, name if head == "new" else str(head), x, y, known
+
+    def _learn(
+        self,
+        read: list[tuple[str, str, Tensor, list[Label], Sequence[Label]]],
+        epochs: int | None,
+        on_epoch: OnEpoch | None,
+    ) -> list[str]:
+        settings = self.settings
+        if epochs is not None:
+            epochs = int(self.method.known_settings["epochs"].check("epochs", epochs))
+            settings = Settings({**settings, "epochs": epochs})
+        run, state = self._run, self._run.state()
+        heads = {name: list(classes) for name, classes in self._heads.items()}
+        try:
+            tasks = []
+            for _, head, x, y, known in read:
+                classes = _merged(heads.get(head, []), known, y)
+                if head not in heads:
+                    run.add_head(run.features(x[:1]), len(classes))
+                elif len(classes) > len(heads[head]):
+                    run.grow_head(list(heads).index(head), len(classes))
+                heads[head] = classes
+                position = {label: i for i, label in enumerate(classes)}
+                targets = torch.tensor([position[label] for label in y], device=x.device)
+                tasks.append(TaskData(x.unsqueeze(0), targets.unsqueeze(0), list(heads).index(head)))
+            run.train(tasks, settings, on_epoch=on_epoch)
+        except BaseException as error:
+            run.restore(state)
+            if isinstance(error, EvclError):
+                raise type(error)(f"task {read[-1][0]!r}: {error}") from None
+            raise
+        self._heads = heads
+        self._tasks |= {name: head for name, head, *_ in read}
+        return [name for name, *_ in read]
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+        """Probabilities [N, classes], averaged over draws of the posterior: an array, or a tensor for a tensor.
+
+        The draws are fixed by the seed, so that the same input gives the same answer. `task` is a name or a number,
+        and may be left out where there is one head.
+        """
+        p = self._probabilities(self._inputs(x), self._head(task))
+        return p.to(x.device) if isinstance(x, Tensor) else p.cpu().numpy()
+
+    def predict(self, x: Any, task: str | int | None = None) -> Any:
+        """The most probable label [N] of each input, as it was given to `learn`."""
+        head = self._head(task)
+        best = self._probabilities(self._inputs(x), head).argmax(1).cpu().numpy()
+        found = np.array(self._heads[head])[best]
+        if isinstance(x, Tensor) and found.dtype.kind == "i":
+            return torch.from_numpy(found).to(x.device)
+        return found
+
+    def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
+        """The accuracy on the test set of each of these tasks, all of them learned before."""
+        tasks = [tasks] if isinstance(tasks, Task) else list(tasks)
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise EvclError(f"evaluate takes a benchmark or its tasks, not {type(task).__name__}")
+            if task.name not in self._tasks:
+                raise EvclError(
+                    f"task {task.name!r} has not been learned, only {', '.join(self.tasks) or 'none'} so far"
+                )
+        found = {}
+        for task in tasks:
+            truth = np.array(task.test.y)
+            found[task.name] = float((np.array(self.predict(task.test.x, task.name)) == truth).mean())
+        return found
+
+    def _probabilities(self, x: Tensor, head: str) -> Tensor:
+        try:
+            return self._run.predict(x.unsqueeze(0), list(self._heads).index(head))[0]
+        except RuntimeError as error:
+            raise self._refused(x, error) from error
+
+    def _head(self, task: str | int | None) -> str:
+        """The head of the task named or numbered; the only one where none is."""
+        if not self._tasks:
+            raise EvclError("nothing has been learned yet: call learn first")
+        if task is None:
+            if len(self._heads) > 1:
+                raise EvclError(f"there are {len(self._heads)} heads: say which task, one of {', '.join(self._tasks)}")
+            return next(iter(self._heads))
+        if isinstance(task, int) and not isinstance(task, bool):
+            if not 0 <= task < len(self._tasks):
+                raise EvclError(f"there is no task {task}: {len(self._tasks)} learned, numbered from 0")
+            return list(self._tasks.values())[task]
+        if task not in self._tasks:
+            raise unknown("task", str(task), self._tasks)
+        return self._tasks[task]
+
+    def _inputs(self, x: Any) -> Tensor:
+        """Inputs that the network accepts: tried on one example, so that a mistake is found before any work."""
+        mean = self._run.network.posterior.mean
+        checked = inputs(x, mean.dtype, mean.device)
+        try:
+            self._run.features(checked[:1])
+        except RuntimeError as error:
+            raise self._refused(checked, error) from error
+        return checked
+
+    @staticmethod
+    def _refused(x: Tensor, error: RuntimeError) -> EvclError:
+        return EvclError(f"the network does not take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}")
+
+    # --- other forms -----------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> Learner:
+        """Move the learner to a device, and return it."""
+        self._run.to(device)
+        return self
+
+    def mean_network(self, task: str | int | None = None) -> nn.Module:
+        """A plain module of the posterior means, from inputs to the logits of a task's head."""
+        network = self._run.network
+        views = network.layout.views(network.posterior.mean)
+        names = head_names(list(self._heads).index(self._head(task)))
+        weight, bias = views[names["weight"]][0], views[names["bias"]][0]
+        head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
+        module = nn.Sequential(copy.deepcopy(self._plain), head).to(network.posterior.mean)
+        parameters = dict(module[0].named_parameters()) | {"weight": head.weight, "bias": head.bias}
+        with torch.no_grad():
+            for name, value in [
+                *((n, views[n][0]) for n in network.trunk_names),
+                ("weight", weight),
+                ("bias", bias),
+            ]:
+                parameters[name].copy_(value)
+        return module.eval()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything it needs to go on learning, as safetensors: tensors and JSON, no code."""
+        run, plain = self._run, self._plain
+        mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None
+        description = {
+            "format": FORMAT,
+            "method": self.method.name,
+            "settings": dict(self.settings),
+            "seed": self.seed,
+            "rounds": run.rounds,  # with the seed, the state of every generator
+            "mlp": mlp,  # None: a network of the user's own
+            "unsupported": self._unsupported,
+            "dtype": str(run.network.posterior.mean.dtype),
+            "trunk": [[name, list(run.network.layout.shapes[name])] for name in run.network.trunk_names],
+            "features": run.network.layout.shapes[head_names(0)["weight"]][1] if self._heads else 0,
+            "heads": [[name, classes] for name, classes in self._heads.items()],
+            "tasks": [[name, head] for name, head in self._tasks.items()],
+        }
+        tensors = {name: t.detach().cpu().contiguous() for name, t in run.tensors().items()}
+        metadata = {"evcl": json.dumps(description)}
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:
+    """A head's classes, and behind them the new ones: those its task knows of, then those found, sorted."""
+    kinds = {type(label) for label in (*head, *known, *y)}
+    if len(kinds) > 1:
+        raise EvclError("a head's labels must be all integers or all strings; these are of both kinds")
+    classes = list(dict.fromkeys([*head, *known, *sorted(set(y), key=lambda label: (str(type(label)), label))]))
+    if len(classes) < 2:
+        raise EvclError(f"a new head needs at least two classes, and the labels hold only {classes[0]!r}")
+    return classes
+
+
+class EVCL(Learner):
+    """Elastic variational continual learning: VCL plus a Fisher-weighted penalty on means and variances."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(network, "evcl", **options)
+
+
+class VCL(Learner):
+    """Variational continual learning: a Gaussian over each weight, carried on as the next prior."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(network, "vcl", **options)
+
+
+class EWC(Learner):
+    """Elastic weight consolidation: plain weights, held where earlier tasks need them."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(network, "ewc", **options)
+
+
+class Naive(Learner):
+    """Plain training, task after task: what forgetting looks like."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(network, "naive", **options)
+
+
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
+    """A saved learner, ready to predict and to go on learning. No code in the file is run.
+
+    A network that is not `evcl.nn.mlp` is handed in; its names and shapes are checked against the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise EvclError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if "evcl" not in metadata:
+                raise EvclError("it was not saved by evcl")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+        return _rebuilt(json.loads(metadata["evcl"]), tensors, network)
+    except SafetensorError as error:
+        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
+    except OSError as error:
+        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
+
+
+def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None) -> Learner:
+    if saved["format"] != FORMAT:
+        raise EvclError(f"the file has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
+    trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
+    heads = {name: list(classes) for name, classes in saved["heads"]}
+    tasks = dict(saved["tasks"])
+    weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
+    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
+        raise EvclError("its heads do not fit its weights")
+    if network is None:
+        network = _mlp(saved["mlp"], trunk)
+    dtypes = {str(t): t for t in (torch.float32, torch.float64)}
+    learner = Learner(
+        network,
+        saved["method"],
+        seed=saved["seed"],
+        init="network",
+        unsupported=saved["unsupported"],
+        dtype=dtypes[saved["dtype"]],
+        **saved["settings"],
+    )
+    run = learner._run
+    if run.network.layout != trunk:
+        ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
+        other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
+        raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
+    for classes in heads.values():
+        run.add_head(saved["features"], len(classes))
+    run.load_tensors(tensors, saved["rounds"])
+    learner._heads, learner._tasks = heads, tasks
+    return learner
+
+
+def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:
+    """The network of the file, built only once its size is known to be that of the weights."""
+    if saved is None:
+        raise EvclError("the file holds a network of your own: pass it as load(path, network=...)")
+    widths = [saved["inputs"], *saved["hidden"]]
+    if trunk.size != sum((a + 1) * b for a, b in pairwise(widths)):
+        raise EvclError("its network does not fit its weights")
+    return MLP(saved["inputs"], saved["hidden"])

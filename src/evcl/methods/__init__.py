@@ -1,0 +1,29 @@
+"""What each method adds to the loss and what it remembers; a short file each."""
+
+from evcl.methods.evcl import EVCL
+from evcl.methods.ewc import EWC
+from evcl.methods.joint import JOINT
+from evcl.methods.method import METHODS, FinishedTask, Memory, Method, elastic, get, register
+from evcl.methods.naive import NAIVE
+from evcl.methods.terms import KL, Elastic, Pull, Quadratic, Term, autograd_gradients, collapse
+from evcl.methods.vcl import VCL
+
+for _method in (EVCL, VCL, EWC, NAIVE, JOINT):  # the order of `evcl list`
+    register(_method)
+
+__all__ = [
+    "KL",
+    "METHODS",
+    "Elastic",
+    "FinishedTask",
+    "Memory",
+    "Method",
+    "Pull",
+    "Quadratic",
+    "Term",
+    "autograd_gradients",
+    "collapse",
+    "elastic",
+    "get",
+    "register",
+]

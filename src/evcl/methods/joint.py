@@ -1,0 +1,8 @@
+"""Joint training: a plain network on all tasks together; the ceiling, not a continual learner.
+
+L = mean NLL over the examples of every task, each through its own head
+"""
+
+from evcl.methods.method import Method
+
+JOINT = Method(name="joint", summary="plain training on all tasks at once", bayesian=False, joint=True)

@@ -1,0 +1,74 @@
+"""Numbers from the accuracy matrix, or from probabilities and labels: pure functions.
+
+In the accuracy matrix a[t][k] is the accuracy on task k after learning task t; only k <= t is used, and a row that
+was not measured holds NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+def _matrix(accuracy: ArrayLike) -> Floats:
+    a = np.asarray(accuracy, dtype=np.float64)
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or a.shape[0] == 0:
+        raise ValueError(f"an accuracy matrix is square, with a row a task, not of shape {a.shape}")
+    return a
+
+
+def accuracy_curve(accuracy: ArrayLike) -> Floats:
+    """After each task, the mean accuracy over the tasks seen so far: mean_{k<=t} a[t][k]."""
+    a = _matrix(accuracy)
+    return np.array([a[t, : t + 1].mean() for t in range(len(a))])
+
+
+def average_accuracy(accuracy: ArrayLike) -> float:
+    """The mean accuracy over all tasks after the last one."""
+    return float(_matrix(accuracy)[-1].mean())
+
+
+def forgetting(accuracy: ArrayLike) -> float:
+    """How far the tasks before the last have fallen from their best (Chaudhry et al., 2018).
+
+    mean_{k<T} ( max_{k<=t<T} a[t][k] - a[T][k] ); NaN for a single task.
+    """
+    a = _matrix(accuracy)
+    last = len(a) - 1
+    if last == 0:
+        return float("nan")
+    return float(np.mean([a[k:last, k].max() - a[last, k] for k in range(last)]))
+
+
+def backward_transfer(accuracy: ArrayLike) -> float:
+    """What later tasks did to the earlier ones (Lopez-Paz and Ranzato, 2017): mean_{k<T} ( a[T][k] - a[k][k] )."""
+    a = _matrix(accuracy)
+    last = len(a) - 1
+    if last == 0:
+        return float("nan")
+    return float(np.mean(a[last, :last] - np.diag(a)[:last]))
+
+
+def _probabilities(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+    if p.ndim != 2 or y.shape != p.shape[:1] or len(y) == 0:
+        raise ValueError(f"expected probabilities [N, classes] and labels [N], not {p.shape} and {y.shape}")
+    return p, y
+
+
+def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """The mean negative log-likelihood, in nats. A probability of 0 counts as the smallest normal float32."""
+    p, y = _probabilities(probabilities, labels)
+    tiny = float(np.finfo(np.float32).tiny)
+    return float(-np.log(np.maximum(p[np.arange(len(y)), y], tiny)).mean())
+
+
+def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+    """sum_b n_b/n |accuracy_b - confidence_b| over equal-width bins of the largest probability (Guo et al., 2017)."""
+    p, y = _probabilities(probabilities, labels)
+    confidence, correct = p.max(1), p.argmax(1) == y
+    bin_of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(bin_of, weights=correct - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(y))

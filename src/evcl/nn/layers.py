@@ -1,0 +1,206 @@
+"""Bayesian layers. Their weights live in the flat posterior; a layer only knows their names.
+
+Replicas fold into the batch: a user's `forward` sees [R*B, ...]; a layer unfolds that to [R, B, ...] and multiplies
+replica by replica. Training draws the pre-activations, not the weights (local reparameterisation):
+
+    y = x W + b + eps * sqrt(x^2 var(W) + var(b)),   eps ~ N(0, 1)
+
+For a convolution, and for a linear layer along a sequence, this treats positions as independent: the usual
+approximation.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evcl.errors import EvclError
+from evcl.randomness import Noise
+
+EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # per-example gradients held at once: 32 MB in float32
+
+
+class Weights:
+    """What the layers of one network compute with at the moment; all of them share this object."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
+        self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`
+        self.noise: Noise | None = None  # None: not training, so no dropout and no draw
+
+
+class BayesianLayer(nn.Module):
+    """A layer whose weights are named entries of the posterior.
+
+    A layer of your own subclasses this, is made from the plain layer, and is added with `evcl.nn.register`. It needs
+    `forward`, and `example_gradient` if a method that measures the Fisher is to train it.
+    """
+
+    weights: Weights
+    names: dict[str, str]  # the plain layer's parameter -> its name in the posterior
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.names = {}
+
+    def mean(self, parameter: str) -> Tensor | None:
+        """[R, *shape], or None where the layer has no such parameter (no bias)."""
+        return self.weights.mean[self.names[parameter]] if parameter in self.names else None
+
+    def variance(self, parameter: str) -> Tensor | None:
+        if self.weights.variance is None or parameter not in self.names:
+            return None
+        return self.weights.variance[self.names[parameter]]
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """[R*B, ...] -> [R, B, ...]"""
+        return x.reshape(self.weights.replicas, -1, *x.shape[1:])
+
+    def draw(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """mean + eps * sqrt(variance), both [R*B, ...]."""
+        if self.weights.noise is None:
+            raise RuntimeError("a draw needs a noise source")
+        shape = (self.weights.replicas, mean.shape[0] // self.weights.replicas, *mean.shape[1:])
+        noise = self.weights.noise.normal(shape, mean).view_as(mean)
+        # A row of zeros without a bias has no variance, and sqrt has no slope at 0.
+        return torch.addcmul(mean, noise, variance.clamp_min(1e-30).sqrt())
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """Each example's gradient [R, B, *shape], from the layer's input and its output's gradient, [R, B, ...]."""
+        raise EvclError(f"{type(self).__name__} has no example_gradient: the Fisher cannot be measured through it")
+
+    def rows_at_once(self, parameter: str) -> int:
+        """How many examples' gradients may be held at the same time."""
+        return max(1, EXAMPLE_GRADIENT_NUMBERS // prod(self.weights.mean[self.names[parameter]].shape))
+
+    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """sum_b (example b's gradient)^2: [R, *shape]. In pieces, since per-example gradients are large."""
+        rows = self.rows_at_once(parameter)
+        pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
+        return torch.stack([self.example_gradient(parameter, xs, ds).square().sum(1) for xs, ds in pieces]).sum(0)
+
+
+class Linear(BayesianLayer):
+    """nn.Linear on [R*B, i] or, along a sequence, [R*B, ..., i]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.unfold(x).flatten(1, -2) if x.dim() > 2 else self.unfold(x)
+        mean = self._product(flat, self.mean("weight"), self.mean("bias"))
+        shape = (*x.shape[:-1], mean.shape[-1])
+        variance_weight = self.variance("weight")
+        if variance_weight is None:
+            return mean.view(shape)
+        variance = self._product(flat.square(), variance_weight, self.variance("bias"))
+        return self.draw(mean.view(shape), variance.view(shape))
+
+    @staticmethod
+    def _product(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[R, B, i] x [R, o, i] + [R, o] -> [R, B, o]"""
+        assert weight is not None
+        if x.shape[0] == 1:
+            return F.linear(x[0], weight[0], None if bias is None else bias[0]).unsqueeze(0)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        if parameter == "bias":
+            return delta.flatten(2, -2).sum(2) if delta.dim() > 3 else delta
+        if delta.dim() == 3:
+            return delta.unsqueeze(-1) * x.unsqueeze(-2)
+        return delta.flatten(2, -2).mT @ x.flatten(2, -2)
+
+    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2): one product."""
+        if delta.dim() > 3:
+            return super().square_sum(parameter, x, delta)
+        if parameter == "bias":
+            return delta.square().sum(1)
+        return torch.bmm(delta.square().mT, x.square())
+
+
+class Conv2d(BayesianLayer):
+    """nn.Conv2d: stride, padding of every kind, dilation, groups."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__(layer)
+        self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
+        self.kernel = layer.kernel_size
+        self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        self.pad = self._padding(layer)
+
+    @staticmethod
+    def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
+        """(left, right, top, bottom), as F.pad wants them."""
+        if layer.padding == "same":
+            h, w = (d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+            return w // 2, w - w // 2, h // 2, h - h // 2
+        if layer.padding == "valid":
+            return 0, 0, 0, 0
+        h, w = (int(p) for p in layer.padding)
+        return w, w, h, h
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            raise EvclError(f"Conv2d takes [batch, channels, height, width], not a shape {tuple(x.shape)}")
+        x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
+        mean = self._convolve(x, self.mean("weight"), self.mean("bias"))
+        variance_weight = self.variance("weight")
+        if variance_weight is None:
+            return mean
+        return self.draw(mean, self._convolve(x.square(), variance_weight, self.variance("bias")))
+
+    def _convolve(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """[R*B, c, h, w]. Replicas become groups of one convolution over [B, R*c, h, w]."""
+        assert weight is not None
+        r = weight.shape[0]
+        if r > 1:
+            x = self.unfold(x).transpose(0, 1).flatten(1, 2)
+        y = F.conv2d(
+            x,
+            weight.flatten(0, 1),
+            None if bias is None else bias.flatten(),
+            self.stride,
+            0,
+            self.dilation,
+            r * self.groups,
+        )
+        return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """The product over positions of one example: [R, B, o, l] x [R, B, l, i*k] a group."""
+        if parameter == "bias":
+            return delta.sum((-2, -1))
+        r, b = x.shape[:2]
+        x = x.flatten(0, 1)
+        x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
+        patches = F.unfold(x, self.kernel, self.dilation, 0, self.stride)  # [R*B, c*k, l]
+        patches = patches.unflatten(1, (self.groups, -1))
+        delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
+        shape = self.weights.mean[self.names[parameter]].shape[1:]
+        gradient: Tensor = delta @ patches.mT
+        return gradient.reshape(r, b, *shape)
+
+
+class Dropout(BayesianLayer):
+    """Dropout and its channel-wise forms, drawing from the run's own noise."""
+
+    def __init__(self, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d, positions: int = 0) -> None:
+        super().__init__(layer)
+        self.p = layer.p
+        self.positions = positions  # trailing axes that are dropped as one
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = self.weights.noise
+        if noise is None or self.p == 0:
+            return x
+        if self.p == 1:
+            return torch.zeros_like(x)
+        shape = [*x.shape[: x.dim() - self.positions], *[1] * self.positions]
+        r = self.weights.replicas
+        keep = noise.uniform((r, shape[0] // r, *shape[1:]), x).view(shape) >= self.p
+        return x * keep / (1 - self.p)

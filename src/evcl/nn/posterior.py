@@ -1,0 +1,89 @@
+"""The posterior: flat buffers with a replica axis, and the layout that names their parts.
+
+Index letters, here and everywhere: r replica, b example, i in, o out, p weight. R replicas are independent networks of
+one shape; P is the number of weights of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Layout:
+    """Where each named tensor lies along the flat axis P."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
+        self.spans: dict[str, slice] = {}
+        self.size = 0
+        for name, shape in self.shapes.items():
+            self.spans[name] = slice(self.size, self.size + prod(shape))
+            self.size += prod(shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each named part of `flat` [R, P] as [R, *shape]; views, not copies."""
+        return {name: flat[:, span].view(-1, *self.shapes[name]) for name, span in self.spans.items()}
+
+    def part(self, names: Iterable[str]) -> Layout:
+        """The layout of these names alone, in their order here."""
+        wanted = set(names)
+        return Layout({name: shape for name, shape in self.shapes.items() if name in wanted})
+
+    def gather(self, flat: Tensor, part: Layout) -> Tensor:
+        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]."""
+        return torch.cat([flat[..., self.spans[name]] for name in part.shapes], dim=-1)
+
+    def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
+        """Write what `gather` took back into `flat`."""
+        for name, span in part.spans.items():
+            flat[..., self.spans[name]] = values[..., span]
+
+    def relaid(self, flat: Tensor, new: Layout, fill: Callable[[str, Tensor], Tensor]) -> Tensor:
+        """`flat` in a layout where names were added or grew along their first axis.
+
+        What is new is filled by `fill(name, old part [..., p])`, which returns the whole part, [..., p'].
+        """
+        empty = flat[..., :0]
+        parts = []
+        for name, shape in new.shapes.items():
+            old = flat[..., self.spans[name]] if name in self.spans else empty
+            parts.append(old if self.shapes.get(name) == shape else fill(name, old))
+        return torch.cat(parts, dim=-1)
+
+
+@dataclass
+class Gaussian:
+    """N(mean, exp(log_std)^2) over every weight, both [R, P]; a point at `mean` where log_std is None."""
+
+    mean: Tensor
+    log_std: Tensor | None
+
+    def snapshot(self) -> Gaussian:
+        """A copy that later training does not move."""
+        log_std = None if self.log_std is None else self.log_std.detach().clone()
+        return Gaussian(self.mean.detach().clone(), log_std)
+
+    def variance(self) -> Tensor | None:
+        return None if self.log_std is None else (2 * self.log_std).exp()
+
+    def kl(self, prior: Gaussian) -> Tensor:
+        """KL(self || prior), summed over the weights: [R].
+
+        KL = sum_p log(s0/s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2,   self = N(m, s^2), prior = N(m0, s0^2)
+        """
+        if self.log_std is None or prior.log_std is None:
+            raise ValueError("a KL divergence needs two Gaussians with a standard deviation")
+        difference = (self.mean - prior.mean).square() + (2 * self.log_std).exp()
+        return (prior.log_std - self.log_std + 0.5 * difference * (-2 * prior.log_std).exp() - 0.5).sum(1)

@@ -1,0 +1,42 @@
+"""A table of named things that users can add to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from evcl.errors import EvclError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Names to entries. An unknown name is an error that suggests the nearest one."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, entry: T, *, overwrite: bool = False) -> None:
+        if not isinstance(name, str) or not name or name != name.strip():
+            raise EvclError(f"a {self._kind} needs a name without blanks around it, not {name!r}")
+        if name in self._entries and not overwrite:
+            raise EvclError(f"{self._kind} {name!r} is registered already: choose another name, or pass overwrite=True")
+        self._entries[name] = entry
+
+    def remove(self, name: str) -> None:
+        del self._entries[name]
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise unknown(self._kind, str(name), self._entries)
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

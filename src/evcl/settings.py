@@ -1,0 +1,125 @@
+"""Every setting: its name, default, bounds and meaning. The same words in Python, `--set` and `result.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evcl.errors import EvclError, unknown
+
+Value = float | int | str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. `low` and `high` bound numbers, `choices` lists the words of a text setting."""
+
+    default: Value
+    help: str
+    low: float = 0.0
+    high: float = math.inf
+    open_low: bool = False  # the bound `low` itself is not allowed
+    choices: tuple[str, ...] = ()
+
+    def check(self, name: str, value: Any) -> Value:
+        """`value` as this setting's type, or one line saying what was expected."""
+        if self.choices:
+            if value in self.choices:
+                return str(value)
+            raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
+        whole = isinstance(self.default, int)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        inside = self.low < number if self.open_low else self.low <= number
+        if (
+            isinstance(value, bool)
+            or not (math.isfinite(number) and inside and number <= self.high)
+            or (whole and number != int(number))
+        ):
+            raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}")
+        return int(number) if whole else number
+
+    def _wanted(self, whole: bool) -> str:
+        text = f"a {'whole' if whole else 'finite'} number {'above' if self.open_low else 'of at least'} {self.low:g}"
+        return text if self.high == math.inf else f"{text} and at most {self.high:g}"
+
+
+TRAINING: dict[str, Setting] = {
+    "lr": Setting(1e-3, "Adam's learning rate", high=10.0, open_low=True),
+    "batch_size": Setting(64, "examples a step", low=1, high=1_000_000),
+    "epochs": Setting(50, "passes over a task's data", low=1, high=1_000_000),
+}
+VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
+SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
+BAYESIAN: dict[str, Setting] = {
+    "tempering": Setting(0.1, "beta, the weight of the KL term"),
+    "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", high=1e3, open_low=True),
+    "prior_std": Setting(1.0, "standard deviation of the first prior, and of a new head's", high=1e6, open_low=True),
+    "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
+    "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
+}
+ELASTIC: dict[str, Setting] = {
+    "strength": Setting(100.0, "lambda, the weight of the elastic term"),
+    "fisher": Setting(
+        "exact",
+        "labels of the Fisher: all, weighted by the model; drawn from it; or the true ones",
+        choices=("exact", "sampled", "empirical"),
+    ),
+    "fisher_examples": Setting(5000, "training examples the Fisher is measured on", low=1, high=100_000_000),
+    "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
+    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used"),
+}
+
+
+class Settings(Mapping[str, Any]):
+    """Resolved settings, read as attributes: `s.strength`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(f"no setting {name!r}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{k}={v!r}' for k, v in self.items())})"
+
+
+def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Settings:
+    """The defaults of `known` with the `given` values checked and put in their place."""
+    for name in given:
+        if name not in known:
+            raise unknown(f"setting of {owner}", name, known)
+    return Settings({name: setting.check(name, given.get(name, setting.default)) for name, setting in known.items()})
+
+
+def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
+    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors, the rest must agree."""
+    first = settings[0]
+    stacked: dict[str, Any] = {}
+    for name, value in first.items():
+        values = [s[name] for s in settings]
+        if all(v == value for v in values):
+            stacked[name] = value
+        elif isinstance(value, float):
+            stacked[name] = like.new_tensor(values).unsqueeze(1)
+        else:
+            raise EvclError(f"replicas share one program, so {name} must agree; got {values}")
+    return Settings(stacked)

@@ -1,0 +1,20 @@
+"""One step, one task, a whole stream; prediction."""
+
+from evcl.training.adam import Adam
+from evcl.training.run import Run, State
+from evcl.training.stream import StreamResult, learn_stream
+from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, optimise
+
+__all__ = [
+    "Adam",
+    "OnEpoch",
+    "Pool",
+    "Progress",
+    "Run",
+    "State",
+    "Step",
+    "StreamResult",
+    "TaskData",
+    "learn_stream",
+    "optimise",
+]

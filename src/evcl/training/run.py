@@ -1,0 +1,285 @@
+"""R networks that learn one stream of tasks side by side, and what they remember of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from evcl.errors import EvclError
+from evcl.methods import FinishedTask, Memory, Method
+from evcl.nn import Gaussian, Layout, bayesianize, he_uniform, head_names
+from evcl.randomness import Noise, generator
+from evcl.settings import ELASTIC, Settings, stack
+from evcl.training.task import OnEpoch, Pool, Step, TaskData, optimise
+
+
+@dataclass(frozen=True)
+class State:
+    """A run's state, to go back to: the buffers are replaced as a run goes on, never changed."""
+
+    layout: Layout
+    heads: int
+    posterior: Gaussian
+    prior: Gaussian
+    importance: Tensor
+    used: Tensor
+    rounds: int
+
+
+class Run:
+    """One method on R replicas, each with its own seed and its own real-valued settings.
+
+    A round of training either ends well or leaves the run as it was.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method,
+        settings: Sequence[Settings],
+        seeds: Sequence[int],
+        *,
+        draw: bool,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        unsupported: str = "error",
+    ) -> None:
+        """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights."""
+        if len(settings) != len(seeds):
+            raise ValueError("one Settings a seed")
+        self.method, self.seeds = method, tuple(seeds)
+        self.network = bayesianize(
+            network,
+            init_std=[s.init_std for s in settings] if method.bayesian else None,
+            generators=[generator(seed, "init") for seed in seeds] if draw else None,
+            replicas=len(seeds),
+            unsupported=unsupported,  # type: ignore[arg-type]
+            device=device,
+            dtype=dtype,
+        )
+        mean = self.network.posterior.mean
+        self.settings = stack(settings, mean)
+        log_std = self._log("prior_std").to(mean).expand_as(mean).clone() if method.bayesian else None
+        self.prior = Gaussian(torch.zeros_like(mean), log_std)
+        self.importance = torch.zeros_like(mean)
+        self.used = mean.new_zeros(mean.shape[1])
+        self.rounds = 0  # trained so far; it numbers the generators
+
+    # --- heads -----------------------------------------------------------------------------------------------------
+
+    def add_head(self, features: int, classes: int) -> int:
+        """A new head: He-uniform means, the first prior. Returns its number."""
+        k = self.network.add_head()
+        self._lay_out(self.network.with_head(k, classes, features), features)
+        return k
+
+    def grow_head(self, k: int, classes: int) -> None:
+        """Make room for new classes in head k; what it knew stays."""
+        features = self.network.layout.shapes[head_names(k)["weight"]][1]
+        self._lay_out(self.network.with_head(k, classes, features), features)
+
+    def classes(self, k: int) -> int:
+        return self.network.layout.shapes[head_names(k)["bias"]][0]
+
+    def features(self, x: Tensor) -> int:
+        """The width of the trunk's output for an input like x [1, ...]."""
+        self.network.bind(self.network.posterior.mean, None, self.network.layout)
+        self.network.weights.noise = None
+        with torch.no_grad():
+            width: int = self.network(x.expand(len(self.seeds), *x.shape[1:])).shape[1]
+        return width
+
+    def _lay_out(self, new: Layout, fan_in: int) -> None:
+        """Lay every buffer out anew; weights that were not there start as the first weights did."""
+        old = self.network.layout
+
+        def missing(name: str, part: Tensor) -> int:
+            return new.spans[name].stop - new.spans[name].start - part.shape[-1]
+
+        def drawn(name: str, part: Tensor) -> Tensor:
+            sources = [generator(seed, name, part.shape[1]) for seed in self.seeds]
+            rows = [he_uniform((missing(name, part),), fan_in, source) for source in sources]
+            return torch.cat([part, torch.stack(rows).to(part)], 1)
+
+        def filled(flat: Tensor, value: Tensor) -> Tensor:
+            def fill(name: str, part: Tensor) -> Tensor:
+                more = value.to(part).expand(*part.shape[:-1], missing(name, part))
+                return torch.cat([part, more], -1)
+
+            return old.relaid(flat, new, fill)
+
+        zero, posterior, prior = torch.zeros(()), self.network.posterior, self.prior
+        self.network.posterior = Gaussian(
+            old.relaid(posterior.mean, new, drawn),
+            None if posterior.log_std is None else filled(posterior.log_std, self._log("init_std")),
+        )
+        self.prior = Gaussian(
+            filled(prior.mean, zero),
+            None if prior.log_std is None else filled(prior.log_std, self._log("prior_std")),
+        )
+        self.importance, self.used = filled(self.importance, zero), filled(self.used, zero)
+        self.network.layout = new
+
+    def _log(self, setting: str) -> Tensor:
+        return torch.as_tensor(self.settings[setting], dtype=torch.float64).log()
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        tasks: Sequence[TaskData],
+        settings: Settings | None = None,
+        *,
+        noise: Noise | None = None,
+        on_epoch: OnEpoch | None = None,
+        reference: bool = False,
+    ) -> None:
+        """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
+        s = settings or self.settings
+        layout = self.network.layout
+        pool = Pool(tasks, self.classes)
+        part = layout.part(self.network.names_of(pool.heads))
+        q = self._gathered(self.network.posterior, part)
+        memory = Memory(
+            self._gathered(self.prior, part),
+            layout.gather(self.importance, part),
+            layout.gather(self.used, part),
+        )
+        step = Step(self.network, part, q, self.method.terms(memory, s, len(pool)), s, reference)
+        optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
+        self._remember(part, q, memory, tasks, s)
+
+    def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
+        layout, log_std = self.network.layout, gaussian.log_std
+        return Gaussian(layout.gather(gaussian.mean, part), None if log_std is None else layout.gather(log_std, part))
+
+    def _remember(self, part: Layout, q: Gaussian, memory: Memory, tasks: Sequence[TaskData], s: Settings) -> None:
+        """The posterior becomes the next prior; the importance grows by this round's."""
+        importance = memory.importance
+        if self.method.importance is not None:
+            importance = s.get("fisher_decay", 1.0) * importance
+            for i, task in enumerate(tasks):
+                importance = importance + self.method.importance(self._finished(task, i, q, part, s))
+            if not bool(importance.isfinite().all()):
+                raise EvclError("the importance of some weights is not finite: the run is left as it was")
+        layout = self.network.layout
+
+        def written(flat: Tensor, values: Tensor) -> Tensor:
+            flat = flat.clone()
+            layout.scatter_(flat, part, values)
+            return flat
+
+        def moved(to: Gaussian) -> Gaussian:
+            log_std = None
+            if to.log_std is not None and q.log_std is not None:
+                log_std = written(to.log_std, q.log_std)
+            return Gaussian(written(to.mean, q.mean), log_std)
+
+        self.network.posterior, self.prior = moved(self.network.posterior), moved(self.prior)
+        self.importance = written(self.importance, importance)
+        self.used = written(self.used, torch.ones_like(memory.used))
+        self.rounds += 1
+
+    def _finished(self, task: TaskData, i: int, q: Gaussian, part: Layout, s: Settings) -> FinishedTask:
+        generators = [generator(seed, "fisher", self.rounds, i) for seed in self.seeds]
+        n, examples = task.y.shape[1], s.get("fisher_examples", ELASTIC["fisher_examples"].default)
+        rows = torch.stack([torch.randperm(n, generator=g)[:examples] for g in generators])
+        x, y = task.take(rows.to(task.y.device))
+        return FinishedTask(self.network, q.mean, part, x, y, [task.head], s, generators)
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int = 4096) -> Tensor:
+        """Probabilities [R, N, classes] for x [R or 1, N, ...], averaged over fixed draws of the weights."""
+        network, r = self.network, len(self.seeds)
+        network.weights.noise = None
+        total: Tensor | float = 0.0
+        count = 0
+        for weights in self.draws([head]) if draws is None else draws:
+            network.bind(weights, None, network.layout)
+            pieces = []
+            for xs in x.expand(r, *x.shape[1:]).split(max(1, chunk // r), 1):
+                logits = network.logits(xs.flatten(0, 1), [head])
+                pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
+            total = total + torch.cat(pieces, 1)
+            count += 1
+        return torch.as_tensor(total) / count
+
+    def draws(self, heads: Iterable[int]) -> Iterator[Tensor]:
+        """The weight draws [R, P] of every prediction: a function of the seed, whatever the heads asked for."""
+        mean, log_std = self.network.posterior.mean, self.network.posterior.log_std
+        if log_std is None:
+            yield mean
+            return
+        spans = self.network.layout.spans
+        trunk = max((spans[name].stop for name in self.network.trunk_names), default=0)
+        parts = {-1: slice(0, trunk)}
+        for k in heads:
+            names = head_names(k)
+            parts[k] = slice(spans[names["weight"]].start, spans[names["bias"]].stop)
+        for draw in range(self.settings.predict_samples):
+            weights = mean.clone()
+            for k, span in parts.items():
+                for r, seed in enumerate(self.seeds):
+                    noise = torch.empty(span.stop - span.start, dtype=mean.dtype)
+                    noise.normal_(generator=generator(seed, "predict", draw, k))
+                    weights[r, span] += log_std[r, span].exp() * noise.to(mean.device)
+            yield weights
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        network = self.network
+        return State(
+            network.layout,
+            len(network.heads),
+            network.posterior,
+            self.prior,
+            self.importance,
+            self.used,
+            self.rounds,
+        )
+
+    def restore(self, state: State) -> None:
+        network = self.network
+        del network.heads[state.heads :]
+        network.layout, network.posterior, self.prior = state.layout, state.posterior, state.prior
+        self.importance, self.used, self.rounds = state.importance, state.used, state.rounds
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every buffer, by name: with the layout, the seeds and `rounds`, all there is to save."""
+        posterior = self.network.posterior
+        named = {
+            "posterior.mean": posterior.mean,
+            "posterior.log_std": posterior.log_std,
+            "prior.mean": self.prior.mean,
+            "prior.log_std": self.prior.log_std,
+            "importance": self.importance,
+            "used": self.used,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def load_tensors(self, tensors: dict[str, Tensor], rounds: int) -> None:
+        """Take up the buffers of `tensors()`, in the present layout."""
+        for name, own in self.tensors().items():
+            found = tensors[name]
+            if found.shape != own.shape or found.dtype != own.dtype or not bool(found.isfinite().all()):
+                raise EvclError(f"{name} should be {own.dtype} {tuple(own.shape)}, all of it finite")
+        self._take(tensors)
+        self.rounds = rounds
+
+    def to(self, device: torch.device | str) -> None:
+        """Move everything to a device."""
+        self.network.trunk.to(device)
+        self._take({name: tensor.to(device) for name, tensor in self.tensors().items()})
+        settings = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.settings.items()}
+        self.settings = Settings(settings)
+
+    def _take(self, tensors: dict[str, Tensor]) -> None:
+        self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
+        self.prior = Gaussian(tensors["prior.mean"], tensors.get("prior.log_std"))
+        self.importance, self.used = tensors["importance"], tensors["used"]

@@ -1,0 +1,82 @@
+"""A whole stream: task after task, measured on every task seen so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.errors import EvclError
+from evcl.training.run import Run
+from evcl.training.task import Progress, TaskData
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """accuracy [R, after task, on task], NaN where not measured; at the end, each task's probabilities and labels."""
+
+    accuracy: Tensor
+    probabilities: list[Tensor]  # a task: [R, N, classes]
+    labels: list[Tensor]  # a task: [R or 1, N], positions among the classes
+
+
+OnTask = Callable[[int, Tensor], None]
+
+
+def learn_stream(
+    run: Run,
+    streams: Sequence[Benchmark],
+    on_epoch: Callable[[int, Progress], None] | None = None,
+    on_task: OnTask | None = None,
+) -> StreamResult:
+    """Let the run learn a stream; `streams` holds one benchmark a replica, or one for all of them.
+
+    `on_epoch(task, progress)` and `on_task(task, accuracy [R, tasks seen])` report on the way.
+    """
+    tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
+    heads: dict[str, int] = {}
+    accuracy = torch.full((len(run.seeds), len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
+    rounds = [list(range(len(tasks)))] if run.method.joint else [[k] for k in range(len(tasks))]
+    probabilities: list[Tensor] = []
+    labels: list[Tensor] = []
+    for round_ in rounds:
+        last = round_[-1]
+        training = [_data(run, tasks[k], [t.train for t in tasks[k]], _head(run, tasks[k][0], heads)) for k in round_]
+        try:
+            run.train(training, on_epoch=on_epoch and partial(on_epoch, last))
+        except EvclError as error:
+            raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
+        del training
+        probabilities, labels = [], []
+        draws = list(run.draws(heads.values()))
+        for k in range(last + 1):
+            data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
+            probabilities.append(run.predict(data.x, data.head, draws))
+            labels.append(data.y)
+            accuracy[:, last, k] = (probabilities[k].argmax(2) == data.y).double().mean(1).cpu()
+        if on_task is not None:
+            on_task(last, accuracy[:, last, : last + 1])
+    return StreamResult(accuracy, probabilities, labels)
+
+
+def _head(run: Run, task: Task, heads: dict[str, int]) -> int:
+    """The number of the task's head, which is made when the first task comes that uses it."""
+    if task.head not in heads:
+        example = task.train.inputs[:1].to(run.network.posterior.mean)
+        heads[task.head] = run.add_head(run.features(example), len(task.classes))
+    return heads[task.head]
+
+
+def _data(run: Run, tasks: Sequence[Task], parts: Sequence[Examples], head: int) -> TaskData:
+    """The same task of each replica, on the run's device: labels become positions among the classes."""
+    mean = run.network.posterior.mean
+    classes = torch.tensor(tasks[0].classes)
+    order = classes.argsort()
+    labels = torch.stack([part.y for part in parts])
+    y = order[torch.searchsorted(classes[order], labels)]
+    x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
+    return TaskData(x.to(mean), y.to(mean.device), head)
