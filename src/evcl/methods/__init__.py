@@ -5,7 +5,7 @@ from evcl.methods.ewc import EWC
 from evcl.methods.joint import JOINT
 from evcl.methods.method import METHODS, FinishedTask, Memory, Method, elastic, get, register
 from evcl.methods.naive import NAIVE
-from evcl.methods.terms import KL, Elastic, Pull, Quadratic, Term, autograd_gradients, collapse
+from evcl.methods.terms import KL, Centred, Elastic, Pull, Quadratic, Term, autograd_gradients, collapse
 from evcl.methods.vcl import VCL
 
 for _method in (EVCL, VCL, EWC, NAIVE, JOINT):  # the order of `evcl list`
@@ -14,6 +14,7 @@ for _method in (EVCL, VCL, EWC, NAIVE, JOINT):  # the order of `evcl list`
 __all__ = [
     "KL",
     "METHODS",
+    "Centred",
     "Elastic",
     "FinishedTask",
     "Memory",

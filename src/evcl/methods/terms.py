@@ -1,13 +1,17 @@
 """What a method adds to the mean NLL of a task, and the gradients of it.
 
-A term gives its value for R replicas by `loss(q)`. The terms of this file are quadratic in the mean and have
-closed-form gradients, so they never enter autograd: at the start of a task they collapse into per-weight constants,
+A term gives its value for R replicas by `loss(q)`. The terms of this file have closed-form gradients, so they never
+enter autograd: at the start of a task they collapse into per-weight constants, with v = sigma^2,
 
     grad_mean    = a (mu - m)
-    grad_log_std = s2 (c + d s2) - e            s2 = sigma^2
+    grad_log_std = k (v - s) + d v (v - u)
 
-whatever the method, so that a step costs the same for all of them. A term of one's own needs only `loss`: it is
-differentiated by autograd at each step. `autograd_gradients` does that for any term; it is the reference in the tests.
+whatever the method, so that a step costs the same for all of them. Both are differences from a centre and not, say,
+a mu + b: a weight without data rests at the centre, where a difference is exactly 0; the rounding error of a sum is
+not, and Adam makes full steps of it.
+
+A term of one's own needs only `loss`: it is differentiated by autograd at each step. `autograd_gradients` does that
+for any term; it is the reference in the tests.
 """
 
 from __future__ import annotations
@@ -38,44 +42,42 @@ class Quadratic(Term, Protocol):
 
 
 @dataclass
+class Centred:
+    """w (z - c), for each weight: a spring of stiffness w [R, P] and centre c [R, P]."""
+
+    w: Tensor
+    c: Tensor
+
+    def __add__(self, other: Centred) -> Centred:
+        w = self.w + other.w
+        share = torch.where(w > 0, other.w / w, torch.zeros_like(w))
+        return Centred(w, self.c + share * (other.c - self.c))  # exact where the two centres are one
+
+
+@dataclass
 class Pull:
-    """The constants of the closed-form gradients: a, m, c, d are [R, P], e is a number or [R, 1].
+    """The constants of the closed-form gradients; None where no term has that part."""
 
-    c, d and e belong to log sigma; they are None for weights without one. The mean is kept as a centre m, not as
-    a*mu + b: in float32 that cancels badly.
-    """
-
-    a: Tensor
-    m: Tensor
-    c: Tensor | None = None
-    d: Tensor | None = None
-    e: Tensor | float = 0.0
+    mean: Centred | None = None  # a (mu - m)
+    linear: Centred | None = None  # k (v - s)
+    square: Centred | None = None  # d v (v - u)
 
     def __add__(self, other: Pull) -> Pull:
-        a = self.a + other.a
-        share = torch.where(a > 0, other.a / a, torch.zeros_like(a))
-        m = self.m + share * (other.m - self.m)  # exact where the two centres are one
-        return Pull(a, m, _sum(self.c, other.c), _sum(self.d, other.d), self.e + other.e)
+        pairs = ((self.mean, other.mean), (self.linear, other.linear), (self.square, other.square))
+        return Pull(*(x if y is None else y if x is None else x + y for x, y in pairs))
 
     def add_mean_gradient(self, mean: Tensor, grad: Tensor, scratch: Tensor) -> None:
         """grad += a (mu - m), in place."""
-        grad.addcmul_(self.a, torch.sub(mean, self.m, out=scratch))
+        if self.mean is not None:
+            grad.addcmul_(self.mean.w, torch.sub(mean, self.mean.c, out=scratch))
 
-    def log_std_gradient(self, variance: Tensor, grad_variance: Tensor, out: Tensor) -> None:
-        """out = s2 (2 dNLL/ds2 + c + d s2) - e: the NLL's part by the chain rule, and this pull's."""
-        if self.c is None:
-            torch.mul(grad_variance, 2, out=out)
-        else:
-            torch.add(self.c, grad_variance, alpha=2, out=out)
-        if self.d is not None:
-            out.addcmul_(self.d, variance)
-        out.mul_(variance).sub_(self.e)
-
-
-def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    if x is None or y is None:
-        return y if x is None else x
-    return x + y
+    def add_log_std_gradient(self, variance: Tensor, grad: Tensor, scratch: Tensor) -> None:
+        """grad += k (v - s) + d v (v - u), in place."""
+        if self.linear is not None:
+            grad.addcmul_(self.linear.w, torch.sub(variance, self.linear.c, out=scratch))
+        if self.square is not None:
+            torch.sub(variance, self.square.c, out=scratch).mul_(variance)
+            grad.addcmul_(self.square.w, scratch)
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,15 @@ class KL:
     weight: Tensor | float
 
     def loss(self, q: Gaussian) -> Tensor:
-        return torch.as_tensor(self.weight).reshape(-1) * q.kl(self.prior)
+        weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
+        return weight * q.kl(self.prior)
 
     def pull(self) -> Pull:
-        assert self.prior.log_std is not None
-        precision = self.weight * (-2 * self.prior.log_std).exp()
-        return Pull(a=precision, m=self.prior.mean, c=precision, e=self.weight)
+        """a = k = weight / s; the centres are the prior's."""
+        variance = self.prior.variance()
+        assert variance is not None
+        precision = self.weight / variance
+        return Pull(Centred(precision, self.prior.mean), Centred(precision, variance))
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,10 @@ class Elastic:
         return 0.5 * (self.importance * moved).sum(1)
 
     def pull(self) -> Pull:
+        """a = importance, d = 2 importance; the centres are the anchor's."""
         variance = self.anchor.variance()
-        if variance is None:
-            return Pull(a=self.importance, m=self.anchor.mean)
-        d = 2 * self.importance
-        return Pull(a=self.importance, m=self.anchor.mean, c=-d * variance, d=d)
+        mean = Centred(self.importance, self.anchor.mean)
+        return Pull(mean) if variance is None else Pull(mean, square=Centred(2 * self.importance, variance))
 
 
 def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:

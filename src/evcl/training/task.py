@@ -88,7 +88,6 @@ class Step:
         self.grad, self.scratch = torch.empty_like(q.mean), torch.empty_like(q.mean)
         self.adam_mean = Adam(q.mean, s.lr)
         if q.log_std is not None:
-            self.grad_variance = torch.empty_like(q.mean)
             self.adam_log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
 
     def __call__(self, pool: Pool, rows: Tensor, noise: Noise) -> Tensor:
@@ -110,11 +109,9 @@ class Step:
             self.grad += extra[0]
         self.adam_mean.step(self.grad, self.scratch)
         if q.log_std is not None and self.variance is not None:
-            torch.cat(flat[half:], 1, out=self.grad_variance)
+            torch.cat(flat[half:], 1, out=self.grad).mul_(self.variance).mul_(2)  # the chain rule
             if self.pull is not None:
-                self.pull.log_std_gradient(self.variance, self.grad_variance, self.grad)
-            else:
-                torch.mul(self.grad_variance, self.variance, out=self.grad).mul_(2)
+                self.pull.add_log_std_gradient(self.variance, self.grad, self.scratch)
             if extra is not None and extra[1] is not None:
                 self.grad += extra[1]
             self.adam_log_std.step(self.grad, self.scratch)

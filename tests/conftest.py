@@ -1,0 +1,30 @@
+"""Every test runs on one thread, leaves torch's global generator alone, and knows the plugins of EVCL_PLUGINS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+PLUGIN = Path(__file__).with_name("user_method.py")
+os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), str(PLUGIN)]))
+
+from evcl.experiments import load_plugins  # noqa: E402  (after the variable is set)
+
+torch.set_num_threads(1)
+load_plugins()
+
+
+@pytest.fixture(autouse=True)
+def _global_generator_is_left_alone():
+    before = torch.random.get_rng_state()
+    yield
+    assert torch.equal(before, torch.random.get_rng_state()), "torch's global generator was used"
+
+
+@pytest.fixture
+def generator():
+    """A generator of the test's own."""
+    return torch.Generator().manual_seed(0)

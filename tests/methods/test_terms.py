@@ -1,0 +1,147 @@
+"""Closed-form gradients against autograd, and what the elastic term does to weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import evcl
+from evcl.methods import METHODS, Memory, autograd_gradients, collapse
+from evcl.methods.terms import KL, Centred, Elastic
+from evcl.nn import Gaussian
+from evcl.settings import resolve
+
+F64 = torch.float64
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=F64)
+
+
+def memory(generator, bayesian, r=3, p=40):
+    used = (torch.arange(p) < p // 2).to(F64)
+    prior = Gaussian(draw(generator, r, p), draw(generator, r, p) - 2 if bayesian else None)
+    return Memory(prior, draw(generator, r, p).square() * used, used)
+
+
+def closed_form(terms, q):
+    """The gradients that a step adds, with an NLL whose own gradient is 0."""
+    pull, rest = collapse(terms)
+    assert rest == []
+    grad_mean = torch.zeros_like(q.mean)
+    pull.add_mean_gradient(q.mean, grad_mean, torch.empty_like(q.mean))
+    if q.log_std is None:
+        return grad_mean, None
+    grad_log_std = torch.zeros_like(q.mean)
+    pull.add_log_std_gradient(q.variance(), grad_log_std, torch.empty_like(q.mean))
+    return grad_mean, grad_log_std
+
+
+@pytest.mark.parametrize("name", ["evcl", "vcl", "ewc"])
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_the_closed_form_is_autograds(name, per_replica, generator):
+    method = METHODS[name]
+    past = memory(generator, method.bayesian)
+    given = {"fisher_floor": 0.3} if name != "vcl" else {}
+    s = dict(resolve(name, method.known_settings, given))
+    if per_replica:
+        for setting in {"strength", "tempering", "fisher_floor"} & s.keys():
+            s[setting] = torch.tensor([[1.0], [10.0], [0.1]], dtype=F64)
+    s = evcl.settings.Settings(s)
+    q = Gaussian(draw(generator, 3, 40), draw(generator, 3, 40) - 1 if method.bayesian else None)
+    terms = method.terms(past, s, 123)
+    for found, expected in zip(closed_form(terms, q), autograd_gradients(terms, q), strict=True):
+        if expected is None:
+            assert found is None
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_weight_at_its_centre_feels_exactly_nothing():
+    """In float32 too, however stiff the terms: a rounding error here would become a full step of Adam."""
+    mean = torch.linspace(-3, 3, 101).unsqueeze(0)
+    at = Gaussian(mean, torch.linspace(-9, 1, 101).unsqueeze(0))
+    stiff = torch.logspace(-6, 7, 101).unsqueeze(0)
+    pull, _ = collapse([KL(at, 1e-3), Elastic(at, stiff)])
+    for add, at_the_centre in ((pull.add_mean_gradient, mean), (pull.add_log_std_gradient, at.variance())):
+        grad = torch.zeros_like(mean)
+        add(at_the_centre, grad, torch.empty_like(mean))
+        assert torch.equal(grad, torch.zeros_like(mean))
+
+
+def test_two_centres_meet_at_the_weighted_mean():
+    one = Centred(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 5.0]]))
+    two = Centred(torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 7.0]]))
+    both = one + two
+    assert both.w.tolist() == [[4.0, 0.0]]
+    assert both.c[0, 0].item() == 3.0
+    assert both.c.isfinite().all()
+
+
+def test_weights_without_data_keep_their_posterior():
+    """An input that is always 0: its weights' posterior stays where the first task left it, bit for bit."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=source)
+    x[:, 2] = 0
+    y = (x[:, 0] > 0).long()
+    learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=20)
+    learner.learn((x, y))
+
+    def posterior():
+        network = learner._run.network
+        buffers = (network.posterior.mean, network.posterior.log_std)
+        return [network.layout.views(flat)["1.weight"][0, :, 2].clone() for flat in buffers]
+
+    before = posterior()
+    learner.learn((x, 1 - y))
+    assert all(torch.equal(a, b) for a, b in zip(before, posterior(), strict=True))
+
+
+# --- the elastic term is alive --------------------------------------------------------------------------------------
+
+
+def weights_after_two_tasks(method, **settings):
+    benchmark = evcl.benchmarks.get("permuted-digits", seed=0, tasks=2)
+    learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, seed=3, epochs=2, **settings)
+    for task in benchmark:
+        learner.learn(task)
+    posterior = learner._run.network.posterior
+    return posterior.mean, posterior.log_std
+
+
+def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
+    vcl, none, some = (
+        weights_after_two_tasks("vcl"),
+        weights_after_two_tasks("evcl", strength=0),
+        weights_after_two_tasks("evcl", strength=100),
+    )
+    assert torch.equal(vcl[0], none[0])
+    assert torch.equal(vcl[1], none[1])
+    assert (vcl[0] - some[0]).abs().max() > 1e-3
+    assert (vcl[1] - some[1]).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("method", ["evcl", "ewc"])
+def test_a_needed_weight_is_held_and_the_other_is_free(method):
+    """Task one reads input 0 and never sees input 1; task two would change the weights of both."""
+    x1 = torch.zeros(200, 2)
+    x1[:, 0] = torch.linspace(-2, 2, 200)
+    y1 = (x1[:, 0] + 0.6 * torch.sin(37 * torch.arange(200.0)) > 0).long()  # not separable, so the Fisher stays
+    x2 = torch.linspace(-2, 2, 200).repeat(2, 1).T.contiguous()
+    y2 = 1 - y1
+
+    def moved(strength):
+        identity = torch.nn.Flatten()  # no trunk: the head is the whole model
+        options = {"init_std": 1e-3, "tempering": 1e-6} if method == "evcl" else {}
+        learner = evcl.Learner(identity, method, epochs=60, lr=0.01, strength=strength, **options)
+        learner.learn((x1, y1))
+        before = learner.mean_network()[1].weight.detach().clone()
+        learner.learn((x2, y2), head="0")
+        change = (learner.mean_network()[1].weight.detach() - before).abs()
+        return change[:, 0].max().item(), change[:, 1].max().item()
+
+    needed, free = moved(strength=1e4)
+    assert free > 0.2
+    assert needed < free / 10
+    needed, free = moved(strength=0)
+    assert needed > free / 2

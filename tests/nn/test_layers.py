@@ -1,0 +1,228 @@
+"""Layers against the plain layers and against drawing every weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import evcl
+from evcl.nn import bayesianize
+from evcl.randomness import GeneratorNoise
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3},
+    "stride and padding": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "not square": {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1)},
+    "dilated": {"kernel_size": 3, "dilation": 2, "padding": 2},
+    "same": {"kernel_size": (3, 4), "padding": "same"},
+    "reflected": {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+    "circular": {"kernel_size": 3, "padding": (1, 2), "padding_mode": "circular"},
+    "groups": {"kernel_size": 3, "groups": 2},
+    "no bias": {"kernel_size": 3, "bias": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def _torch_may_draw_its_own_weights():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+LAYERS = [
+    pytest.param(nn.Linear, {}, (5,), id="linear"),
+    pytest.param(nn.Linear, {"bias": False}, (5,), id="linear without bias"),
+    pytest.param(nn.Linear, {}, (3, 5), id="linear along a sequence"),
+    *(pytest.param(nn.Conv2d, options, (4, 7, 8), id=f"conv {name}") for name, options in CONVOLUTIONS.items()),
+]
+
+
+def make(kind, options):
+    widths = (5, 4) if kind is nn.Linear else (4, 6)
+    return kind(*widths, **options).double()
+
+
+@pytest.mark.parametrize(("kind", "options", "shape"), LAYERS)
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, about its own copy
+def test_at_the_mean_it_is_the_plain_layer(kind, options, shape, replicas, generator):
+    plain = make(kind, options)
+    network = bayesianize(plain, replicas=replicas, dtype=torch.float64)
+    network.bind(network.posterior.mean, None, network.layout)
+    x = torch.randn(replicas * 5, *shape, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(network.trunk(x), plain(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "options", "shape"), LAYERS)
+def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape, generator):
+    """Mean and variance of each output, over many draws of the noise, are those that drawn weights give."""
+    plain = make(kind, options)
+    network = bayesianize(plain, init_std=0.3, dtype=torch.float64)
+    mean = network.posterior.mean
+    network.posterior.log_std += 0.2 * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+    network.bind(mean, network.posterior.variance(), network.layout)
+    network.weights.noise = GeneratorNoise([generator])
+    draws = 4000
+    x = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
+    y = network.trunk(x.expand(draws, *shape))
+    means = {name: m[0] for name, m in network.weights.mean.items()}
+    variances = {name: v[0] for name, v in network.weights.variance.items()}
+    expected = torch.func.functional_call(plain, means, (x,))[0]
+    pads = getattr(network.trunk, "pad", None)
+    x2 = x
+    if pads is not None and any(pads):  # so that padding by reflection is squared too
+        x2 = nn.functional.pad(x, pads, mode=network.trunk.pad_mode)
+        plain.padding, plain.padding_mode = (0, 0), "zeros"
+        variance = nn.functional.conv2d(
+            x2**2, variances["weight"], variances.get("bias"), plain.stride, 0, plain.dilation, plain.groups
+        )[0]
+    else:
+        variance = torch.func.functional_call(plain, variances, (x2**2,))[0]
+    scale = (variance / draws).sqrt()
+    assert ((y.mean(0) - expected).abs() < 6 * scale).all()
+    torch.testing.assert_close(y.var(0), variance, rtol=0.2, atol=0)
+
+
+def test_a_row_of_zeros_without_a_bias_has_a_gradient(generator):
+    network = bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1)
+    leaves = network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
+    network.weights.noise = GeneratorNoise([generator])
+    out = network(torch.zeros(4, 3))
+    grads = torch.autograd.grad(out.square().sum() + out.sum(), leaves)
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize(("layer", "positions"), [(nn.Dropout(0.25), 0), (nn.Dropout2d(0.25), 2)])
+def test_dropout_keeps_the_expectation_and_is_off_in_prediction(layer, positions, generator):
+    network = bayesianize(nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 2)))
+    dropout = network.trunk[0]
+    x = torch.ones(2000, 8, 2, 2)
+    network.weights.noise = None
+    assert torch.equal(dropout(x), x)
+    network.weights.noise = GeneratorNoise([generator])
+    y = dropout(x)
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert abs(float(y.mean()) - 1) < 0.03
+    whole_channels = (y.flatten(2).std(2) == 0).all()
+    assert bool(whole_channels) == (positions == 2)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+        self.again = self.first  # the same layer under a second name
+
+    def forward(self, x):
+        return self.out(self.again(self.second(self.first(x).relu()).relu()) + x)
+
+
+def test_tied_weights_share_one_slice():
+    network = bayesianize(Tied())
+    names = ["first.weight", "first.bias", "second.bias", "out.weight", "out.bias"]
+    assert list(network.layout.shapes) == names
+    plain = Tied()
+    x = torch.ones(2, 4)
+    network = bayesianize(plain)
+    network.bind(network.posterior.mean, None, network.layout)
+    torch.testing.assert_close(network(x), plain(x))
+
+
+def test_the_users_module_is_left_alone():
+    plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    before = {name: p.clone() for name, p in plain.named_parameters()}
+    learner = evcl.EVCL(plain, epochs=1)
+    learner.learn((torch.eye(3), [0, 1, 1]))
+    assert all(torch.equal(p, before[name]) for name, p in plain.named_parameters())
+    assert type(plain[0]) is nn.Linear
+
+
+def test_means_start_from_the_module_or_he_uniform():
+    plain = nn.Sequential(nn.Linear(50, 40), nn.ReLU())
+    kept = bayesianize(plain)
+    assert torch.equal(kept.layout.views(kept.posterior.mean)["0.weight"][0], plain[0].weight)
+    sources = [torch.Generator().manual_seed(s) for s in (1, 2)]
+    drawn = bayesianize(plain, generators=sources)
+    views = drawn.layout.views(drawn.posterior.mean)
+    bound = (6 / 50) ** 0.5
+    for name in ("0.weight", "0.bias"):
+        assert views[name].abs().max() <= bound
+    assert views["0.weight"].abs().max() > 0.98 * bound
+    assert abs(float(views["0.weight"].std()) - bound / 3**0.5) < 0.01
+    assert not torch.equal(views["0.weight"][0], views["0.weight"][1])
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.gamma
+
+
+def test_an_unknown_layer_is_named_and_can_stay_deterministic():
+    module = nn.Sequential(nn.Linear(3, 3), Scale())
+    with pytest.raises(evcl.EvclError, match=r"'1.gamma' \(Scale\) has no Bayesian form: register one, or pass"):
+        bayesianize(module)
+    network = bayesianize(module, unsupported="deterministic")
+    assert list(network.layout.shapes) == ["0.weight", "0.bias"]
+
+
+def test_a_registered_layer_takes_part():
+    class BayesianScale(evcl.nn.BayesianLayer):
+        def forward(self, x):
+            x = self.unfold(x)
+            return (x * self.mean("gamma").unsqueeze(1)).flatten(0, 1)
+
+        def example_gradient(self, parameter, x, delta):
+            return x * delta
+
+    evcl.nn.register(Scale, BayesianScale)
+    try:
+        learner = evcl.EWC(nn.Sequential(nn.Linear(3, 3), Scale()), epochs=3)
+        learner.learn((torch.eye(3), [0, 1, 1]))
+        network = learner._run.network
+        views = network.layout.views(network.posterior.mean)
+        assert "1.gamma" in views
+        assert not torch.equal(views["1.gamma"], torch.ones(1, 3))
+        assert (network.layout.views(learner._run.importance)["1.gamma"] > 0).any()
+    finally:
+        from evcl.nn import convert
+
+        del convert._FORMS[Scale]
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "has no Bayesian form"),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "mixes the examples of a batch"),
+        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
+        (nn.LSTM(3, 3), "has no Bayesian form"),
+        ("a network", "must be a torch.nn.Module, not str"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(module, message):
+    with pytest.raises(evcl.EvclError, match=message):
+        bayesianize(module)
+
+
+def test_a_frozen_layer_stays_as_it_is():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    module[0].requires_grad_(False)
+    learner = evcl.EVCL(module, epochs=2)
+    learner.learn((torch.eye(3), [0, 1, 1]))
+    assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
+    assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
+    module[0].bias.requires_grad_(True)
+    with pytest.raises(evcl.EvclError, match="frozen in part"):
+        bayesianize(module)
+
+
+def test_mlp_checks_its_widths():
+    for inputs, hidden in ((0, [3]), (3, []), (3, [2.5]), (True, [3])):
+        with pytest.raises(evcl.EvclError, match="mlp takes"):
+            evcl.nn.mlp(inputs, hidden)
