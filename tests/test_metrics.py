@@ -47,7 +47,9 @@ def test_nll():
 def test_expected_calibration_error():
     # bins of width 1/2: (0, 0.5] holds one example, confidence 0.5, right; (0.5, 1] two, confidence 0.8, one right
     p = [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]]
-    assert metrics.expected_calibration_error(p, [0, 0, 0], bins=2) == pytest.approx(abs(1 - 0.5) / 3 + abs(1 - 1.6) / 3)
+    assert metrics.expected_calibration_error(p, [0, 0, 0], bins=2) == pytest.approx(
+        abs(1 - 0.5) / 3 + abs(1 - 1.6) / 3
+    )
     perfect = np.tile([0.75, 0.25], (4, 1))
     assert metrics.expected_calibration_error(perfect, [0, 0, 0, 1]) == pytest.approx(0)
     assert metrics.expected_calibration_error([[1.0, 0.0]], [0]) == pytest.approx(0)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import torch
 import typer
 from rich.console import Console
@@ -33,8 +32,12 @@ DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
 
 
-class Usage(click.UsageError):
+class Usage(EvclError):
     """Wrong usage: exit status 2."""
+
+
+# What typer raises for it: click's class, or that of typer's own copy of click, whichever this version has.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 @contextmanager
@@ -276,12 +279,11 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
-    except click.UsageError as error:
-        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-        _fail(f"{error.format_message()}{where}", 2, debug)
+    except UsageError as error:
+        _fail(f"{error} (see evcl --help)".replace("\n", " "), 2, debug)
     except EvclError as error:
-        _fail(str(error), 1, debug)
-    except (KeyboardInterrupt, click.Abort):
+        _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; nothing was written", 1, debug)
     except OSError as error:
         _fail(str(error), 1, debug)

@@ -204,8 +204,8 @@ class Learner:
                 )
         found = {}
         for task in tasks:
-            truth = np.array(task.test.y)
-            found[task.name] = float((np.array(self.predict(task.test.x, task.name)) == truth).mean())
+            x, y = task.test
+            found[task.name] = float((self.predict(x, task.name) == y).double().mean())
         return found
 
     def _probabilities(self, x: Tensor, head: str) -> Tensor:
@@ -288,8 +288,14 @@ class Learner:
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
         tensors = {name: t.detach().cpu().contiguous() for name, t in run.tensors().items()}
-        metadata = {"evcl": json.dumps(description)}
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+        def write(temporary: Path) -> None:
+            try:
+                save_file(tensors, temporary, {"evcl": json.dumps(description)})
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+
+        write_atomically(path, write)
 
 
 def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:

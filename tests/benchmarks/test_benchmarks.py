@@ -77,7 +77,10 @@ def test_stratified_parts_have_the_classes_in_proportion(generator):
     ("arguments", "message"),
     [
         ({"name": "split-digit"}, "unknown benchmark 'split-digit'; did you mean 'split-digits'?"),
-        ({"name": "split-digits", "tasks": 6}, "tasks of split-digits must be a whole number of at least 1 and at most 5"),
+        (
+            {"name": "split-digits", "tasks": 6},
+            "tasks of split-digits must be a whole number of at least 1 and at most 5",
+        ),
         ({"name": "permuted-digits", "tasks": 0}, "at least 1"),
         ({"name": "permuted-digits", "seed": -1}, "seed must be"),
         ({"name": "permuted-digits", "validation": 1.0}, "validation must be"),

@@ -95,7 +95,7 @@ def test_it_is_the_loop_over_examples(name, kind, replicas):
 
 
 def test_pieces_of_examples_add_up(monkeypatch):
-    module, network, layout, mean, x, y = prepared("convolutional", 3)
+    _, network, layout, mean, x, y = prepared("convolutional", 3)
     whole = fisher(network, mean, layout, x, y, [0])
     monkeypatch.setattr("evcl.nn.layers.EXAMPLE_GRADIENT_NUMBERS", 1)
     torch.testing.assert_close(fisher(network, mean, layout, x, y, [0]), whole, rtol=1e-12, atol=0)
@@ -103,7 +103,7 @@ def test_pieces_of_examples_add_up(monkeypatch):
 
 def test_sampled_labels_agree_on_average():
     """Labels drawn from the model give the exact Fisher in expectation; the true labels do not."""
-    module, network, layout, mean, x, y = prepared("mlp", 1)
+    _, network, layout, mean, x, y = prepared("mlp", 1)
     exact = fisher(network, mean, layout, x, y, [0])
     many = x.repeat(1, 400, 1), y.repeat(1, 400)
     sources = [torch.Generator().manual_seed(3)]
@@ -116,7 +116,7 @@ def test_sampled_labels_agree_on_average():
 
 def test_it_is_not_the_square_of_the_batch_mean():
     """The common mistake is smaller by about the batch's size."""
-    module, network, layout, mean, x, y = prepared("mlp", 1)
+    _, network, layout, mean, x, y = prepared("mlp", 1)
     found = fisher(network, mean, layout, x, y, [0], "empirical")
     leaves = network.bind(mean, None, layout)
     loss = nn.functional.cross_entropy(network.logits(x[0], [0]), y[0])
@@ -139,6 +139,6 @@ def test_a_network_that_hides_examples_is_refused():
 
 
 def test_an_unknown_kind_is_refused():
-    module, network, layout, mean, x, y = prepared("mlp", 1)
+    _, network, layout, mean, x, y = prepared("mlp", 1)
     with pytest.raises(evcl.EvclError, match="exact, sampled, empirical"):
         fisher(network, mean, layout, x, y, [0], "true")

@@ -55,6 +55,7 @@ def test_at_the_mean_it_is_the_plain_layer(kind, options, shape, replicas, gener
 
 
 @pytest.mark.parametrize(("kind", "options", "shape"), LAYERS)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape, generator):
     """Mean and variance of each output, over many draws of the noise, are those that drawn weights give."""
     plain = make(kind, options)

@@ -32,7 +32,7 @@ def noise():
 
 
 def convolutional():
-    net = torch.nn.Sequential(
+    return torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 8, 8)),
         torch.nn.utils.skip_init(torch.nn.Conv2d, 1, 4, 3, stride=2),
         torch.nn.ReLU(),
@@ -41,7 +41,6 @@ def convolutional():
         torch.nn.utils.skip_init(torch.nn.Linear, 36, 10),
         torch.nn.ReLU(),
     )
-    return net
 
 
 def trained(network, method, given, seeds, source, reference=False, rounds=2):
@@ -92,7 +91,9 @@ def test_the_fast_step_is_the_reference_step(method, rounds):
 
 
 def test_the_order_of_batches_is_a_function_of_seed_task_and_epoch():
-    one, two, other = (torch.randperm(50, generator=generator(*k)) for k in ((0, "order", 1, 2),) * 2 + ((0, "order", 2, 1),))
+    one, two, other = (
+        torch.randperm(50, generator=generator(*k)) for k in ((0, "order", 1, 2),) * 2 + ((0, "order", 2, 1),)
+    )
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 

@@ -178,11 +178,14 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[s
         raise EvclError(
             f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
         )
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".evcl-writable"
         probe.touch()
         probe.unlink()
+        for path in made:  # a run that fails leaves nothing behind; `write_result` makes them again
+            path.rmdir()
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     return None
@@ -191,6 +194,7 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[s
 def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
     """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, "utf-8"))
     return folder / RESULT
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ class Run:
         old = self.network.layout
 
         def missing(name: str, part: Tensor) -> int:
-            return new.spans[name].stop - new.spans[name].start - part.shape[-1]
+            return prod(new.shapes[name]) - part.shape[-1]
 
         def drawn(name: str, part: Tensor) -> Tensor:
             sources = [generator(seed, name, part.shape[1]) for seed in self.seeds]

@@ -1,0 +1,251 @@
+"""The command line as a person uses it: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evcl.cli import main
+
+FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
+
+
+@pytest.fixture
+def evcl(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder: (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_run_writes_the_documented_result(evcl):
+    status, out, err = evcl("run", "permuted-digits", "--method", "evcl", *FAST, "--set", "strength=7", "--out", "r")
+    assert (status, err) == (0, "")
+    result = json.loads(Path("r/result.json").read_text())
+    assert list(result) == [
+        "schema", "benchmark", "method", "preset", "config", "seeds", "accuracy", "average_accuracy", "forgetting",
+        "backward_transfer", "nll", "ece", "seconds", "environment",
+    ]  # fmt: skip
+    assert (result["schema"], result["benchmark"], result["method"], result["preset"], result["seeds"]) == (
+        1, "permuted-digits", "evcl", "tuned", [0, 1],
+    )  # fmt: skip
+    config = result["config"]
+    assert (config["strength"], config["epochs"], config["tasks"], config["validation"]) == (7.0, 1, 2, 0.0)
+    assert {"tempering", "init_std", "prior_std", "std_lr_scale", "fisher", "fisher_examples", "fisher_decay"} <= set(
+        config
+    )
+    assert len(result["accuracy"]) == 2
+    assert result["accuracy"][0][0][1] is None
+    for key in ("average_accuracy", "forgetting", "backward_transfer", "nll", "ece"):
+        assert set(result[key]) == {"mean", "std", "per_seed"}
+        assert len(result[key]["per_seed"]) == 2
+    last = [row[-1] for row in result["accuracy"]]
+    assert result["average_accuracy"]["per_seed"] == [pytest.approx(sum(row) / 2) for row in last]
+    assert set(result["environment"]) == {"evcl", "torch", "device", "threads", "platform"}
+    assert result["environment"]["threads"] == 1
+    assert "task 2 of 2 learned" in out
+    assert "result: r/result.json" in out
+    assert str(Path.cwd()) not in Path("r/result.json").read_text()
+    assert [p.name for p in Path("r").iterdir()] == ["result.json"]
+
+
+def test_the_same_command_twice_gives_the_same_bytes_but_for_seconds(evcl):
+    texts = []
+    for folder in ("a", "b"):
+        assert evcl("run", "split-digits", *FAST, "--out", folder)[0] == 0
+        lines = Path(folder, "result.json").read_text().splitlines()
+        texts.append([line for line in lines if not line.startswith(' "seconds"')])
+        assert len(lines) == len(texts[-1]) + 1
+    assert texts[0] == texts[1]
+
+
+def test_a_seed_does_not_depend_on_its_company(evcl):
+    evcl("run", "permuted-digits", *FAST, "--out", "both")
+    evcl("run", "permuted-digits", "--epochs", 1, "--seed-list", "1", "--tasks", 2, "--out", "one")
+    both, one = (json.loads(Path(f, "result.json").read_text()) for f in ("both", "one"))
+    assert both["accuracy"][1][1] == pytest.approx(one["accuracy"][0][1], abs=0.01)
+    assert one["average_accuracy"]["std"] is None
+
+
+def test_validation_measures_on_the_held_out_part(evcl):
+    evcl("run", "split-digits", "--method", "naive", *FAST, "--validation", "0.2", "--out", "v")
+    result = json.loads(Path("v/result.json").read_text())
+    assert result["config"]["validation"] == 0.2
+    held = round(0.2 * 279)  # 0/1: 279 of the 1,400
+    assert any(
+        abs(result["accuracy"][0][0][0] * n - round(result["accuracy"][0][0][0] * n)) < 1e-9 for n in (held, held + 1)
+    )
+
+
+def test_joint_fills_the_last_row_alone(evcl):
+    assert evcl("run", "split-digits", "--method", "joint", *FAST)[0] == 0
+    result = json.loads(Path("runs/split-digits/joint/result.json").read_text())
+    assert result["accuracy"][0][0] == [None, None]
+    assert None not in result["accuracy"][0][1]
+    assert result["forgetting"] == {"mean": None, "std": None, "per_seed": [None, None]}
+
+
+def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
+    command = ["run", "split-digits", "--method", "naive", *FAST, "--out", "r"]
+    evcl(*command)
+    before = Path("r/result.json").read_bytes()
+    status, out, _ = evcl(*command)
+    assert status == 0
+    assert "holds this run already" in out
+    assert Path("r/result.json").read_bytes() == before
+    status, _, err = evcl(*command, "--set", "lr=0.01")
+    assert status == 1
+    assert err == "evcl: r holds another run (split-digits naive): pass --overwrite or --out\n"
+    assert Path("r/result.json").read_bytes() == before
+    assert evcl(*command, "--set", "lr=0.01", "--overwrite")[0] == 0
+    assert json.loads(Path("r/result.json").read_text())["config"]["lr"] == 0.01
+    Path("r/result.json").write_text("{")
+    status, _, err = evcl(*command)
+    assert status == 1
+    assert "is not a result of evcl" in err
+    assert evcl(*command, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "split-digit"], "unknown benchmark 'split-digit'; did you mean 'split-digits'?"),
+        (["run", "split-digits", "--method", "evlc"], "unknown method 'evlc'; did you mean 'evcl'?"),
+        (["run", "split-digits", "--preset", "tund"], "unknown preset 'tund'; did you mean 'tuned'?"),
+        (
+            ["run", "split-digits", "--set", "strenght=1"],
+            "unknown setting of evcl 'strenght'; did you mean 'strength'?",
+        ),
+        (["run", "split-digits", "--set", "strength"], "--set takes name=value, not 'strength'"),
+        (["run", "split-digits", "--set", "strength=-1"], "strength must be a finite number of at least 0, not '-1'"),
+        (["run", "split-digits", "--set", "strength=nan"], "strength must be a finite number"),
+        (["run", "split-digits", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
+        (["run", "split-digits", "--epochs", "2", "--set", "epochs=3"], "exclude each other"),
+        (["run", "split-digits", "--epochs", "0"], "epochs must be a whole number of at least 1"),
+        (["run", "split-digits", "--epochs", "two"], "integer"),
+        (["run", "split-digits", "--seeds", "0"], "--seeds must be a number from 1 to 10000, not 0"),
+        (["run", "split-digits", "--seeds", "2", "--seed-list", "1"], "exclude each other"),
+        (
+            ["run", "split-digits", "--seed-list", "1,x"],
+            "--seed-list takes whole numbers separated by commas, not '1,x'",
+        ),
+        (["run", "split-digits", "--seed-list", "1,1"], "seeds must be different numbers"),
+        (["run", "split-digits", "--tasks", "9"], "at most 5"),
+        (["run", "split-digits", "--validation", "1.5"], "validation must be"),
+        (["run", "split-digits", "--resume"], "--resume is not in this version yet"),
+        (["run", "split-digits", "--precision", "bf16"], "--precision bf16 is not in this version yet"),
+        (["run", "split-digits", "--device", "cuda"], "--device cuda is not in this version yet"),
+        (["run", "split-digits", "--device", "tpu"], "--device takes auto or cpu, not 'tpu'"),
+        (["run", "split-digits", "--data-dir", "x"], "--data-dir is not in this version yet"),
+        (["run", "split-digits", "--bogus"], "No such option"),
+        (["run"], "Missing parameter: benchmark"),
+        (["runn"], "No such command"),
+        (["demo", "--epochs", "0"], "epochs must be"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(evcl, tmp_path, arguments, message):
+    status, _, err = evcl(*arguments)
+    assert status == 2
+    assert message in err
+    assert err.startswith("evcl: ")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_writes_nothing_and_says_where(evcl, monkeypatch):
+    monkeypatch.setattr("evcl.training.task.F.cross_entropy", lambda logits, y, reduction: logits.sum(1) * float("nan"))
+    status, _, err = evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
+    assert status == 1
+    assert err.startswith("evcl: task '0/1': the loss is not a number in epoch 1 of 1 (seed 0, 1)")
+    assert err.count("\n") == 1
+    assert not Path("r").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training(evcl):
+    Path("file").write_text("in the way")
+    status, out, err = evcl("run", "split-digits", *FAST, "--out", "file/r")
+    assert status == 1
+    assert err.startswith("evcl: cannot write to file/r: ")
+    assert "learned" not in out
+
+
+def test_debug_shows_the_traceback(evcl):
+    Path("file").write_text("in the way")
+    assert "Traceback" in evcl("--debug", "run", "split-digits", *FAST, "--out", "file/r")[2]
+
+
+def test_list_names_everything(evcl):
+    status, out, _ = evcl("list")
+    assert status == 0
+    for name in ("evcl", "vcl", "ewc", "naive", "joint", "split-digits", "permuted-digits", "tuned", "paper"):
+        assert f"  {name} " in out
+    assert all(len(line) < 100 for line in out.splitlines())
+
+
+def test_a_users_method_runs_from_a_file(evcl, monkeypatch):
+    monkeypatch.setenv("EVCL_PLUGINS", "")
+    lines = ["from evcl.methods import Method, register", "register(Method('mine', 'of mine', bayesian=False))"]
+    Path("mine.py").write_text("\n".join(lines))
+    status, _, err = evcl("run", "split-digits", "--method", "mine", *FAST, "--plugin", "mine.py")
+    assert (status, err) == (0, "")
+    assert Path("runs/split-digits/mine/result.json").exists()
+    assert "of mine" in evcl("list", "--plugin", "mine.py")[1]
+    Path("broken.py").write_text("raise ValueError('oh')")
+    status, _, err = evcl("list", "--plugin", "broken.py")
+    assert status == 1
+    assert "plugin broken.py cannot be imported: ValueError: oh" in err
+    from evcl.methods import METHODS
+
+    METHODS.remove("mine")
+
+
+def test_paper_preset_is_the_papers(evcl):
+    evcl("run", "split-digits", *FAST, "--preset", "paper")
+    config = json.loads(Path("runs/split-digits/evcl/result.json").read_text())["config"]
+    wanted = {"strength": 100.0, "tempering": 1.0, "init_std": 1e-4, "prior_std": 1.0, "std_lr_scale": 1.0, "lr": 1e-3,
+              "batch_size": 64, "fisher": "exact", "fisher_examples": 5000, "fisher_floor": 0.0}  # fmt: skip
+    assert {key: config[key] for key in wanted} == wanted
+
+
+def test_demo_and_report(evcl):
+    status, out, err = evcl("demo", "--epochs", "1", "--out", "d")
+    assert (status, err) == (0, "")
+    assert len(list(Path("d").rglob("result.json"))) == 8
+    for name in ("permuted-digits", "split-digits"):
+        for kind in ("png", "svg", "pdf"):
+            assert Path("d", f"{name}.{kind}").stat().st_size > 2000
+        assert name in out
+    page = Path("d/index.html").read_text()
+    assert page.count("<svg") == 4
+    assert not re.findall(r"<(?:script|link|img|iframe)|url\((?!#)|@import", page)  # nothing is fetched
+    status, out, _ = evcl("demo", "--epochs", "1", "--out", "d")
+    assert "8 of 8 results are in d already" in out
+    first = Path("d/permuted-digits.svg").read_bytes()
+    assert evcl("report", "d")[0] == 0
+    assert Path("d/permuted-digits.svg").read_bytes() == first
+    assert evcl("demo", "--epochs", "2", "--out", "d")[0] == 1  # another run is there
+    status, _, err = evcl("report", "nowhere")
+    assert (status, err) == (1, "evcl: there is no folder nowhere\n")
+
+
+def test_the_command_is_installed_and_help_says_what_it_does():
+    command = [sys.executable, "-m", "evcl", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    for word in ("run", "demo", "report", "list"):
+        assert f"  {word} " in found.stdout
+    assert subprocess.run([*command[:-1], "--version"], capture_output=True, text=True, check=True).stdout.startswith(
+        "evcl "
+    )

@@ -1,0 +1,105 @@
+"""One contract for every registered method, a user's own among them, over every embedded benchmark.
+
+EVCL_PLUGINS=mine.py pytest tests/test_contract.py   puts a method of yours through it too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import evcl
+from evcl.benchmarks import BENCHMARKS
+from evcl.methods import METHODS
+
+EMBEDDED = [name for name in BENCHMARKS if name.endswith("digits")]
+pytestmark = [
+    pytest.mark.parametrize("method", list(METHODS)),
+    pytest.mark.parametrize("name", EMBEDDED),
+]
+EPOCHS = 20
+
+
+def learner(method, benchmark):
+    return evcl.Learner(evcl.nn.mlp(benchmark.inputs, [50]), method, seed=1)
+
+
+def learn(one, tasks):
+    if one.method.joint:
+        return one.learn_jointly(tasks, epochs=EPOCHS)
+    return [one.learn(task, epochs=EPOCHS) for task in tasks]
+
+
+def state(one):
+    return {name: t.clone() for name, t in one._run.tensors().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_it_learns_and_goes_on_after_save_and_load(method, name, tmp_path):
+    benchmark = evcl.benchmarks.get(name, tasks=3)
+    one = learner(method, benchmark)
+    assert learn(one, benchmark[:2]) == [task.name for task in benchmark[:2]]
+    accuracy = one.evaluate(benchmark[:2])
+    chance = 1 / len(benchmark[0].classes)
+    assert accuracy[benchmark[1].name] > chance + 0.4 * (1 - chance)
+    assert min(accuracy.values()) > chance
+
+    p = one.predict_proba(benchmark[1].test.x, task=1)
+    assert p.shape == (len(benchmark[1].test), len(benchmark[1].classes))
+    torch.testing.assert_close(p.sum(1), torch.ones(len(p)))
+    assert set(one.predict(benchmark[1].test.x, task=1).tolist()) <= set(benchmark[1].classes)
+
+    path = tmp_path / "model.safetensors"
+    one.save(path)
+    two = evcl.load(path)
+    assert same(state(one), state(two))
+    assert torch.equal(p, two.predict_proba(benchmark[1].test.x, task=1))
+    assert two.tasks == one.tasks
+    for each in (one, two):  # learn; save; load; learn = learn; learn
+        learn(each, benchmark[2:])
+    assert same(state(one), state(two))
+    assert one.evaluate(benchmark) == two.evaluate(benchmark)
+
+
+def test_it_is_a_function_of_its_seed(method, name):
+    benchmark = evcl.benchmarks.get(name, tasks=1)
+    states = []
+    for seed in (0, 0, 1):
+        one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [10]), method, seed=seed, epochs=1)
+        if one.method.joint:
+            one.learn_jointly(benchmark)
+        else:
+            one.learn(benchmark[0])
+        states.append(state(one))
+    assert same(states[0], states[1])
+    assert not torch.equal(states[0]["posterior.mean"], states[2]["posterior.mean"])
+
+
+def test_it_refuses_bad_input_and_stays_as_it_was(method, name):
+    benchmark = evcl.benchmarks.get(name, tasks=2)
+    one = learner(method, benchmark)
+    with pytest.raises(evcl.EvclError, match="nothing has been learned yet"):
+        one.predict(benchmark[0].test.x)
+    learn(one, benchmark[:1])
+    before = state(one)
+    x, y = (part[:20].numpy() for part in benchmark[1].train)
+    holed = x.copy()
+    holed[3, 5] = np.nan
+    bad = [((holed, y), "NaN or infinity"), ((x, y + 0.5), "regression"), ((x[:, :9], y), "numbers an example")]
+    if one.method.joint:
+        with pytest.raises(evcl.EvclError, match="use learn_jointly"):
+            one.learn((x, y))
+    else:
+        for data, message in bad:
+            with pytest.raises(evcl.EvclError, match=message):
+                one.learn(data)
+    with pytest.raises(evcl.EvclError, match="NaN or infinity"):
+        one.predict(holed)
+    with pytest.raises(evcl.EvclError, match="unknown setting"):
+        evcl.Learner(evcl.nn.mlp(3, [3]), method, no_such_setting=1)
+    assert same(before, state(one))
+    assert len(one.tasks) == 1

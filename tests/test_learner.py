@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import evcl
+
+
+def blobs(labels=(0, 1), n=60, seed=0, width=4):
+    """Two well separated clouds: inputs and labels."""
+    source = np.random.default_rng(seed)
+    y = np.arange(n) % len(labels)
+    x = source.normal(size=(n, width)) + 3 * y[:, None]
+    return x.astype(np.float32), np.array(labels)[y]
+
+
+def small(method=evcl.EVCL, **options):
+    return method(evcl.nn.mlp(4, [16]), **{"epochs": 20, "lr": 0.01, **options})
+
+
+# --- the documented way --------------------------------------------------------------------------------------------
+
+
+def test_the_readme_in_small():
+    benchmark = evcl.benchmarks.get("permuted-digits", seed=0)
+    learner = evcl.EVCL(evcl.nn.mlp(64, [100, 100]), seed=0)
+    for task in benchmark[:2]:
+        learner.learn(task, epochs=10)
+    accuracy = learner.evaluate(benchmark[:2])
+    assert list(accuracy) == ["permutation 0", "permutation 1"]
+    assert min(accuracy.values()) > 0.5
+    x = benchmark[0].test.x
+    assert torch.equal(learner.predict_proba(x, task="permutation 0"), learner.predict_proba(x))  # one head
+    assert "2 tasks learned" in repr(learner)
+
+
+@pytest.mark.parametrize("labels", [(3, 8), ("cat", "dog"), (-1, 1), (True, False)])
+def test_original_labels_come_back(labels):
+    x, y = blobs(labels)
+    learner = small(epochs=100)
+    assert learner.learn((x, y)) == "0"
+    assert learner.learn((x, y), task="again") == "again"
+    found = learner.predict(x, task=0)
+    assert (found == y).mean() > 0.9
+    assert isinstance(found, np.ndarray)
+    assert learner.classes("again") == tuple(sorted(np.unique(y).tolist()))
+    p = learner.predict_proba(x, task="again")
+    assert isinstance(p, np.ndarray)
+    assert p.sum(1) == pytest.approx(np.ones(len(x)))
+
+
+def test_tensors_in_tensors_out():
+    x, y = blobs()
+    learner = small()
+    learner.learn((torch.from_numpy(x), torch.from_numpy(y)))
+    assert isinstance(learner.predict(torch.from_numpy(x)), torch.Tensor)
+    assert isinstance(learner.predict_proba(torch.from_numpy(x).double()), torch.Tensor)
+    assert isinstance(learner.predict(x.tolist()), np.ndarray)
+
+
+def test_a_head_grows_with_new_labels_and_keeps_what_it_knew():
+    x, y = blobs((0, 1), n=200)
+    more = (x + np.float32(8), np.full(len(x), 7))
+    learner = small(evcl.EWC, strength=1e3)
+    learner.learn((x, y), task="jan")
+    old = learner.mean_network()[1].weight.detach().clone()
+    learner.learn(more, task="feb", head="jan", epochs=1)
+    assert learner.classes() == (0, 1, 7)
+    assert learner.predict_proba(x).shape == (200, 3)
+    assert learner.mean_network()[1].weight.shape == (3, 16)
+    assert (learner.mean_network()[1].weight[:2] - old).abs().max() < 0.1
+    learner.learn((np.concatenate([x, more[0]]), np.concatenate([y, more[1]])), head="feb")
+    assert (learner.predict(more[0]) == 7).mean() > 0.9
+
+
+def test_prediction_is_fixed_and_each_example_for_itself():
+    x, y = blobs(n=50)
+    learner = small(init_std=0.1)
+    learner.learn((x, y))
+    p = learner.predict_proba(x)
+    assert np.array_equal(p, learner.predict_proba(x))
+    alone = np.concatenate([learner.predict_proba(x[i : i + 1]) for i in range(len(x))])
+    np.testing.assert_allclose(alone, p, atol=1e-6)
+    np.testing.assert_allclose(learner.predict_proba(x[::-1].copy())[::-1], p, atol=1e-6)
+
+
+def test_prediction_advances_no_generator():
+    learners = [small() for _ in range(2)]
+    first, second = blobs(seed=1), blobs(seed=2)
+    for i, learner in enumerate(learners):
+        learner.learn(first)
+        if i:
+            learner.predict_proba(first[0])
+        learner.learn(second)
+    a, b = (learner._run.network.posterior.mean for learner in learners)
+    assert torch.equal(a, b)
+
+
+def test_more_draws_average_more_weights():
+    x, y = blobs(n=40)
+    found = []
+    for draws in (1, 2):
+        learner = small(init_std=0.3, predict_samples=draws)
+        learner.learn((x, y), epochs=1)
+        found.append(learner.predict_proba(x))
+        assert len(list(learner._run.draws([0]))) == draws
+    assert not np.allclose(found[0], found[1])
+
+
+def test_the_mean_network_is_plain_and_ends_in_the_head():
+    x, y = blobs()
+    learner = small(evcl.EWC)
+    learner.learn((x, y))
+    plain = learner.mean_network()
+    assert {type(m) for m in plain.modules()} <= {nn.Sequential, evcl.nn.MLP, nn.Flatten, nn.Linear, nn.ReLU}
+    with torch.no_grad():
+        p = plain(torch.from_numpy(x)).softmax(1).numpy()
+    np.testing.assert_allclose(p, learner.predict_proba(x), atol=1e-6)
+    learner.learn((x, y))
+    with pytest.raises(evcl.EvclError, match="there are 2 heads: say which task, one of 0, 1"):
+        learner.mean_network()
+
+
+def test_a_network_of_ones_own_of_any_shape():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            make = torch.nn.utils.skip_init
+            self.conv, self.out = make(nn.Conv2d, 1, 4, 3), make(nn.Linear, 4, 8)
+
+        def forward(self, x):
+            return self.out(self.conv(x).relu().mean((2, 3))).relu()
+
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 1, 6, 5, generator=source)
+    y = (torch.arange(80) % 2).long()
+    x[y == 1] *= 3
+    learner = evcl.EVCL(Net(), init="draw", epochs=60, lr=0.01, dtype=torch.float64)
+    learner.learn((x, y))
+    assert (learner.predict(x) == y).float().mean() > 0.8
+    assert learner.predict_proba(torch.randn(2, 1, 9, 9, generator=source)).dtype == torch.float64
+
+
+# --- save and load -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    learner = small()
+    learner.learn(blobs(("a", "b")), task="first")
+    learner.learn(blobs((3, 4)), task="second")
+    learner.save(tmp_path / "m.safetensors")
+    return learner, tmp_path / "m.safetensors"
+
+
+def test_a_saved_file_holds_no_code_and_everything_else(saved):
+    learner, path = saved
+    assert not [p for p in path.parent.iterdir() if p != path]  # no temporary left
+    tensors = load_file(path)
+    assert set(tensors) == {
+        "posterior.mean", "posterior.log_std", "prior.mean", "prior.log_std", "importance", "used"
+    }  # fmt: skip
+    with safe_open(path, framework="pt") as file:
+        description = json.loads(file.metadata()["evcl"])
+    assert description["heads"] == [["first", ["a", "b"]], ["second", [3, 4]]]
+    assert description["tasks"] == [["first", "first"], ["second", "second"]]
+    assert description["settings"] == dict(learner.settings)
+    back = evcl.load(path)
+    x = blobs()[0]
+    assert back.predict(x, "first").tolist() == learner.predict(x, "first").tolist()
+    back.learn(blobs(("a", "c")), head="first")
+    assert back.classes("first") == ("a", "b", "c")
+
+
+def test_a_network_of_ones_own_is_handed_in_and_checked(tmp_path):
+    def net(width=5):
+        return nn.Sequential(torch.nn.utils.skip_init(nn.Linear, 4, width), nn.ReLU())
+
+    learner = evcl.EVCL(net(), init="draw", epochs=2)
+    learner.learn(blobs())
+    learner.save(tmp_path / "m")
+    with pytest.raises(evcl.EvclError, match=r"network of your own: pass it as load\(path, network=...\)"):
+        evcl.load(tmp_path / "m")
+    back = evcl.load(tmp_path / "m", network=net())
+    assert np.array_equal(back.predict_proba(blobs()[0]), learner.predict_proba(blobs()[0]))
+    with pytest.raises(evcl.EvclError, match=r"the network does not fit the file: 0\.bias"):
+        evcl.load(tmp_path / "m", network=net(6))
+
+
+def rewritten(path, change):
+    with safe_open(path, framework="pt") as file:
+        description = json.loads(file.metadata()["evcl"])
+    tensors = load_file(path)
+    change(description, tensors)
+    save_file(tensors, path, {"evcl": json.dumps(description)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d, t: d.pop("heads"),
+        lambda d, t: d.update(format=99),
+        lambda d, t: d.update(heads="x"),
+        lambda d, t: d.update(seed=-4),
+        lambda d, t: d.update(method="gone"),
+        lambda d, t: d.update(dtype="torch.int8"),
+        lambda d, t: d.update(features=10**12),
+        lambda d, t: d.update(tasks=[["a", "nowhere"]]),
+        lambda d, t: d["mlp"].update(hidden=[10**9]),
+        lambda d, t: d["mlp"].update(inputs=None),
+        lambda d, t: d["settings"].update(strength=-1),
+        lambda d, t: t.pop("importance"),
+        lambda d, t: t.update({"used": t["used"][:-1].clone()}),
+        lambda d, t: t.update({"posterior.mean": t["posterior.mean"] * torch.nan}),
+        lambda d, t: t.update({"posterior.mean": t["posterior.mean"].half()}),
+    ],
+)
+def test_a_damaged_file_is_one_clear_line(saved, change):
+    path = saved[1]
+    rewritten(path, change)
+    with pytest.raises(evcl.EvclError, match=r"cannot load .*m\.safetensors: ") as error:
+        evcl.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_or_foreign_file_is_one_clear_line(saved, tmp_path):
+    path = saved[1]
+    whole = path.read_bytes()
+    for length in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(evcl.EvclError, match="cut short or not a safetensors file"):
+            evcl.load(path)
+    path.write_bytes(b"\x80\x05not a model" * 50)
+    with pytest.raises(evcl.EvclError, match="not a safetensors file"):
+        evcl.load(path)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(evcl.EvclError, match="was not saved by evcl"):
+        evcl.load(path)
+    with pytest.raises(evcl.EvclError, match="there is no file"):
+        evcl.load(tmp_path / "none")
+    with pytest.raises(evcl.EvclError, match="cannot write"):
+        saved[0].save(tmp_path / "no" / "such" / "folder")
+
+
+def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
+    learner, path = saved
+    before = path.read_bytes()
+
+    def full(tensors, filename, metadata):
+        filename.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("evcl.learner.save_file", full)
+    with pytest.raises(evcl.EvclError, match="No space left on device"):
+        learner.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+X, Y = blobs()
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ((X, Y.astype(float)), {}, "labels are float64, but classes are integers or strings: regression is not"),
+        ((X, np.random.default_rng(0).normal(size=len(X))), {}, "regression is not supported"),
+        ((X, np.eye(2)[Y]), {}, "one class each, not of shape (60, 2)"),
+        ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
+        ((X, np.zeros(len(X), int)), {}, "at least two classes, and the labels hold only 0"),
+        ((X, [None] * len(X)), {}, "integers or strings"),
+        ((np.where(X > 3, np.inf, X), Y), {}, "NaN or infinity (first in example"),
+        ((X[:0], Y[:0]), {}, "the inputs are empty: shape (0, 4)"),
+        ((X[:, :3], Y), {}, "the network takes 4 numbers an example, not 3"),
+        ((X[:, 0], Y), {}, "inputs must be [examples, ...], not of shape (60,)"),
+        ((X.astype(str), Y), {}, "inputs must be numbers"),
+        ((X.astype(complex), Y), {}, "inputs must be numbers"),
+        ("data.csv", {}, "learn takes a Task or a pair (x, y), not str"),
+        ((X, Y, Y), {}, "learn takes a Task or a pair (x, y), not tuple"),
+        ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
+        ((X, Y), {"head": 7}, "there is no task 7: 1 learned, numbered from 0"),
+        ((X, Y), {"task": "something"}, "'something' is learned already: choose another name"),
+        ((X, Y), {"task": "new"}, "'new' is not a name for a task"),
+        ((X, Y), {"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ((X, Y), {"epochs": 2.5}, "epochs must be a whole number"),
+        ((X, Y.astype(str)), {"head": "something"}, "all integers or all strings"),
+    ],
+)
+def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, message):
+    learner = small()
+    learner.learn((X, Y), task="something", epochs=1)
+    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    with pytest.raises(evcl.EvclError) as error:
+        learner.learn(data, **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert learner.tasks == ("something",)
+    after = learner._run.tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "evlc"}, "unknown method 'evlc'; did you mean 'evcl'?"),
+        ({"strenght": 1}, "unknown setting of evcl 'strenght'; did you mean 'strength'?"),
+        ({"method": "naive", "strength": 1}, "unknown setting of naive 'strength'"),
+        ({"strength": -1}, "strength must be a finite number of at least 0, not -1"),
+        ({"strength": float("nan")}, "strength must be"),
+        ({"lr": float("inf")}, "lr must be"),
+        ({"lr": 0}, "lr must be a finite number above 0"),
+        ({"init_std": "wide"}, "init_std must be"),
+        ({"batch_size": True}, "batch_size must be"),
+        ({"fisher": "true"}, "fisher must be one of exact, sampled, empirical, not 'true'"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"init": "he"}, "init must be"),
+        ({"dtype": torch.float16}, "dtype must be"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(evcl.EvclError) as error:
+        evcl.Learner(evcl.nn.mlp(4, [3]), **options)
+    assert message in str(error.value)
+
+
+def test_bad_questions_are_refused():
+    learner = small()
+    benchmark = evcl.benchmarks.get("split-digits")
+    with pytest.raises(evcl.EvclError, match="nothing has been learned yet"):
+        learner.predict(X)
+    learner.learn((X, Y), epochs=1)
+    learner.learn((X, Y), epochs=1)
+    for task, message in ((None, "there are 2 heads"), (2, "no task 2"), (-1, "no task -1"), ("9", "unknown task '9'")):
+        with pytest.raises(evcl.EvclError, match=message):
+            learner.predict_proba(X, task=task)
+    with pytest.raises(evcl.EvclError, match="the network takes 4 numbers an example, not 5"):
+        learner.predict(np.zeros((2, 5)), task=0)
+    with pytest.raises(evcl.EvclError, match="task '0/1' has not been learned, only 0, 1 so far"):
+        learner.evaluate(benchmark)
+    with pytest.raises(evcl.EvclError, match="evaluate takes a benchmark or its tasks, not int"):
+        learner.evaluate([3])
+
+
+def test_a_trunk_must_end_in_features():
+    with pytest.raises(evcl.EvclError, match=r"must turn 1 inputs into \[1, features\], not \(1, 2, 2\)"):
+        evcl.EVCL(nn.Unflatten(1, (2, 2))).learn((X, Y))
+    with pytest.raises(evcl.EvclError, match="does not take inputs of shape"):
+        evcl.EVCL(nn.Unflatten(1, (3, 2))).learn((X, Y))
+
+
+def test_import_needs_torch_and_numpy_and_nothing_heavier():
+    heavy = ["sklearn", "matplotlib", "typer", "rich", "pooch", "plotly", "PIL", "pandas"]
+    code = f"import sys, evcl; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
