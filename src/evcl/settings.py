@@ -60,7 +60,7 @@ SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(0.1, "beta, the weight of the KL term"),
     "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", high=1e3, open_low=True),
-    "prior_std": Setting(1.0, "standard deviation of the first prior, and of a new head's", high=1e6, open_low=True),
+    "prior_std": Setting(0.3, "standard deviation of the first prior, and of a new head's", high=1e6, open_low=True),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
     "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
 }

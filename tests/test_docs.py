@@ -1,0 +1,41 @@
+"""Every Python example in the documents runs, and the README's table of settings says what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from evcl.methods import METHODS
+from evcl.settings import BAYESIAN, ELASTIC, TRAINING, VALIDATION
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = [
+    pytest.param(block, id=f"{path.name} {number}")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_example_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = set(METHODS)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(compile(block, "example", "exec"), {"__name__": "example"})
+    for name in set(METHODS) - known:
+        METHODS.remove(name)
+
+
+def test_the_readmes_defaults_are_the_codes():
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    found = {}
+    for names, defaults in rows:
+        found |= dict(zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True))
+    settings = {**TRAINING, **BAYESIAN, **ELASTIC, "validation": VALIDATION}
+    assert found.keys() == settings.keys()
+    for name, setting in settings.items():
+        assert type(setting.default)(found[name]) == setting.default, name
