@@ -242,12 +242,9 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
 
 def _line(config: Config, event: Event) -> None:
     if event.accuracy is not None:
-        seen = "tasks 1" if event.task == 0 else f"tasks 1 to {event.task + 1}"
-        console.print(
-            f"{config.name}: task {event.task + 1} of {event.tasks} learned, "
-            f"{100 * event.accuracy:.1f}% on average over {seen}",
-            soft_wrap=True,
-        )
+        seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
+        learned = f"task {event.task + 1} of {event.tasks} learned"
+        console.print(f"{config.name}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
 
 
 def _print_tables(results: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from evcl.benchmarks.benchmark import (
 )
 from evcl.benchmarks.digits import PERMUTED, SPLIT
 
-for _entry in (SPLIT, PERMUTED):  # the order of `evcl list`
+for _entry in (PERMUTED, SPLIT):  # the order of `evcl list`
     register(_entry)
 
 __all__ = ["BENCHMARKS", "Benchmark", "Entry", "Examples", "Task", "check_tasks", "get", "register", "stratified"]

@@ -24,9 +24,10 @@ STYLES: dict[str, tuple[str, str]] = {
 }
 SPARE = [("#D55E00", "P"), ("#56B4E9", "X"), ("#A05D00", "*"), ("#6A4FA3", "h")]
 THEMES = {"light": ("#1b1f24", "#d8dee4"), "dark": ("#e6edf3", "#30363d")}  # ink, grid
+LIGHTER = {"#0072B2": "#4DA9E8"}  # what is too dark for the dark theme
 
 
-def accuracy_figure(group: Sequence[Result], title: str, theme: str = "light") -> Figure:
+def accuracy_figure(group: Sequence[Result], title: str = "", theme: str = "light") -> Figure:
     """Average accuracy over the tasks seen so far, after each task; bands are one standard deviation."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -36,12 +37,14 @@ def accuracy_figure(group: Sequence[Result], title: str, theme: str = "light") -
     axes = figure.add_subplot()
     spare = iter(SPARE * len(group))
     ends: list[tuple[float, float, str, str]] = []
-    for result in group:
+    for depth, result in enumerate(group):
         color, marker = STYLES.get(result["method"]) or next(spare)
+        color = LIGHTER.get(color, color) if theme == "dark" else color
         mean, spread = (100 * v for v in curves(result))
         tasks = np.arange(1, len(mean) + 1)
-        axes.fill_between(tasks, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
-        axes.plot(tasks, mean, color=color, marker=marker, markersize=5, linewidth=1.8)
+        low, high = mean - spread, np.minimum(mean + spread, 100)
+        axes.fill_between(tasks, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(tasks, mean, color=color, marker=marker, markersize=5, linewidth=1.8, zorder=3 - depth / len(group))
         ends.append((float(mean[-1]), float(tasks[-1]), label(result, group), color))
     _label_ends(axes, ends)
     axes.set_title(title, loc="left", color=ink, fontsize=12, fontweight="bold")

@@ -60,5 +60,5 @@ def _svg(name: str, group: Sequence[Result], theme: str) -> str:
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"evcl {name} {theme}", "svg.fonttype": "none"}):
-        accuracy_figure(group, name, theme).savefig(buffer, format="svg", metadata={"Date": None})
+        accuracy_figure(group, theme=theme).savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
