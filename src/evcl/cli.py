@@ -221,7 +221,7 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
-        ids = [bars.add_task(config.name, total=None, state="waiting", start=False) for config in configs]
+        ids = [bars.add_task(config.name, total=1, state="waiting", start=False) for config in configs]
 
         def on_event(index: int, event: Event) -> None:
             if not bars.tasks[index].started:

@@ -63,7 +63,7 @@ def percent(summary: dict[str, Any] | None, digits: int = 1) -> str:
     """'83.1 ± 2.0' from a fraction's mean and deviation."""
     if not summary or summary["mean"] is None:
         return "-"
-    text = f"{100 * summary['mean']:.{digits}f}"
+    text = f"{round(100 * summary['mean'], digits) + 0.0:.{digits}f}"  # + 0.0: no "-0.0"
     return text if summary["std"] is None else f"{text} ± {100 * summary['std']:.{digits}f}"
 
 
