@@ -21,10 +21,9 @@ def list_() -> None:
     """Every data set: what the cache holds of it, where that came from, and its licence."""
     for name, entry in data.CATALOG.items():
         here = data.status(name)
-        if here.source and not here.problem:
-            state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}"
-        else:
-            state = "not fetched" if here.problem == "not there" else here.problem
+        state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
+        if here.fetched and here.problem:
+            state = f"{here.problem}; run evcl data fetch {name}"
         typer.echo(f"{name:<14} {entry.summary}")
         typer.echo(f"{'':<14} {state}")
         typer.echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
@@ -60,7 +59,7 @@ def verify(
 ) -> None:
     """Check every byte in the cache, and count images that occur more than once."""
     _known(names or [])
-    wanted = names or [name for name in data.CATALOG if data.status(name).problem != "not there"]
+    wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
     if not wanted:
         typer.echo("nothing was fetched yet; see evcl data fetch")
 

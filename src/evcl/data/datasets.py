@@ -35,6 +35,7 @@ class Status:
 
     name: str
     folder: Path
+    fetched: bool
     bytes: int
     source: str
     problem: str
@@ -101,7 +102,7 @@ def status(name: str) -> Status:
     except SourceFailed as error:
         problem = str(error)
     size = sum(path.stat().st_size for path in place.glob("*.npy"))
-    return Status(name, place, size, source, problem)
+    return Status(name, place, (place / cache.SOURCE).exists(), size, source, problem)
 
 
 def verify(name: str) -> Verified:

@@ -38,9 +38,11 @@ class SourceFailed(EvclError):
 
 
 def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
-    """The arrays of one folder or archive, or None where it has nothing of this form."""
+    """The arrays of one folder or archive, or None where a folder has nothing of this form."""
     try:
         contents = collect(place, form, entry.most_bytes)
+        if not contents and place.is_file():
+            raise SourceFailed(f"{place.name} holds none of {', '.join(form.members)}")
         return decode(contents, form, entry) if contents else None
     except SourceFailed:
         raise

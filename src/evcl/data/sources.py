@@ -270,10 +270,7 @@ def from_package(entry: Entry, package: Package) -> Arrays:
             _call(place, "apt-get", "download", package.name)
             archive = place / "files.tar"
             _call(place, "dpkg-deb", "--fsys-tarfile", str(_only(place, "*.deb")), into=archive)
-        arrays = formats.read(archive, package.form, entry)
-    if arrays is None:
-        raise SourceFailed("the package holds none of the files")
-    return arrays
+        return formats.read(archive, package.form, entry) or {}
 
 
 def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -> None:
