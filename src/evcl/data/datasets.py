@@ -85,6 +85,8 @@ def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) 
             tried = [f"cache {cache.folder(entry)}: {error}"]
             arrays, source = sources.obtain(entry, data_dir, _offline(offline), tried)
             cache.write(entry, arrays, source)
+            if source in entry.mirrors:
+                sources.tidy(entry)
         try:
             _verify_grey(entry)
         except SourceFailed:

@@ -67,7 +67,7 @@ def local_folders(entry: Entry, data_dir: Path | None) -> list[Path]:
     hand = downloads(entry)
     return [
         *([given] if given else []),
-        *([hand] if hand.is_dir() else []),
+        *([hand] if hand.is_dir() and any(hand.iterdir()) else []),
         *([installed] if installed and installed.is_dir() else []),
     ]
 
@@ -140,10 +140,14 @@ def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float]) -> Arra
             problems.append(f"{file.name}: {error}")
     if problems:
         raise SourceFailed("; ".join(problems))
-    arrays = from_folder(entry, place)
+    return from_folder(entry, place)
+
+
+def tidy(entry: Entry) -> None:
+    """Remove downloaded files once the cache holds their arrays, and not before: the next call can go on from them."""
+    place = downloads(entry)
     for path in (*(place / file.name for file in entry.files), *place.glob("*.part")):
-        path.unlink(missing_ok=True)  # the cache holds the arrays from now on
-    return arrays
+        path.unlink(missing_ok=True)
 
 
 class _Unreachable(SourceFailed):
