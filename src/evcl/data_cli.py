@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from evcl import data
 from evcl.data.progress import megabytes
 from evcl.errors import EvclError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, fetch, verify.")
+app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verify.")
 
 
 @app.command("list")
@@ -31,7 +30,7 @@ def list_() -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which data sets; see evcl data list.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Which data sets; see evcl data list.")],
     data_dir: Annotated[
         Path | None, typer.Option(help="A folder of your own that holds the files [EVCL_DATA].")
     ] = None,
@@ -42,7 +41,7 @@ def fetch(
     """Bring data sets into the cache, from the first source that gives the right bytes."""
     _known(names)
     if data_dir is not None and not data_dir.is_dir():
-        raise click.UsageError(f"--data-dir: there is no folder {data_dir}")
+        raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
 
     def one(name: str) -> str:
         here = data.fetch(name, data_dir, offline or None)
@@ -54,7 +53,7 @@ def fetch(
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Which data sets [all that were fetched].")
+        list[str] | None, typer.Argument(metavar="NAME", help="Which data sets [all that were fetched].")
     ] = None,
 ) -> None:
     """Check every byte in the cache, and count images that occur more than once."""
@@ -79,7 +78,7 @@ def _known(names: list[str]) -> None:
         for name in names:
             data.CATALOG[name]
     except EvclError as error:
-        raise click.UsageError(str(error)) from error
+        raise typer.BadParameter(str(error)) from error
 
 
 def _each(names: list[str], one: Callable[[str], str]) -> None:
