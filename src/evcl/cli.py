@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, experiments, methods
+from evcl import __version__, benchmarks, data_cli, experiments, methods
 from evcl.errors import EvclError
 from evcl.experiments import Config, Event
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
+app.add_typer(data_cli.app, name="data")
 console = Console(highlight=False)
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")

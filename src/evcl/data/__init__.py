@@ -1,5 +1,20 @@
-"""Bytes in, uint8 arrays out."""
+"""Bytes in, verified uint8 arrays out."""
 
+from evcl.data.catalog import CATALOG
+from evcl.data.datasets import Dataset, Status, Verified, fetch, load, load_grey28, status, verify
 from evcl.data.digits import digits
+from evcl.data.formats import grey28
 
-__all__ = ["digits"]
+__all__ = [
+    "CATALOG",
+    "Dataset",
+    "Status",
+    "Verified",
+    "digits",
+    "fetch",
+    "grey28",
+    "load",
+    "load_grey28",
+    "status",
+    "verify",
+]

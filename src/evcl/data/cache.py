@@ -1,0 +1,143 @@
+"""The cache: verified arrays, one .npy file each, memory-mapped on use, and a JSON file that says where they came from.
+
+    FOLDER/mnist/train_images.npy  …  source.json
+
+A file is written whole or not at all, and source.json last, so that a folder with it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evcl.data import progress
+from evcl.data.catalog import Entry
+from evcl.data.formats import Arrays, SourceFailed, UInt8
+from evcl.errors import EvclError
+from evcl.files import write_atomically
+
+SOURCE = "source.json"
+
+
+def root() -> Path:
+    """EVCL_CACHE, else the platform's folder for caches."""
+    given = os.environ.get("EVCL_CACHE")
+    if given:
+        return Path(given).expanduser().absolute()
+    import pooch
+
+    return Path(pooch.os_cache("evcl"))
+
+
+def folder(entry: Entry) -> Path:
+    return root() / entry.name
+
+
+def sha256(array: UInt8) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def check(entry: Entry, arrays: Arrays) -> None:
+    """Refuse arrays that are not the catalogue's, bit for bit."""
+    for name, expected in entry.arrays.items():
+        if name not in arrays:
+            raise SourceFailed(f"{name} missing")
+        found = arrays[name]
+        if found.shape != expected.shape or found.dtype != np.uint8:
+            raise SourceFailed(f"{name} is {found.dtype} of shape {found.shape}, not uint8 of shape {expected.shape}")
+        if (digest := sha256(found)) != expected.sha256:
+            raise SourceFailed(f"{name} has sha256 {digest[:12]}…, not {expected.sha256[:12]}…")
+
+
+def write(entry: Entry, arrays: Arrays, source: str) -> None:
+    """Put arrays that `check` has passed into the cache."""
+    for name in entry.arrays:
+        save(folder(entry) / f"{name}.npy", arrays[name])
+    write_json(folder(entry) / SOURCE, {"data set": entry.name, "source": source})
+
+
+def save(path: Path, array: UInt8) -> None:
+    """One array as .npy. Not `np.save`, which reports a full disk as a count of elements."""
+    array = np.ascontiguousarray(array)
+
+    def _write(temporary: Path) -> None:
+        with temporary.open("wb") as out:
+            np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+            out.write(array.data)
+
+    write_atomically(path, _write)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1) + "\n"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SourceFailed("not there") from None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise SourceFailed(f"{path} is damaged")
+    return found
+
+
+def load(path: Path, shape: tuple[int, ...]) -> UInt8:
+    """Map one array into memory; its header and size are checked, its bytes are not (`evcl data verify` does that)."""
+    try:
+        array: UInt8 = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError):
+        raise SourceFailed(f"{path} is {'damaged' if path.exists() else 'missing'}") from None
+    if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:
+        raise SourceFailed(f"{path} is damaged: {array.dtype} of shape {array.shape}, not uint8 of shape {shape}")
+    return array
+
+
+def read(entry: Entry) -> Arrays:
+    """The cached arrays, memory-mapped; SourceFailed says what is missing or damaged."""
+    read_json(folder(entry) / SOURCE)
+    return {name: load(folder(entry) / f"{name}.npy", array.shape) for name, array in entry.arrays.items()}
+
+
+def read_intact(entry: Entry) -> Arrays:
+    """The cached arrays after every byte was checked."""
+    arrays = read(entry)
+    for name, expected in entry.arrays.items():
+        if sha256(arrays[name]) != expected.sha256:
+            raise SourceFailed(f"{folder(entry) / name}.npy is damaged: its bytes are not those of {entry.name}")
+    return arrays
+
+
+@contextmanager
+def locked(entry: Entry) -> Iterator[None]:
+    """One process at a time fetches a data set; the others wait, and then find it in the cache."""
+    from filelock import FileLock, Timeout
+
+    place = folder(entry)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(place / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress.say(f"{entry.name}: waiting for another process that is fetching it")
+            lock.acquire()
+    except OSError as error:
+        raise EvclError(
+            f"cannot write to the cache {place} ({error.strerror or error}): name another folder with EVCL_CACHE"
+        ) from error
+    try:
+        for left in place.glob(".*.tmp"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()

