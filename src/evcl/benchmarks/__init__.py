@@ -5,15 +5,32 @@ from evcl.benchmarks.benchmark import (
     Benchmark,
     Entry,
     Examples,
+    Request,
     Task,
     check_tasks,
     get,
     register,
     stratified,
 )
-from evcl.benchmarks.digits import PERMUTED, SPLIT
+from evcl.benchmarks.own import from_arrays, from_datasets, permute, split
+from evcl.benchmarks.registered import ENTRIES
 
-for _entry in (PERMUTED, SPLIT):  # the order of `evcl list`
+for _entry in ENTRIES:
     register(_entry)
 
-__all__ = ["BENCHMARKS", "Benchmark", "Entry", "Examples", "Task", "check_tasks", "get", "register", "stratified"]
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "Entry",
+    "Examples",
+    "Request",
+    "Task",
+    "check_tasks",
+    "from_arrays",
+    "from_datasets",
+    "get",
+    "permute",
+    "register",
+    "split",
+    "stratified",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import overload
 
 import torch
@@ -16,23 +17,35 @@ from evcl.settings import SEED, VALIDATION, Setting
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs [N, ...] and labels [N]. A permuted task holds the permutation, not a copy of the inputs."""
+    """Inputs [N, ...] and labels [N].
+
+    Images stay uint8 until they are used, and a permuted task holds the permutation, not a copy of the inputs.
+    """
 
     inputs: Tensor
     labels: Tensor
     permutation: Tensor | None = None
+    pixels: tuple[float, float] | None = None  # what 0 and 255 become, for uint8 inputs
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def x(self) -> Tensor:
-        """The inputs as the task shows them."""
-        return self.inputs if self.permutation is None else self.inputs[:, self.permutation]
+        """The inputs as the task shows them; made anew at each call, so that nothing is kept."""
+        x = self.inputs if self.permutation is None else self.inputs[:, self.permutation]
+        if self.pixels is None:
+            return x
+        low, high = self.pixels
+        return x.to(torch.float32, memory_format=torch.contiguous_format).mul_((high - low) / 255).add_(low)
 
     @property
     def y(self) -> Tensor:
         return self.labels
+
+    def select(self, rows: Tensor) -> Examples:
+        """A copy of these rows."""
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows])
 
     def __iter__(self) -> Iterator[Tensor]:
         """`x, y = task.train`"""
@@ -86,12 +99,23 @@ class Benchmark(Sequence[Task]):
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is asked of a benchmark."""
+
+    seed: int = 0
+    tasks: int | None = None  # None: the usual number
+    validation: float = 0.0
+    classes: tuple[tuple[int, ...], ...] | None = None  # None: the usual groups
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
-    """A registered benchmark: `build(seed, tasks, validation)`; `tasks` is None for the usual number."""
+    """A registered benchmark: `build(request)` makes it."""
 
     name: str
     summary: str
-    build: Callable[[int, int | None, float], Benchmark]
+    build: Callable[[Request], Benchmark]
     seeded: bool  # the tasks depend on the seed (permutations); otherwise all seeds see the same
     most_tasks: int | None = None  # None: any number
 
@@ -108,13 +132,25 @@ def register(entry: Entry, *, overwrite: bool = False) -> Entry:
     return entry
 
 
-def get(name: str, seed: int = 0, tasks: int | None = None, validation: float = 0.0) -> Benchmark:
-    """The benchmark of this name. `validation` takes that part out of every training set, stratified."""
+def get(
+    name: str,
+    seed: int = 0,
+    tasks: int | None = None,
+    validation: float = 0.0,
+    classes: Sequence[Sequence[int]] | None = None,
+    data_dir: str | Path | None = None,
+) -> Benchmark:
+    """The benchmark of this name, its data fetched if need be.
+
+    `tasks` is the number of tasks; `validation` takes that part out of every training set, stratified; `classes`
+    gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]; `data_dir` holds data files.
+    """
     entry = BENCHMARKS[name]
     SEED.check("seed", seed)
     check_tasks(entry, tasks)
     VALIDATION.check("validation", validation)
-    return entry.build(seed, tasks, validation)
+    groups = None if classes is None else tuple(tuple(group) for group in classes)
+    return entry.build(Request(seed, tasks, validation, groups, None if data_dir is None else Path(data_dir)))
 
 
 def check_tasks(entry: Entry, tasks: int | None) -> None:
@@ -146,5 +182,4 @@ def hold_out(task: Task, part: float, source: torch.Generator) -> Task:
     """The task with a stratified part of its training set as `validation`."""
     train = task.train
     kept, held = stratified(train.labels, max(1, round(part * len(train))), source)
-    cut = [replace(train, inputs=train.inputs[r], labels=train.labels[r]) for r in (kept, held)]
-    return replace(task, train=cut[0], validation=cut[1])
+    return replace(task, train=train.select(kept), validation=train.select(held))

@@ -92,9 +92,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, shape: tuple[int, ...]) -> UInt8:
-    """Map one array into memory; its header and size are checked, its bytes are not (`evcl data verify` does that)."""
+    """Map one array into memory; its header and size are checked, its bytes are not (`evcl data verify` does that).
+
+    Copy on write: torch wants writable memory, and nothing written to it reaches the file.
+    """
     try:
-        array: UInt8 = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: UInt8 = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError):
         raise SourceFailed(f"{path} is {'damaged' if path.exists() else 'missing'}") from None
     if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:

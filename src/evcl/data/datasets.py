@@ -17,7 +17,7 @@ GREY = "grey28.json"
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images [N, H, W] or [N, H, W, 3] and labels [N], uint8, read-only and memory-mapped.
+    """Images [N, H, W] or [N, H, W, 3] and labels [N], uint8, memory-mapped: writing to them does not reach the cache.
 
     notmnist has no published split: `train_*` hold all of it, in the order of the catalogue, and `test_*` are empty.
     """

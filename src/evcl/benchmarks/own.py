@@ -1,0 +1,115 @@
+"""A stream of one's own data: tasks that are there already, or one data set split or permuted into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from evcl import inputs
+from evcl.benchmarks.benchmark import Benchmark, Examples, Task, stratified
+from evcl.benchmarks.streams import permuted_tasks, split_tasks
+from evcl.errors import EvclError
+from evcl.randomness import generator
+
+HIDDEN = (100, 100)  # the trunk that `evcl run` gives a stream, where nothing else is said
+
+
+def from_arrays(
+    tasks: Sequence[tuple[Any, Any, Any, Any]],
+    *,
+    names: Sequence[str] | None = None,
+    heads: Literal["separate", "shared"] = "separate",
+    hidden: Sequence[int] = HIDDEN,
+) -> Benchmark:
+    """A task for each (x_train, y_train, x_test, y_test). With `heads="shared"` one head serves them all.
+
+    Inputs are [N, ...] numbers, labels [N] integers. Numbers are taken as they are: scale pixels first.
+    """
+    if heads not in ("separate", "shared"):
+        raise EvclError(f"heads must be 'separate' or 'shared', not {heads!r}")
+    if not tasks:
+        raise EvclError("there is no task: give (x_train, y_train, x_test, y_test) for each")
+    names = [str(k) for k in range(len(tasks))] if names is None else [str(name) for name in names]
+    if len(set(names)) != len(tasks):
+        raise EvclError(f"there are {len(tasks)} tasks, so {len(tasks)} different names are needed, not {names}")
+    read = []
+    for name, arrays in zip(names, tasks, strict=True):
+        if len(arrays) != 4:
+            raise EvclError(f"task {name!r} must be (x_train, y_train, x_test, y_test), not {len(arrays)} things")
+        read.append((_examples(*arrays[:2], f"task {name!r}, train"), _examples(*arrays[2:], f"task {name!r}, test")))
+    everything = sorted({label for train, _ in read for label in train.labels.unique().tolist()})
+    made = []
+    for name, (train, test) in zip(names, read, strict=True):
+        classes = everything if heads == "shared" else train.labels.unique().tolist()
+        if missing := sorted(set(test.labels.tolist()) - set(classes)):
+            raise EvclError(f"task {name!r}: the test labels {missing} are not in its training set")
+        if train.inputs.shape[1:] != read[0][0].inputs.shape[1:] or test.inputs.shape[1:] != train.inputs.shape[1:]:
+            raise EvclError(f"task {name!r}: its inputs have another shape than those of task {names[0]!r}")
+        made.append(Task(name, names[0] if heads == "shared" else name, tuple(classes), train, test))
+    return Benchmark("own", made, hidden=hidden)
+
+
+def from_datasets(tasks: Sequence[tuple[Any, Any]], **options: Any) -> Benchmark:
+    """A task for each (training, test) pair of torch data sets with items (x, y); options as in `from_arrays`."""
+    return from_arrays([(*_stacked(train), *_stacked(test)) for train, test in tasks], **options)
+
+
+def split(
+    x: Any,
+    y: Any,
+    classes: Sequence[Sequence[int]],
+    *,
+    test: float | tuple[Any, Any] = 0.2,
+    hidden: Sequence[int] = HIDDEN,
+) -> Benchmark:
+    """One task for each group of classes. `test` is a part to hold out, stratified, or a pair (x, y)."""
+    return Benchmark("own", split_tasks(*_parts(x, y, test), classes), hidden=hidden)
+
+
+def permute(
+    x: Any,
+    y: Any,
+    tasks: int = 10,
+    *,
+    test: float | tuple[Any, Any] = 0.2,
+    seed: int = 0,
+    hidden: Sequence[int] = HIDDEN,
+) -> Benchmark:
+    """The same data, its numbers in another order in each task, through one head."""
+    if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
+        raise EvclError(f"tasks must be a whole number of at least 1, not {tasks!r}")
+    train, held = _parts(x, y, test)
+    flat = [Examples(part.inputs.flatten(1), part.labels) for part in (train, held)]
+    return Benchmark("own", permuted_tasks(flat[0], flat[1], tasks, seed), hidden=hidden, seed=seed)
+
+
+def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Examples]:
+    whole = _examples(x, y, "the data")
+    if isinstance(test, (tuple, list)):
+        return whole, _examples(*test, "the test data")
+    if not 0 < test < 1:
+        raise EvclError(f"test must be a part between 0 and 1, or a pair (x, y), not {test!r}")
+    kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, "test"))
+    return whole.select(kept), whole.select(held)
+
+
+def _examples(x: Any, y: Any, what: str) -> Examples:
+    try:
+        tensor = inputs.inputs(x, torch.float32, "cpu")
+        labels = inputs.labels(y, len(tensor))
+        if isinstance(labels[0], str):
+            raise EvclError("a benchmark's labels are integers, and these are text: number them first")
+    except EvclError as error:
+        raise EvclError(f"{what}: {error}") from None
+    return Examples(tensor, torch.tensor(labels))
+
+
+def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise EvclError(f"a data set needs len() and an index, and {type(dataset).__name__} has not both")
+    items = [dataset[i] for i in range(len(dataset))]
+    if not items:
+        raise EvclError("a data set is empty")
+    return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])

@@ -1,0 +1,123 @@
+"""The benchmarks by name: the paper's, from verified data sets, and the embedded digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evcl import data
+from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, stratified
+from evcl.benchmarks.streams import permuted_tasks, split_tasks
+from evcl.errors import EvclError
+from evcl.randomness import generator
+
+Parts = tuple[Examples, Examples]  # train, test
+Load = Callable[[Path | None], Parts]
+PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # ranges of pixels
+
+
+def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float]) -> Examples:
+    """Images as [N, channels, height, width]."""
+    x = torch.from_numpy(images)
+    x = x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
+    return Examples(x, torch.from_numpy(labels).long(), pixels=pixels)
+
+
+def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Load:
+    """A data set that comes in two parts."""
+
+    def parts(data_dir: Path | None) -> Parts:
+        found = (data.load_grey28 if grey else data.load)(name, data_dir)
+        train = _examples(found.train_images, found.train_labels, pixels)
+        return train, _examples(found.test_images, found.test_labels, pixels)
+
+    return parts
+
+
+def _notmnist(data_dir: Path | None) -> Parts:
+    """notMNIST-small without copies, 80% to train and 20% to test, stratified, always the same.
+
+    The first copy of an image is kept, and an image that carries several letters is dropped: otherwise test images
+    would be training images.
+    """
+    found = data.load("notmnist", data_dir)
+    letters: dict[bytes, set[int]] = {}
+    first: dict[bytes, int] = {}
+    for row, (image, label) in enumerate(zip(found.train_images, found.train_labels.tolist(), strict=True)):
+        key = image.tobytes()
+        letters.setdefault(key, set()).add(label)
+        first.setdefault(key, row)
+    rows = np.array([row for key, row in first.items() if len(letters[key]) == 1])
+    whole = _examples(found.train_images[rows], found.train_labels[rows], SIGNED)
+    train, test = stratified(whole.labels, round(0.2 * len(whole)), generator(0, "notmnist"))
+    return whole.select(train), whole.select(test)
+
+
+@cache
+def _digits(_: Path | None = None) -> Parts:
+    """scikit-learn's digits, 1,400 to train and 397 to test, stratified, always the same."""
+    images, labels = data.digits()
+    whole = Examples(torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long())
+    train, test = stratified(whole.labels, 397, generator(0, "digits"))
+    return whole.select(train), whole.select(test)
+
+
+def _split(
+    name: str,
+    summary: str,
+    load: Load,
+    hidden: tuple[int, ...],
+    groups: tuple[tuple[int, ...], ...] = PAIRS,
+    words: str = "",
+) -> Entry:
+    """One head for each group of classes."""
+
+    def build(request: Request) -> Benchmark:
+        wanted = (groups if request.classes is None else request.classes)[: request.tasks]
+        made = split_tasks(*load(request.data_dir), wanted, request.validation, words.split() or None)
+        return Benchmark(name, made, hidden=hidden, seed=request.seed)
+
+    return Entry(name, summary, build, seeded=False, most_tasks=len(groups))
+
+
+def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> Entry:
+    """A random order of the pixels for each task, one head."""
+
+    def build(request: Request) -> Benchmark:
+        if request.classes is not None:
+            raise EvclError(f"{name} shows all classes in every task: leave classes out")
+        train, test = (
+            Examples(part.inputs.flatten(1), part.labels, pixels=part.pixels) for part in load(request.data_dir)
+        )
+        made = permuted_tasks(train, test, request.tasks or 5, request.seed, request.validation)
+        return Benchmark(name, made, hidden=hidden, seed=request.seed)
+
+    return Entry(name, summary, build, seeded=True)
+
+
+_mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)
+_cifar10 = _published("cifar10", SIGNED)
+_grey_cifar10 = _published("cifar10", SIGNED, grey=True)
+FASHION = "top trouser pullover dress coat sandal shirt sneaker bag boot"
+CIFAR10 = "plane car bird cat deer dog frog horse ship truck"
+DEEP = (150, 150, 150, 150)
+LETTERS = "A B C D E F G H I J"
+PAIRS_OF_LETTERS = ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))
+
+ENTRIES = (  # the order of `evcl list`
+    _permuted("permuted-mnist", "MNIST, a random pixel order a task, one head", _mnist, (100, 100)),
+    _split("split-mnist", "MNIST, 0/1 2/3 4/5 6/7 8/9, a head a task", _mnist, (256, 256)),
+    _split(
+        "split-notmnist", "notMNIST, A/F B/G C/H D/I E/J, a head a task", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS
+    ),
+    _split("split-fashion-mnist", "Fashion-MNIST, top/trouser to bag/boot", _fashion, DEEP, words=FASHION),
+    _split("split-cifar10", "CIFAR-10 as 28x28 grey, plane/car to ship/truck", _grey_cifar10, DEEP, words=CIFAR10),
+    _split("split-cifar10-rgb", "CIFAR-10 in colour, the same pairs", _cifar10, DEEP, words=CIFAR10),
+    _permuted("permuted-digits", "8x8 digits, a random pixel order a task, one head", _digits, (100, 100)),
+    _split("split-digits", "8x8 digits, 0/1 2/3 4/5 6/7 8/9, a head a task", _digits, (100, 100)),
+)
