@@ -22,7 +22,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/evcl demo
+	$(BIN)/evcl demo --overwrite
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2

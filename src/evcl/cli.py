@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -22,7 +24,6 @@ from evcl.experiments import Config, Event
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
@@ -102,13 +103,16 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Not in this version yet.")] = False,
     device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
-    data_dir: Annotated[Path | None, typer.Option(help="Not in this version yet.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
 ) -> None:
     """Train one method on one benchmark; the result is result.json in the folder."""
     _choice("--device", device, ("auto", "cpu"), later=("cuda",))
     _choice("--precision", precision, ("fp32",), later=("tf32", "bf16"))
     _later(resume, "--resume")
-    _later(data_dir is not None, "--data-dir")
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise Usage(f"--data-dir: there is no folder {data_dir}")
+        os.environ["EVCL_DATA"] = str(data_dir)
     _plugins(plugin or [])
     given: dict[str, Any] = _settings(set_ or [])
     for name, value in (("epochs", epochs), ("validation", validation)):
@@ -135,6 +139,7 @@ def run(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("evcl-demo"),
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, whatever the folder holds.")] = False,
 ) -> None:
     """Four methods learn five tasks on the embedded data, three seeds each: a table, figures and a page."""
     given = {} if epochs is None else {"epochs": epochs}
@@ -146,13 +151,13 @@ def demo(
     results = []
     todo = []
     for config, folder in zip(configs, folders, strict=True):
-        found = experiments.open_folder(folder, config)
+        found = experiments.open_folder(folder, config, overwrite)
         if found is None:
             todo.append((config, folder))
         else:
             results.append(found)
     if results:
-        console.print(f"{len(results)} of {len(configs)} results are in {out} already; remove it to run them again")
+        console.print(f"{len(results)} of {len(configs)} results are in {out} already (--overwrite trains again)")
     if todo:
         with _progress([config for config, _ in todo]) as on_event:
             for index, result in experiments.execute_all([config for config, _ in todo], on_event):
@@ -199,6 +204,9 @@ def root(
     if version:
         console.print(f"evcl {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        console.print(context.get_help())
+        raise typer.Exit(2)
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...], later: tuple[str, ...]) -> None:
@@ -256,7 +264,8 @@ def _print_tables(results: list[dict[str, Any]]) -> None:
             title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
         )
         for column in COLUMNS:
-            table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+            first = column == COLUMNS[0]
+            table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
         for row in rows(group):
             table.add_row(*row)
         console.print(table)
@@ -274,6 +283,10 @@ def _report(folder: Path, title: str) -> None:
 def main() -> None:
     """Run the command line: exit status 0, 1 (it failed) or 2 (wrong usage), with one line saying why."""
     debug = "--debug" in sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without "±" prints a "?"
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # so that workers end too
     try:
         status = app(standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -282,9 +295,10 @@ def main() -> None:
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; nothing was written", 1, debug)
-    except OSError as error:
-        _fail(str(error), 1, debug)
+        _fail("interrupted; finished runs are kept", 1, debug)
+    except Exception as error:
+        where = "" if debug else "; evcl --debug shows where"
+        _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)
 
 
 def _fail(message: str, status: int, debug: bool) -> None:

@@ -14,9 +14,16 @@ class Diverged(EvclError):
     """The loss stopped being a number; the state from before the task is kept."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> EvclError:
+class UnknownName(EvclError, KeyError):
+    """A name that is not in a table; a KeyError too, so that a table's `get` gives its default."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An unknown name: the nearest known one if there is one, else all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
-    return EvclError(f"unknown {kind} {name!r}; {hint}")
+    return UnknownName(f"unknown {kind} {name!r}; {hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,16 @@ from evcl.errors import EvclError
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary neighbour of `path`, then put it in its place."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    except (TypeError, ValueError) as error:
+        raise EvclError(f"cannot write to {str(path)!r}: {error}") from error
     try:
         write(temporary)
         temporary.replace(path)
-    except OSError as error:
-        raise EvclError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise EvclError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)

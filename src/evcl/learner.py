@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.errors import EvclError, unknown
 from evcl.files import write_atomically
-from evcl.inputs import Label, inputs, labels
+from evcl.inputs import Label, inputs, labels, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, head_names
@@ -27,6 +28,7 @@ from evcl.settings import SEED, Settings, resolve
 from evcl.training import OnEpoch, Run, TaskData
 
 FORMAT = 1  # of the saved file
+KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 
 
 class Learner:
@@ -64,7 +66,7 @@ class Learner:
             [self.settings],
             [self.seed],
             draw=isinstance(network, MLP) if init == "auto" else init == "draw",
-            device=device,
+            device=_device(device),
             dtype=dtype,
             unsupported=unsupported,
         )
@@ -91,52 +93,59 @@ class Learner:
     def learn(
         self,
         data: Task | Examples | tuple[Any, Any],
-        task: str | int | None = None,
+        task: str | None = None,
         head: str | int = "new",
         epochs: int | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is a benchmark's task, or inputs [N, ...] and labels [N]. Labels are integers or strings. `head` names
-        an earlier task to share that task's head, which grows if new labels come. If anything fails, or is
-        interrupted, the learner is as it was before.
+        `data` is inputs [N, ...] and labels [N], integers or strings; or a benchmark's task, which brings its own name
+        and head. `head` names an earlier task to share that task's head, which grows if new labels come. If anything
+        fails, or is interrupted, the learner is as it was before.
         """
         if self.method.joint:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
-        return self._learn([self._read(data, task, head)], epochs, on_epoch)[0]
+        return self._learn([self._read(data, task, head, self._tasks)], epochs, on_epoch)[0]
 
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, on_epoch: OnEpoch | None = None
     ) -> list[str]:
         """Learn several tasks as one, each through its own head, and return their names."""
-        read = [self._read(task, None, "new") for task in tasks]
-        if not read:
+        tasks = _tasks(tasks, "learn_jointly")
+        if not tasks:
             raise EvclError("there is no task to learn")
+        names = [task.name for task in tasks]
+        read = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
         return self._learn(read, epochs, on_epoch)
 
     def _read(
-        self, data: Any, task: str | int | None, head: str | int
+        self, data: Any, task: str | None, head: str | int, taken: Iterable[str]
     ) -> tuple[str, str, Tensor, list[Label], Sequence[Label]]:
         """(name, head, inputs, labels, the head's classes as far as they are known) of what `learn` was given."""
         known: Sequence[Label] = ()
         if isinstance(data, Task):
             task = data.name if task is None else task
-            head = data.head if head == "new" else self._head(head)
-            known, data = data.classes, data.train
-        elif head != "new":
+            known = [c if isinstance(c, str) else int(c) for c in data.classes]
+        name = str(len(self._tasks)) if task is None else task
+        if not isinstance(name, str) or not name or name == "new":
+            raise EvclError(f"a task's name is some text other than 'new', not {name!r}")
+        if name in taken:
+            raise EvclError(f"{name!r} is learned already: choose another name, with head={name!r} to share its head")
+        if head != "new":
             head = self._head(head)
-        name = str(len(self._tasks)) if task is None else str(task)
-        if not name or name == "new" or name in self._tasks:
-            why = "learned already" if name in self._tasks else "not a name for a task"
-            raise EvclError(f"{name!r} is {why}: choose another name; to go on with a task's head, pass head={name!r}")
-        if isinstance(data, Examples):
-            data = (data.x, data.y)
+        elif isinstance(data, Task):
+            head = data.head
+        elif name in self._heads:
+            raise EvclError(f"a head is called {name!r} already: choose another name for the task")
+        else:
+            head = name
+        if isinstance(data, (Task, Examples)):
+            data = tuple(data.train if isinstance(data, Task) else data)
         if not isinstance(data, (tuple, list)) or len(data) != 2:
             raise EvclError(f"learn takes a Task or a pair (x, y), not {type(data).__name__}")
         x = self._inputs(data[0])
-        y = labels(data[1], len(x))
-        return name, name if head == "new" else str(head), x, y, known
+        return name, head, x, labels(data[1], len(x)), known
 
     def _learn(
         self,
@@ -159,8 +168,7 @@ class Learner:
                 elif len(classes) > len(heads[head]):
                     run.grow_head(list(heads).index(head), len(classes))
                 heads[head] = classes
-                position = {label: i for i, label in enumerate(classes)}
-                targets = torch.tensor([position[label] for label in y], device=x.device)
+                targets = positions(y, classes).to(x.device)
                 tasks.append(TaskData(x.unsqueeze(0), targets.unsqueeze(0), list(heads).index(head)))
             run.train(tasks, settings, on_epoch=on_epoch)
         except BaseException as error:
@@ -188,20 +196,17 @@ class Learner:
         head = self._head(task)
         best = self._probabilities(self._inputs(x), head).argmax(1).cpu().numpy()
         found = np.array(self._heads[head])[best]
-        if isinstance(x, Tensor) and found.dtype.kind == "i":
+        if isinstance(x, Tensor) and found.dtype.kind in "ib":
             return torch.from_numpy(found).to(x.device)
         return found
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks, all of them learned before."""
-        tasks = [tasks] if isinstance(tasks, Task) else list(tasks)
+        tasks = _tasks(tasks, "evaluate")
         for task in tasks:
-            if not isinstance(task, Task):
-                raise EvclError(f"evaluate takes a benchmark or its tasks, not {type(task).__name__}")
             if task.name not in self._tasks:
-                raise EvclError(
-                    f"task {task.name!r} has not been learned, only {', '.join(self.tasks) or 'none'} so far"
-                )
+                learned = ", ".join(self.tasks) or "none"
+                raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
         found = {}
         for task in tasks:
             x, y = task.test
@@ -222,12 +227,14 @@ class Learner:
             if len(self._heads) > 1:
                 raise EvclError(f"there are {len(self._heads)} heads: say which task, one of {', '.join(self._tasks)}")
             return next(iter(self._heads))
-        if isinstance(task, int) and not isinstance(task, bool):
+        if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):
                 raise EvclError(f"there is no task {task}: {len(self._tasks)} learned, numbered from 0")
-            return list(self._tasks.values())[task]
+            return list(self._tasks.values())[int(task)]
+        if not isinstance(task, str):
+            raise EvclError(f"a task is named or numbered, not {task!r}")
         if task not in self._tasks:
-            raise unknown("task", str(task), self._tasks)
+            raise unknown("task", task, self._tasks)
         return self._tasks[task]
 
     def _inputs(self, x: Any) -> Tensor:
@@ -248,7 +255,7 @@ class Learner:
 
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
-        self._run.to(device)
+        self._run.to(_device(device))
         return self
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
@@ -257,17 +264,23 @@ class Learner:
         views = network.layout.views(network.posterior.mean)
         names = head_names(list(self._heads).index(self._head(task)))
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
-        head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
-        module = nn.Sequential(copy.deepcopy(self._plain), head).to(network.posterior.mean)
-        parameters = dict(module[0].named_parameters()) | {"weight": head.weight, "bias": head.bias}
+        trunk = copy.deepcopy(self._plain).to(network.posterior.mean)
+        head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
         with torch.no_grad():
-            for name, value in [
-                *((n, views[n][0]) for n in network.trunk_names),
-                ("weight", weight),
-                ("bias", bias),
-            ]:
-                parameters[name].copy_(value)
-        return module.eval()
+            for name, parameter in trunk.named_parameters():
+                if name in network.trunk_names:
+                    parameter.copy_(views[name][0])
+            head.weight.copy_(weight)
+            head.bias.copy_(bias)
+        return nn.Sequential(trunk, head).eval()
+
+    def _restore_kept(self, kept: dict[str, Tensor]) -> None:
+        """Frozen layers and buffers, as they were saved: in the network, and in the plain one beside it."""
+        own = self._run.network.trunk.state_dict()
+        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in kept.items()}:
+            raise EvclError("the network does not fit the file: its frozen layers or buffers are others")
+        for module in (self._run.network.trunk, self._plain):
+            module.load_state_dict(kept, strict=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything it needs to go on learning, as safetensors: tensors and JSON, no code."""
@@ -287,7 +300,8 @@ class Learner:
             "heads": [[name, classes] for name, classes in self._heads.items()],
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
-        tensors = {name: t.detach().cpu().contiguous() for name, t in run.tensors().items()}
+        kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        tensors = {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
 
         def write(temporary: Path) -> None:
             try:
@@ -298,12 +312,29 @@ class Learner:
         write_atomically(path, write)
 
 
+def _tasks(tasks: Any, verb: str) -> list[Task]:
+    """Tasks from a benchmark, a task or several."""
+    found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
+    for task in found:
+        if not isinstance(task, Task):
+            raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}")
+    return found
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """A device that works here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
 def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:
     """A head's classes, and behind them the new ones: those its task knows of, then those found, sorted."""
     kinds = {type(label) for label in (*head, *known, *y)}
     if len(kinds) > 1:
         raise EvclError("a head's labels must be all integers or all strings; these are of both kinds")
-    classes = list(dict.fromkeys([*head, *known, *sorted(set(y), key=lambda label: (str(type(label)), label))]))
+    classes = list(dict.fromkeys([*head, *known, *sorted(set(y))]))
     if len(classes) < 2:
         raise EvclError(f"a new head needs at least two classes, and the labels hold only {classes[0]!r}")
     return classes
@@ -342,9 +373,12 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
 
     A network that is not `evcl.nn.mlp` is handed in; its names and shapes are checked against the file.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise EvclError(f"there is no file {path}")
+    try:
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError
+    except (OSError, TypeError, ValueError):
+        raise EvclError(f"there is no file {path}") from None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -371,19 +405,27 @@ def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modu
     weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
+    for classes in heads.values():
+        if len(set(classes)) != len(classes) or len({type(c) for c in classes} & {int, str, bool}) != 1:
+            raise EvclError("a head's classes must be different, and all of one kind")
+    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
+        raise EvclError("rounds must be a whole number")
+    method = get_method(saved["method"])
+    settings = resolve(method.name, method.known_settings, saved["settings"])
     if network is None:
         network = _mlp(saved["mlp"], trunk)
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     learner = Learner(
         network,
-        saved["method"],
+        method,
         seed=saved["seed"],
         init="network",
         unsupported=saved["unsupported"],
         dtype=dtypes[saved["dtype"]],
-        **saved["settings"],
+        **settings,
     )
     run = learner._run
+    learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]

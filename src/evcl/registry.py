@@ -28,12 +28,12 @@ class Registry(Mapping[str, T], Generic[T]):
         del self._entries[name]
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
+        if name not in self:
             raise unknown(self._kind, str(name), self._entries)
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return isinstance(name, str) and name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

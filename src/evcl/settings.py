@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,22 +33,35 @@ class Setting:
                 return str(value)
             raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
         whole = isinstance(self.default, int)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        inside = self.low < number if self.open_low else self.low <= number
-        if (
-            isinstance(value, bool)
-            or not (math.isfinite(number) and inside and number <= self.high)
-            or (whole and number != int(number))
-        ):
+        number = _whole(value) if whole else _real(value)
+        if number is None or isinstance(value, bool) or not self._inside(number):
             raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}")
-        return int(number) if whole else number
+        return number
+
+    def _inside(self, number: float) -> bool:
+        return (self.low < number if self.open_low else self.low <= number) and number <= self.high
 
     def _wanted(self, whole: bool) -> str:
         text = f"a {'whole' if whole else 'finite'} number {'above' if self.open_low else 'of at least'} {self.low:g}"
         return text if self.high == math.inf else f"{text} and at most {self.high:g}"
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, exactly: not by way of a float, which rounds above 2**53."""
+    try:
+        return int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        pass
+    number = _real(value)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def _real(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 TRAINING: dict[str, Setting] = {
@@ -58,14 +72,14 @@ TRAINING: dict[str, Setting] = {
 VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
-    "tempering": Setting(0.1, "beta, the weight of the KL term"),
-    "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", high=1e3, open_low=True),
-    "prior_std": Setting(0.3, "standard deviation of the first prior, and of a new head's", high=1e6, open_low=True),
+    "tempering": Setting(0.1, "beta, the weight of the KL term", high=1e6),
+    "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", low=1e-8, high=1e3),
+    "prior_std": Setting(0.3, "standard deviation of the first prior, and of a new head's", low=1e-8, high=1e6),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
     "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {
-    "strength": Setting(100.0, "lambda, the weight of the elastic term"),
+    "strength": Setting(100.0, "lambda, the weight of the elastic term", high=1e12),
     "fisher": Setting(
         "exact",
         "labels of the Fisher: all, weighted by the model; drawn from it; or the true ones",
@@ -73,7 +87,7 @@ ELASTIC: dict[str, Setting] = {
     ),
     "fisher_examples": Setting(5000, "training examples the Fisher is measured on", low=1, high=100_000_000),
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
-    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used"),
+    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
 
 

@@ -102,11 +102,11 @@ class Benchmark(Sequence[Task]):
 class Request:
     """What is asked of a benchmark."""
 
-    seed: int = 0
-    tasks: int | None = None  # None: the usual number
-    validation: float = 0.0
-    classes: tuple[tuple[int, ...], ...] | None = None  # None: the usual groups
-    data_dir: Path | None = None
+    seed: int
+    tasks: int
+    validation: float
+    classes: tuple[tuple[int, ...], ...] | None  # None: the usual groups
+    data_dir: Path | None
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class Entry:
     summary: str
     build: Callable[[Request], Benchmark]
     seeded: bool  # the tasks depend on the seed (permutations); otherwise all seeds see the same
-    most_tasks: int | None = None  # None: any number
+    tasks: int = 5  # where nothing else is said
+    most_tasks: int = 100_000
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")
-_TASKS = Setting(5, "tasks", low=1, high=100_000)
 
 
 def register(entry: Entry, *, overwrite: bool = False) -> Entry:
@@ -146,17 +146,21 @@ def get(
     gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]; `data_dir` holds data files.
     """
     entry = BENCHMARKS[name]
-    SEED.check("seed", seed)
-    check_tasks(entry, tasks)
-    VALIDATION.check("validation", validation)
     groups = None if classes is None else tuple(tuple(group) for group in classes)
-    return entry.build(Request(seed, tasks, validation, groups, None if data_dir is None else Path(data_dir)))
+    request = Request(
+        seed=int(SEED.check("seed", seed)),
+        tasks=check_tasks(entry, tasks) if tasks is not None or groups is None else len(groups),
+        validation=float(VALIDATION.check("validation", validation)),
+        classes=groups,
+        data_dir=None if data_dir is None else Path(data_dir),
+    )
+    return entry.build(request)
 
 
-def check_tasks(entry: Entry, tasks: int | None) -> None:
-    """Refuse a number of tasks that the benchmark cannot give."""
-    if tasks is not None:
-        replace(_TASKS, high=entry.most_tasks or _TASKS.high).check(f"tasks of {entry.name}", tasks)
+def check_tasks(entry: Entry, tasks: int | None) -> int:
+    """The number of tasks asked for, or the usual one; a number that the benchmark cannot give is refused."""
+    limits = Setting(entry.tasks, "tasks", low=1, high=entry.most_tasks)
+    return int(limits.check(f"tasks of {entry.name}", entry.tasks if tasks is None else tasks))
 
 
 def stratified(labels: Tensor, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:

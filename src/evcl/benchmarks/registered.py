@@ -82,7 +82,7 @@ def _split(
         made = split_tasks(*load(request.data_dir), wanted, request.validation, words.split() or None)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
-    return Entry(name, summary, build, seeded=False, most_tasks=len(groups))
+    return Entry(name, summary, build, seeded=False, tasks=len(groups), most_tasks=len(groups))
 
 
 def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> Entry:
@@ -94,7 +94,7 @@ def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> E
         train, test = (
             Examples(part.inputs.flatten(1), part.labels, pixels=part.pixels) for part in load(request.data_dir)
         )
-        made = permuted_tasks(train, test, request.tasks or 5, request.seed, request.validation)
+        made = permuted_tasks(train, test, request.tasks, request.seed, request.validation)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
     return Entry(name, summary, build, seeded=True)

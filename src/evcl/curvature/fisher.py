@@ -18,8 +18,10 @@ from torch import Tensor
 
 from evcl.errors import EvclError
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout
+from evcl.settings import ELASTIC
 
-KINDS = ("exact", "sampled", "empirical")
+KINDS = ELASTIC["fisher"].choices
+CHUNK_NUMBERS, CHUNK_ROWS = 2_000_000, (16, 1000)  # inputs that go through the network at once
 
 
 def fisher(
@@ -31,14 +33,17 @@ def fisher(
     heads: Sequence[int],
     kind: str = "exact",
     generators: Sequence[torch.Generator] | None = None,
-    chunk: int = 1000,
+    chunk: int | None = None,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
-    `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone.
+    `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
+    go through the network at once.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
+    if chunk is None:
+        chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
     network.bind(mean, None, layout)
     network.weights.noise = None
     total = torch.zeros_like(mean)
@@ -66,8 +71,10 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
     """Note the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
 
-    def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append((layer, args[0].detach(), output))
+    def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The network goes on with a copy: an activation in place would change what is kept here."""
+        calls.append((layer, args[0].detach().clone(), output))
+        return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
     return calls, [layer.register_forward_hook(note) for layer in layers]
@@ -109,7 +116,7 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
         if len(found) == 1:
             parts[name] += layer.square_sum(parameter, x, delta)
             continue
-        rows = layer.rows_at_once(parameter)
+        rows = min(u.rows_at_once(p, a, d) for u, p, a, d in found)
         for start in range(0, examples, rows):
             piece = slice(start, start + rows)
             gradients = [u.example_gradient(p, a[:, piece], d[:, piece]) for u, p, a, d in found]

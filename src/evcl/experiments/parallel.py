@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any
@@ -24,6 +25,7 @@ def cores() -> int:
 def _start(events: Any) -> None:
     global _events  # noqa: PLW0603  (a worker's own)
     _events = events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     torch.set_num_threads(1)
     load_plugins()
 
@@ -49,8 +51,9 @@ def execute_all(
                     for future in done:
                         yield pending.pop(future), future.result()
             except BaseException:
+                processes = list(pool._processes.values())  # shutdown forgets them
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(pool._processes.values()):
+                for process in processes:
                     process.terminate()
                 raise
 

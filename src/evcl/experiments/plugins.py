@@ -28,7 +28,7 @@ def _load(name: str) -> None:
     if path.suffix != ".py":
         importlib.import_module(name)
         return
-    module_name = f"evcl_plugin_{path.stem}"
+    module_name = f"evcl_plugin:{path.resolve()}"
     if module_name in sys.modules:
         return
     if not path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
@@ -34,7 +35,7 @@ class Config:
     method: str
     preset: str
     seeds: tuple[int, ...]
-    tasks: int | None  # None: the benchmark's usual number
+    tasks: int
     settings: Settings  # the method's, and `validation`
 
     @property
@@ -56,10 +57,8 @@ def configure(
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen), **(given or {})})
     if not seeds or len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
-    for seed in seeds:
-        SEED.check("seed", seed)
-    benchmarks.check_tasks(entry, tasks)
-    return Config(benchmark, method, preset, tuple(seeds), tasks, settings)
+    seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
+    return Config(benchmark, method, preset, seeds, benchmarks.check_tasks(entry, tasks), settings)
 
 
 @dataclass(frozen=True)
@@ -164,30 +163,35 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
 def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[str, Any] | None:
     """Make sure that the folder can take this run's result; returns the result if it is there already."""
     found = None
-    if (folder / RESULT).exists():
-        try:
+    try:
+        if (folder / RESULT).exists():
             found = read_result(folder / RESULT)
-        except EvclError:
-            if not overwrite:
-                raise
+    except EvclError as error:
+        if not overwrite:
+            raise EvclError(f"{error}: pass --overwrite or another --out") from None
+    except OSError as error:
+        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     if found is not None and not overwrite:
-        usual = {**found["config"], **config.settings, "tasks": config.tasks or found["config"]["tasks"]}
+        usual = {**found["config"], **config.settings, "tasks": config.tasks}
         wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
         if wanted == {key: found[key] for key in wanted}:
             return found
         raise EvclError(
             f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
         )
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made: list[Path] = []
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".evcl-writable"
         probe.touch()
         probe.unlink()
-        for path in made:  # a run that fails leaves nothing behind; `write_result` makes them again
-            path.rmdir()
-    except OSError as error:
-        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise EvclError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+    finally:  # a run that fails leaves nothing behind; `write_result` makes them again
+        for path in made:
+            with contextlib.suppress(OSError, ValueError):
+                path.rmdir()
     return None
 
 
@@ -203,9 +207,19 @@ def read_result(path: Path) -> dict[str, Any]:
     """A result file, checked to be one."""
     try:
         found = json.loads(path.read_text("utf-8"))
-        keys = ("benchmark", "method", "preset", "seeds", "config", "accuracy", "average_accuracy", "seconds")
-        if found["schema"] != SCHEMA or not all(key in found for key in keys):
-            raise ValueError("other contents")
+        for key, kind in _KINDS.items():
+            if not isinstance(found[key], kind):
+                raise ValueError(f"{key} is {type(found[key]).__name__}")
+        if found["schema"] != SCHEMA:
+            raise ValueError(f"schema {found['schema']}")
+        found["config"]["tasks"], found["environment"]["device"], found["environment"]["platform"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EvclError(f"{path} is not a result of evcl ({error}): pass --overwrite, or another folder") from error
+        raise EvclError(f"{path} is not a result of evcl ({type(error).__name__} {error})") from error
     return dict(found)
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "schema": int, "benchmark": str, "method": str, "preset": str, "config": dict, "seeds": list, "accuracy": list,
+    "average_accuracy": dict, "forgetting": dict, "nll": dict, "ece": dict, "seconds": (int, float),
+    "environment": dict,
+}  # fmt: skip

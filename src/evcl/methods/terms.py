@@ -66,6 +66,10 @@ class Pull:
         pairs = ((self.mean, other.mean), (self.linear, other.linear), (self.square, other.square))
         return Pull(*(x if y is None else y if x is None else x + y for x, y in pairs))
 
+    def finite(self) -> bool:
+        parts = (self.mean, self.linear, self.square)
+        return all(bool(part.w.isfinite().all()) for part in parts if part is not None)
+
     def add_mean_gradient(self, mean: Tensor, grad: Tensor, scratch: Tensor) -> None:
         """grad += a (mu - m), in place."""
         if self.mean is not None:

@@ -12,6 +12,7 @@ approximation.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from evcl.errors import EvclError
 from evcl.randomness import Noise
 
-EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # per-example gradients held at once: 32 MB in float32
+EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
 
 
 class Weights:
@@ -46,6 +47,11 @@ class BayesianLayer(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.names = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            raise AttributeError(f"a Bayesian layer has no {name!r} of its own: call the layer instead of using it")
+        return super().__getattr__(name)
 
     def mean(self, parameter: str) -> Tensor | None:
         """[R, *shape], or None where the layer has no such parameter (no bias)."""
@@ -73,13 +79,13 @@ class BayesianLayer(nn.Module):
         """Each example's gradient [R, B, *shape], from the layer's input and its output's gradient, [R, B, ...]."""
         raise EvclError(f"{type(self).__name__} has no example_gradient: the Fisher cannot be measured through it")
 
-    def rows_at_once(self, parameter: str) -> int:
+    def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """How many examples' gradients may be held at the same time."""
         return max(1, EXAMPLE_GRADIENT_NUMBERS // prod(self.weights.mean[self.names[parameter]].shape))
 
     def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """sum_b (example b's gradient)^2: [R, *shape]. In pieces, since per-example gradients are large."""
-        rows = self.rows_at_once(parameter)
+        rows = self.rows_at_once(parameter, x, delta)
         pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
         return torch.stack([self.example_gradient(parameter, xs, ds).square().sum(1) for xs, ds in pieces]).sum(0)
 
@@ -102,7 +108,8 @@ class Linear(BayesianLayer):
         """[R, B, i] x [R, o, i] + [R, o] -> [R, B, o]"""
         assert weight is not None
         if x.shape[0] == 1:
-            return F.linear(x[0], weight[0], None if bias is None else bias[0]).unsqueeze(0)
+            # squeeze, not [0]: the gradient of an index is a copy into zeros
+            return F.linear(x.squeeze(0), weight.squeeze(0), None if bias is None else bias.squeeze(0)).unsqueeze(0)
         if bias is None:
             return torch.bmm(x, weight.mT)
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -170,6 +177,11 @@ class Conv2d(BayesianLayer):
             r * self.groups,
         )
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
+
+    def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
+        """The unfolded patches, [R, B, c*k, l], are larger than the gradients."""
+        patches = x.shape[0] * x.shape[2] * prod(self.kernel) * prod(delta.shape[-2:])
+        return min(super().rows_at_once(parameter, x, delta), max(1, EXAMPLE_GRADIENT_NUMBERS // patches))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """The product over positions of one example: [R, B, o, l] x [R, B, l, i*k] a group."""

@@ -91,7 +91,11 @@ def caption(group: Sequence[Result]) -> str:
     held = {r["config"].get("validation", 0) for r in group}
     data = "test data" if held == {0} else "a held-out part of the training data" if 0 not in held else "mixed data"
     counts = "/".join(map(str, seeds)) + (" seed" if seeds == [1] else " seeds")
-    return (
-        f"{group[0]['config']['tasks']} tasks; mean ± standard deviation over {counts}, "
-        f"on {data}; {group[0]['environment']['device']}, {group[0]['environment']['platform']}"
+    tasks, machines = (
+        " / ".join(sorted({str(v) for v in values}))
+        for values in (
+            [r["config"]["tasks"] for r in group],
+            [f"{r['environment']['device']}, {r['environment']['platform']}" for r in group],
+        )
     )
+    return f"{tasks} tasks; mean ± standard deviation over {counts}, on {data}; {machines}"

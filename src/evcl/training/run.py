@@ -23,11 +23,8 @@ class State:
 
     layout: Layout
     heads: int
-    posterior: Gaussian
-    prior: Gaussian
-    importance: Tensor
-    used: Tensor
     rounds: int
+    tensors: dict[str, Tensor]
 
 
 class Run:
@@ -90,7 +87,7 @@ class Run:
         self.network.bind(self.network.posterior.mean, None, self.network.layout)
         self.network.weights.noise = None
         with torch.no_grad():
-            width: int = self.network(x.expand(len(self.seeds), *x.shape[1:])).shape[1]
+            width: int = self.network(x.repeat(len(self.seeds), *[1] * (x.dim() - 1))).shape[1]
         return width
 
     def _lay_out(self, new: Layout, fan_in: int) -> None:
@@ -204,7 +201,7 @@ class Run:
             network.bind(weights, None, network.layout)
             pieces = []
             for xs in x.expand(r, *x.shape[1:]).split(max(1, chunk // r), 1):
-                logits = network.logits(xs.flatten(0, 1), [head])
+                logits = network.logits(xs.flatten(0, 1).clone(), [head])  # a forward may write to its input
                 pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
             total = total + torch.cat(pieces, 1)
             count += 1
@@ -234,22 +231,12 @@ class Run:
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        network = self.network
-        return State(
-            network.layout,
-            len(network.heads),
-            network.posterior,
-            self.prior,
-            self.importance,
-            self.used,
-            self.rounds,
-        )
+        return State(self.network.layout, len(self.network.heads), self.rounds, self.tensors())
 
     def restore(self, state: State) -> None:
-        network = self.network
-        del network.heads[state.heads :]
-        network.layout, network.posterior, self.prior = state.layout, state.posterior, state.prior
-        self.importance, self.used, self.rounds = state.importance, state.used, state.rounds
+        del self.network.heads[state.heads :]
+        self.network.layout, self.rounds = state.layout, state.rounds
+        self._take(state.tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every buffer, by name: with the layout, the seeds and `rounds`, all there is to save."""
@@ -270,6 +257,8 @@ class Run:
             found = tensors[name]
             if found.shape != own.shape or found.dtype != own.dtype or not bool(found.isfinite().all()):
                 raise EvclError(f"{name} should be {own.dtype} {tuple(own.shape)}, all of it finite")
+        if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
+            raise EvclError("importance should be at least 0, and used 0 or 1")
         self._take(tensors)
         self.rounds = rounds
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.errors import EvclError
+from evcl.inputs import positions
 from evcl.training.run import Run
 from evcl.training.task import Progress, TaskData
 
@@ -74,9 +75,6 @@ def _head(run: Run, task: Task, heads: dict[str, int]) -> int:
 def _data(run: Run, tasks: Sequence[Task], parts: Sequence[Examples], head: int) -> TaskData:
     """The same task of each replica, on the run's device: labels become positions among the classes."""
     mean = run.network.posterior.mean
-    classes = torch.tensor(tasks[0].classes)
-    order = classes.argsort()
-    labels = torch.stack([part.y for part in parts])
-    y = order[torch.searchsorted(classes[order], labels)]
+    y = torch.stack([positions(part.y.tolist(), task.classes) for task, part in zip(tasks, parts, strict=True)])
     x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
     return TaskData(x.to(mean), y.to(mean.device), head)

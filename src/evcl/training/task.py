@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.errors import Diverged
+from evcl.errors import Diverged, EvclError
 from evcl.methods import Term, autograd_gradients, collapse
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.randomness import GeneratorNoise, Noise, generator
@@ -83,6 +83,8 @@ class Step:
     ) -> None:
         self.network, self.q = network, q
         self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
+        if self.pull is not None and not self.pull.finite():
+            raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         self.variance = q.variance()
         self.leaves = network.bind(q.mean, self.variance, layout)
         self.grad, self.scratch = torch.empty_like(q.mean), torch.empty_like(q.mean)
@@ -117,6 +119,12 @@ class Step:
             self.adam_log_std.step(self.grad, self.scratch)
         return nll.detach()
 
+    def sound(self) -> Tensor:
+        """Whether every mean is finite, and every variance finite and above 0."""
+        sound = self.q.mean.isfinite().all()
+        variance = self.q.variance()
+        return sound if variance is None else sound & variance.isfinite().all() & (variance > 0).all()
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -149,7 +157,7 @@ def optimise(
         for rows in order.split(s.batch_size, 1):
             total += step(pool, rows, source) * rows.shape[1]
         nll = total / len(pool)
-        if not bool(nll.isfinite().all() & step.q.mean.isfinite().all()):
+        if not bool(nll.isfinite().all() & step.sound()):
             lost = [seed for seed, ok in zip(seeds, nll.isfinite().tolist(), strict=True) if not ok] or list(seeds)
             raise Diverged(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {', '.join(map(str, lost))}); "
