@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from evcl.cli import main
 
@@ -130,7 +133,10 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
             "unknown setting of evcl 'strenght'; did you mean 'strength'?",
         ),
         (["run", "split-digits", "--set", "strength"], "--set takes name=value, not 'strength'"),
-        (["run", "split-digits", "--set", "strength=-1"], "strength must be a finite number of at least 0, not '-1'"),
+        (
+            ["run", "split-digits", "--set", "strength=-1"],
+            "strength must be a finite number of at least 0 and at most 1e+12, not '-1'",
+        ),
         (["run", "split-digits", "--set", "strength=nan"], "strength must be a finite number"),
         (["run", "split-digits", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
         (["run", "split-digits", "--epochs", "2", "--set", "epochs=3"], "exclude each other"),
@@ -149,7 +155,7 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
         (["run", "split-digits", "--precision", "bf16"], "--precision bf16 is not in this version yet"),
         (["run", "split-digits", "--device", "cuda"], "--device cuda is not in this version yet"),
         (["run", "split-digits", "--device", "tpu"], "--device takes auto or cpu, not 'tpu'"),
-        (["run", "split-digits", "--data-dir", "x"], "--data-dir is not in this version yet"),
+        (["run", "split-digits", "--data-dir", "x"], "--data-dir: there is no folder x"),
         (["run", "split-digits", "--bogus"], "No such option"),
         (["run"], "Missing parameter: benchmark"),
         (["runn"], "No such command"),
@@ -182,15 +188,79 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(evcl):
     assert "learned" not in out
 
 
+def test_a_folder_made_for_a_run_that_fails_goes_again(evcl, tmp_path):
+    status, _, err = evcl("run", "split-digits", *FAST, "--out", f"a/b/{'n' * 300}")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "File name too long" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_number_of_tasks_is_another_run(evcl):
+    evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
+    status, _, err = evcl("run", "split-digits", "--method", "naive", "--epochs", "1", "--seeds", "2", "--out", "r")
+    assert status == 1
+    assert "holds another run" in err
+
+
 def test_debug_shows_the_traceback(evcl):
     Path("file").write_text("in the way")
     assert "Traceback" in evcl("--debug", "run", "split-digits", *FAST, "--out", "file/r")[2]
 
 
+def test_what_nobody_foresaw_is_one_line_too(evcl, monkeypatch):
+    monkeypatch.setenv("EVCL_PLUGINS", "")
+    Path("odd.py").write_text(
+        "from evcl.methods import METHODS, Method, register\n"
+        "register(Method('odd', 'divides', bayesian=False, terms=lambda memory, s, n: 1 / 0), overwrite=True)"
+    )
+    status, _, err = evcl("run", "split-digits", "--method", "odd", *FAST, "--plugin", "odd.py")
+    assert (status, err) == (1, "evcl: ZeroDivisionError: division by zero; evcl --debug shows where\n")
+    from evcl.methods import METHODS
+
+    METHODS.remove("odd")
+
+
+def test_help_without_a_command(evcl):
+    for arguments in ([], ["--debug"]):
+        status, out, err = evcl(*arguments)
+        assert (status, err) == (2, "")
+        assert "Commands:" in out
+
+
+def test_a_narrow_terminal_keeps_the_names(evcl, monkeypatch):
+    evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
+    monkeypatch.setattr("evcl.cli.console", Console(width=50, highlight=False))
+    out = evcl("report", "r")[1]
+    assert "naive" in out
+    assert "NLL" in out
+    assert "…" not in out
+
+
+@pytest.mark.parametrize("how", ["interrupt", "terminate"])
+def test_an_interrupted_demo_says_so_and_leaves_no_process(how, tmp_path):
+    command = [sys.executable, "-m", "evcl", "demo", "--out", str(tmp_path / "d")]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert "learned" in demo.stdout.readline()  # the workers are at work
+    if how == "interrupt":
+        os.killpg(demo.pid, signal.SIGINT)  # as Ctrl-C does: to all of them
+    else:
+        demo.terminate()
+    _, err = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert err == "evcl: interrupted; finished runs are kept\n"
+    for _ in range(100):
+        try:
+            os.killpg(demo.pid, 0)
+        except ProcessLookupError:  # nobody is left in the session
+            return
+        time.sleep(0.1)
+    pytest.fail("processes are left")
+
+
 def test_list_names_everything(evcl):
     status, out, _ = evcl("list")
     assert status == 0
-    for name in ("evcl", "vcl", "ewc", "naive", "joint", "split-digits", "permuted-digits", "tuned", "paper"):
+    for name in ("evcl", "vcl", "ewc", "naive", "joint", "split-mnist", "permuted-digits", "tuned", "paper"):
         assert f"  {name} " in out
     assert all(len(line) < 100 for line in out.splitlines())
 

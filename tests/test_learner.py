@@ -210,6 +210,13 @@ def rewritten(path, change):
         lambda d, t: d.update(format=99),
         lambda d, t: d.update(heads="x"),
         lambda d, t: d.update(seed=-4),
+        lambda d, t: d.update(rounds="x"),
+        lambda d, t: d["heads"][0].__setitem__(1, ["a", "a"]),
+        lambda d, t: d["heads"][0].__setitem__(1, [None, "a"]),
+        lambda d, t: d["settings"].update(device="cpu"),
+        lambda d, t: t["importance"].fill_(-1),
+        lambda d, t: t["used"].fill_(0.5),
+        lambda d, t: t.update({"kept.more": torch.zeros(1)}),
         lambda d, t: d.update(method="gone"),
         lambda d, t: d.update(dtype="torch.int8"),
         lambda d, t: d.update(features=10**12),
@@ -278,7 +285,11 @@ X, Y = blobs()
         ((X, np.eye(2)[Y]), {}, "one class each, not of shape (60, 2)"),
         ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
         ((X, np.zeros(len(X), int)), {}, "at least two classes, and the labels hold only 0"),
-        ((X, [None] * len(X)), {}, "integers or strings"),
+        ((X, [None] * len(X)), {}, "integers of 64 bits or strings"),
+        ((X, [0, "a"] * 30), {}, "all of one kind"),
+        ((X, [0, 2**70] * 30), {}, "integers of 64 bits"),
+        ((X, [[0], [1, 2]]), {}, "labels must be an array"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), {}, "inputs must be an array"),
         ((np.where(X > 3, np.inf, X), Y), {}, "NaN or infinity (first in example"),
         ((X[:0], Y[:0]), {}, "the inputs are empty: shape (0, 4)"),
         ((X[:, :3], Y), {}, "the network takes 4 numbers an example, not 3"),
@@ -290,7 +301,9 @@ X, Y = blobs()
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
         ((X, Y), {"head": 7}, "there is no task 7: 1 learned, numbered from 0"),
         ((X, Y), {"task": "something"}, "'something' is learned already: choose another name"),
-        ((X, Y), {"task": "new"}, "'new' is not a name for a task"),
+        ((X, Y), {"task": "new"}, "a task's name is some text other than 'new', not 'new'"),
+        ((X, Y), {"task": 3}, "a task's name is some text other than 'new', not 3"),
+        ((X, Y), {"head": [0]}, "a task is named or numbered, not [0]"),
         ((X, Y), {"epochs": 0}, "epochs must be a whole number of at least 1"),
         ((X, Y), {"epochs": 2.5}, "epochs must be a whole number"),
         ((X, Y.astype(str)), {"head": "something"}, "all integers or all strings"),
@@ -315,7 +328,7 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
         ({"method": "evlc"}, "unknown method 'evlc'; did you mean 'evcl'?"),
         ({"strenght": 1}, "unknown setting of evcl 'strenght'; did you mean 'strength'?"),
         ({"method": "naive", "strength": 1}, "unknown setting of naive 'strength'"),
-        ({"strength": -1}, "strength must be a finite number of at least 0, not -1"),
+        ({"strength": -1}, "strength must be a finite number of at least 0 and at most 1e+12, not -1"),
         ({"strength": float("nan")}, "strength must be"),
         ({"lr": float("inf")}, "lr must be"),
         ({"lr": 0}, "lr must be a finite number above 0"),
@@ -324,6 +337,10 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
         ({"fisher": "true"}, "fisher must be one of exact, sampled, empirical, not 'true'"),
         ({"seed": -1}, "seed must be"),
         ({"seed": 1.5}, "seed must be"),
+        ({"seed": 10**400}, "seed must be"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+        ({"device": "banana"}, "device 'banana' cannot be used here"),
+        ({"init_std": 1e-20}, "init_std must be a finite number of at least 1e-08"),
         ({"init": "he"}, "init must be"),
         ({"dtype": torch.float16}, "dtype must be"),
     ],
@@ -350,6 +367,103 @@ def test_bad_questions_are_refused():
         learner.evaluate(benchmark)
     with pytest.raises(evcl.EvclError, match="evaluate takes a benchmark or its tasks, not int"):
         learner.evaluate([3])
+
+
+def test_odd_but_honest_data_is_taken():
+    learner = small(epochs=1)
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    for x in (frozen, X.astype(">f4"), X.astype(np.longdouble), X[:, ::-1], X.tolist()):
+        learner.learn((x, np.array(Y.tolist(), dtype=object)))
+    learner.learn((X[:1], [0]), head="0")
+    assert learner.classes(np.int64(0)) == (0, 1)
+    small(seed=2**63 - 1)
+    assert small(seed=2**53 + 1).seed == 2**53 + 1
+
+
+def test_odd_paths_are_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learner = small(epochs=1)
+    learner.learn((X, Y))
+    (tmp_path / "file").write_text("")
+    for path in ("", "/", "a\0b", "file/x", "n" * 300, None):
+        with pytest.raises(evcl.EvclError, match="cannot write"):
+            learner.save(path)
+        with pytest.raises(evcl.EvclError, match="there is no file"):
+            evcl.load(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_names_heads_and_numbers_do_not_mix():
+    benchmark = evcl.benchmarks.get("permuted-digits")
+    learner = evcl.Naive(evcl.nn.mlp(64, [5]), epochs=1)
+    learner.learn(benchmark[1])  # its head is called "permutation 0"
+    with pytest.raises(evcl.EvclError, match="a head is called 'permutation 0' already"):
+        learner.learn(tuple(benchmark[0].train), task="permutation 0")
+    with pytest.raises(evcl.EvclError, match="'permutation 2' is learned already"):
+        learner.learn_jointly([benchmark[2], benchmark[2]])
+    with pytest.raises(evcl.EvclError, match="learn_jointly takes a benchmark or its tasks, not tuple"):
+        learner.learn_jointly([(X, Y)])
+    assert learner.tasks == ("permutation 1",)
+    with pytest.raises(evcl.EvclError, match="evaluate takes a benchmark or its tasks, not int"):
+        learner.evaluate(5)
+
+
+def test_the_mean_network_of_a_single_layer():
+    for width in (2, 8):
+        learner = evcl.EWC(torch.nn.utils.skip_init(nn.Linear, 4, width), init="draw", epochs=5)
+        learner.learn((X, Y))
+        with torch.no_grad():
+            p = learner.mean_network()(torch.from_numpy(X)).softmax(1).numpy()
+        np.testing.assert_allclose(p, learner.predict_proba(X), atol=1e-6)
+
+
+def test_frozen_layers_and_buffers_are_saved(tmp_path):
+    def net(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5))
+        module[0].requires_grad_(False)
+        module[1].running_mean += seed
+        return module
+
+    learner = evcl.EVCL(net(1), unsupported="deterministic", epochs=2)
+    learner.learn((X, Y))
+    learner.save(tmp_path / "m")
+    back = evcl.load(tmp_path / "m", network=net(2))
+    assert np.array_equal(back.predict_proba(X), learner.predict_proba(X))
+    x = torch.from_numpy(X)
+    torch.testing.assert_close(back.mean_network()(x), learner.mean_network()(x))
+
+
+def test_a_forward_that_writes_to_its_input_does_no_harm():
+    class Shifts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.utils.skip_init(nn.Linear, 4, 5)
+
+        def forward(self, x):
+            x -= 0.5
+            return self.layer(x).relu_()
+
+    learner = evcl.EVCL(Shifts(), init="draw", epochs=2)
+    x = torch.from_numpy(X.copy())
+    learner.learn((x, Y))
+    first = learner.predict_proba(x)
+    assert torch.equal(first, learner.predict_proba(x))
+    assert torch.equal(x, torch.from_numpy(X))
+
+
+def test_a_posterior_that_is_lost_in_the_last_step_is_not_kept():
+    learner = small(lr=1.0, std_lr_scale=1000.0, epochs=1)
+    with pytest.raises(evcl.Diverged):
+        learner.learn((X, Y))
+    assert learner.tasks == ()
+    stiff = small(strength=1e12, epochs=1)
+    stiff.learn((X, Y))
+    stiff._run.importance += 1e30
+    with pytest.raises(evcl.EvclError, match="task '1': the penalty is infinite"):
+        stiff.learn((X, Y))
 
 
 def test_a_trunk_must_end_in_features():

@@ -38,7 +38,15 @@ class Usage(EvclError):
     """Wrong usage: exit status 2."""
 
 
-# What typer raises for it: click's class, or that of typer's own copy of click, whichever this version has.
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt, which typer answers in its own way."""
+
+
+def _interrupted(*_: object) -> None:
+    raise Interrupted
+
+
+# What typer raises for wrong usage: click's class, or that of typer's own copy of click, whichever this version has.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -286,7 +294,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" prints a "?"
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # so that workers end too
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     try:
         status = app(standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -294,7 +303,7 @@ def main() -> None:
         _fail(f"{error} (see evcl --help)".replace("\n", " "), 2, debug)
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
-    except (KeyboardInterrupt, typer.Abort):
+    except (Interrupted, typer.Abort):
         _fail("interrupted; finished runs are kept", 1, debug)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"

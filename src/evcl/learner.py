@@ -406,7 +406,7 @@ def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modu
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
     for classes in heads.values():
-        if len(set(classes)) != len(classes) or len({type(c) for c in classes} & {int, str, bool}) != 1:
+        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
             raise EvclError("a head's classes must be different, and all of one kind")
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")

@@ -41,6 +41,10 @@ def networks():
             ),
             (2, 7, 4),
         ),
+        "activations in place": (
+            nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 4), nn.ReLU(inplace=True)),
+            (6,),
+        ),
         "tied, twice, along a sequence": (TwiceAndAlong(), (3, 4)),
     }
 
