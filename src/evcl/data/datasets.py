@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -65,12 +66,10 @@ def load(name: str, data_dir: Path | None = None, offline: bool | None = None) -
     """
     entry = CATALOG[name]
     _check_folder(data_dir)
-    try:
-        arrays = cache.read(entry)
-    except SourceFailed:
-        fetch(name, data_dir, offline)
-        arrays = cache.read(entry)
-    return _dataset(entry, arrays)
+    with contextlib.suppress(SourceFailed):
+        return _dataset(entry, cache.read(entry))
+    fetch(name, data_dir, offline)
+    return _dataset(entry, cache.read(entry))
 
 
 def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Status:
@@ -78,12 +77,14 @@ def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) 
     entry = CATALOG[name]
     _check_folder(data_dir)
     with cache.locked(entry):
+        problem = ""
         try:
             cache.read_intact(entry)
         except SourceFailed as error:
+            problem = f"cache {cache.folder(entry)}: {error}"
+        if problem:
             _drop_grey(entry)  # it may have been made of damaged bytes
-            tried = [f"cache {cache.folder(entry)}: {error}"]
-            arrays, source = sources.obtain(entry, data_dir, _offline(offline), tried)
+            arrays, source = sources.obtain(entry, data_dir, _offline(offline), [problem])
             cache.write(entry, arrays, source)
             if source in entry.mirrors:
                 sources.tidy(entry)
