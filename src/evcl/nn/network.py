@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl.errors import EvclError
-from evcl.nn.layers import BayesianLayer, Linear, Weights
+from evcl.nn.layers import BayesianLayer, Grads, Linear, Weights
 from evcl.nn.posterior import Gaussian, Layout
 
 
@@ -45,15 +45,37 @@ class BayesianNetwork(nn.Module):
     def replicas(self) -> int:
         return self.weights.replicas
 
-    def bind(self, mean: Tensor, variance: Tensor | None, layout: Layout) -> list[Tensor]:
+    def bind(
+        self,
+        mean: Tensor,
+        variance: Tensor | None,
+        layout: Layout,
+        grads: tuple[Tensor, Tensor | None] | None = None,
+    ) -> list[Tensor]:
         """Compute with these flat buffers from now on; returns the parts that gradients are taken of.
 
         The means' parts come first, in the layout's order, then the variances'. They share memory with the buffers,
-        so that an update in place is seen by the next forward pass.
+        so that an update in place is seen by the next forward pass. With `grads`, flat buffers too, a backward pass
+        and then `collect_gradients` add the gradients to those.
         """
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
-        return [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
+        leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
+        self.weights.grads = None
+        if grads is not None:
+            views = [None if flat is None else layout.views(flat) for flat in grads]
+            self.weights.grads = Grads(views[0] or {}, views[1])
+        return leaves
+
+    def collect_gradients(self) -> None:
+        """Bring the gradients that autograd left at the weights (of layers that know no better) to their place."""
+        weights = self.weights
+        assert weights.grads is not None
+        for leaves, views in ((weights.mean, weights.grads.mean), (weights.variance, weights.grads.variance)):
+            for name, leaf in (leaves or {}).items():
+                if leaf.grad is not None and views is not None:
+                    views[name] += leaf.grad
+                    leaf.grad = None
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.trunk(x)

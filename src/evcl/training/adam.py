@@ -1,6 +1,7 @@
 """Adam on one flat buffer.
 
-Ours, because torch's takes one learning rate a tensor: here each replica, a row of the buffer, has its own.
+Torch's own, fused into one pass, where all replicas have one learning rate. Ours where each replica, a row of the
+buffer, has its own: torch's takes one a tensor.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ class Adam:
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr, self.steps = weights, lr, 0
-        self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+        if isinstance(lr, Tensor):
+            self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+        else:
+            self.parameter = torch.nn.Parameter(weights)  # the same memory
+            self.fused = torch.optim.Adam([self.parameter], lr, (BETA1, BETA2), EPSILON, fused=True)
 
     def step(self, grad: Tensor, scratch: Tensor) -> None:
         """One step against `grad`; `scratch`, of the same shape, is overwritten."""
+        if not isinstance(self.lr, Tensor):
+            self.parameter.grad = grad
+            self.fused.step()
+            return
         self.steps += 1
         self.first.lerp_(grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
         torch.sqrt(self.second, out=scratch)
         scratch.div_(math.sqrt(1 - BETA2**self.steps)).add_(EPSILON)
-        rate = self.lr / (1 - BETA1**self.steps)
-        if isinstance(rate, Tensor):
-            torch.div(self.first, scratch, out=scratch)
-            self.weights.sub_(scratch.mul_(rate))
-        else:
-            self.weights.addcdiv_(self.first, scratch, value=-rate)
+        torch.div(self.first, scratch, out=scratch)
+        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**self.steps)))

@@ -28,7 +28,9 @@ class TaskData:
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The examples `rows` [R, B], replica by replica: [R, B, ...] and [R, B]."""
         if self.x.shape[0] == 1:
-            return self.x[0][rows], self.y[0][rows]
+            flat = rows.flatten()
+            x, y = self.x[0].index_select(0, flat), self.y[0].index_select(0, flat)
+            return x.unflatten(0, rows.shape), y.view(rows.shape)
         replica = torch.arange(len(rows), device=rows.device).unsqueeze(1)
         return self.x[replica, rows], self.y[replica, rows]
 
@@ -86,8 +88,9 @@ class Step:
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         self.variance = q.variance()
-        self.leaves = network.bind(q.mean, self.variance, layout)
-        self.grad, self.scratch = torch.empty_like(q.mean), torch.empty_like(q.mean)
+        self.grad_mean, self.scratch = torch.zeros_like(q.mean), torch.empty_like(q.mean)
+        self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
+        network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
         self.adam_mean = Adam(q.mean, s.lr)
         if q.log_std is not None:
             self.adam_log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
@@ -100,23 +103,23 @@ class Step:
         self.network.weights.noise = noise
         with torch.enable_grad():
             nll = pool.nll(self.network, rows)
-            grads = torch.autograd.grad(nll.sum(), self.leaves, materialize_grads=True)
-        flat = [g.flatten(1) for g in grads]
-        half = len(self.network.weights.mean)
-        torch.cat(flat[:half], 1, out=self.grad)
+            nll.sum().backward()
+        self.network.collect_gradients()
         extra = autograd_gradients(self.rest, q) if self.rest else None
         if self.pull is not None:
-            self.pull.add_mean_gradient(q.mean, self.grad, self.scratch)
+            self.pull.add_mean_gradient(q.mean, self.grad_mean, self.scratch)
         if extra is not None:
-            self.grad += extra[0]
-        self.adam_mean.step(self.grad, self.scratch)
-        if q.log_std is not None and self.variance is not None:
-            torch.cat(flat[half:], 1, out=self.grad).mul_(self.variance).mul_(2)  # the chain rule
+            self.grad_mean += extra[0]
+        self.adam_mean.step(self.grad_mean, self.scratch)
+        self.grad_mean.zero_()
+        if q.log_std is not None and self.variance is not None and self.grad_variance is not None:
+            grad = self.grad_variance.mul_(self.variance).mul_(2)  # the chain rule: now of log sigma
             if self.pull is not None:
-                self.pull.add_log_std_gradient(self.variance, self.grad, self.scratch)
+                self.pull.add_log_std_gradient(self.variance, grad, self.scratch)
             if extra is not None and extra[1] is not None:
-                self.grad += extra[1]
-            self.adam_log_std.step(self.grad, self.scratch)
+                grad += extra[1]
+            self.adam_log_std.step(grad, self.scratch)
+            grad.zero_()
         return nll.detach()
 
     def sound(self) -> Tensor:
