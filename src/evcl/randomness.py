@@ -29,6 +29,19 @@ class Noise(Protocol):
     def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor: ...
 
 
+class DeviceNoise:
+    """One generator for all replicas: one draw a call, as a GPU wants it."""
+
+    def __init__(self, source: torch.Generator) -> None:
+        self.source = source
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return like.new_empty(shape).normal_(generator=self.source)
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        return like.new_empty(shape).uniform_(generator=self.source)
+
+
 class GeneratorNoise:
     """One generator a replica, so that a replica's draws do not depend on its neighbours."""
 

@@ -75,13 +75,18 @@ class Pull:
         if self.mean is not None:
             grad.addcmul_(self.mean.w, torch.sub(mean, self.mean.c, out=scratch))
 
-    def add_log_std_gradient(self, variance: Tensor, grad: Tensor, scratch: Tensor) -> None:
-        """grad += k (v - s) + d v (v - u), in place."""
-        if self.linear is not None:
-            grad.addcmul_(self.linear.w, torch.sub(variance, self.linear.c, out=scratch))
-        if self.square is not None:
-            torch.sub(variance, self.square.c, out=scratch).mul_(variance)
-            grad.addcmul_(self.square.w, scratch)
+    def add_log_std_gradient(self, variance: Tensor, grad: Tensor, scratch: Tensor, second: Tensor) -> None:
+        """grad += k (v - s) + d v (v - u), in place; (k + d v) (v - s) where the centres are one."""
+        linear, square = self.linear, self.square
+        if linear is not None and square is not None and linear.c is square.c:
+            torch.addcmul(linear.w, square.w, variance, out=second)
+            grad.addcmul_(second, torch.sub(variance, linear.c, out=scratch))
+            return
+        if linear is not None:
+            grad.addcmul_(linear.w, torch.sub(variance, linear.c, out=scratch))
+        if square is not None:
+            torch.sub(variance, square.c, out=scratch).mul_(variance)
+            grad.addcmul_(square.w, scratch)
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,9 @@ def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:
             pull = term.pull() if pull is None else pull + term.pull()
         else:
             rest.append(term)
+    linear, square = (None, None) if pull is None else (pull.linear, pull.square)
+    if linear is not None and square is not None and torch.equal(linear.c, square.c):
+        square.c = linear.c  # so that they are seen to be one
     return pull, rest
 
 

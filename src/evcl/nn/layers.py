@@ -26,7 +26,10 @@ EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at o
 
 
 class Grads(NamedTuple):
-    """Gradients with respect to the means and the variances, by name: views of flat buffers."""
+    """Gradients by name, views of flat buffers.
+
+    `variance` holds twice the gradient: with v = sigma^2, d/d log sigma = 2 v d/dv.
+    """
 
     mean: dict[str, Tensor]
     variance: dict[str, Tensor] | None
@@ -108,12 +111,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
-def add_product(out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-    """out += scale a b, all [R, ., .], in place."""
+def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out += a b, all [R, ., .], in place."""
     if out.shape[0] == 1:
-        out.squeeze(0).addmm_(a.squeeze(0), b.squeeze(0), alpha=scale)
+        out.squeeze(0).addmm_(a.squeeze(0), b.squeeze(0))
     else:
-        out.baddbmm_(a, b, alpha=scale)
+        out.baddbmm_(a, b)
 
 
 class LocalDraw(torch.autograd.Function):
@@ -122,7 +125,7 @@ class LocalDraw(torch.autograd.Function):
     Written out because it makes half the passes over memory that autograd makes, and adds each weight's gradient to
     its place in the flat buffers, where the update reads it:
 
-        dW += g^T x    db += sum g    dvar(W) += 1/2 h^T x^2    dvar(b) += 1/2 sum h    dx = g W + x (h var(W))
+        dW += g^T x    db += sum g    2 dvar(W) += h^T x^2    2 dvar(b) += sum h    dx = g W + x (h var(W))
 
     with g the gradient of y, and h = g eps / s. The layers' tests compare it with autograd on `Linear.forward`.
     """
@@ -151,9 +154,9 @@ class LocalDraw(torch.autograd.Function):
         if drawn:
             x2, var_weight, noise, std = drawn
             h = torch.mul(g, noise).div_(std)
-            add_product(grad_var_weight, h.mT, x2, 0.5)
+            add_product(grad_var_weight, h.mT, x2)
             if grad_var_bias is not None:
-                grad_var_bias.add_(h.sum(1), alpha=0.5)
+                grad_var_bias += h.sum(1)
             if dx is not None:
                 dx.addcmul_(x, torch.matmul(h, var_weight))
         return dx, None, None, None, None, None, None

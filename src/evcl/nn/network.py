@@ -71,10 +71,11 @@ class BayesianNetwork(nn.Module):
         """Bring the gradients that autograd left at the weights (of layers that know no better) to their place."""
         weights = self.weights
         assert weights.grads is not None
-        for leaves, views in ((weights.mean, weights.grads.mean), (weights.variance, weights.grads.variance)):
+        both = ((weights.mean, weights.grads.mean, 1), (weights.variance, weights.grads.variance, 2))
+        for leaves, views, scale in both:
             for name, leaf in (leaves or {}).items():
                 if leaf.grad is not None and views is not None:
-                    views[name] += leaf.grad
+                    views[name].add_(leaf.grad, alpha=scale)
                     leaf.grad = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""Adam on one flat buffer.
+"""Adam on flat buffers.
 
-Torch's own, fused into one pass, where all replicas have one learning rate. Ours where each replica, a row of the
-buffer, has its own: torch's takes one a tensor.
+`Adam` moves one buffer: by torch's fused kernel, in one pass, where all replicas have one learning rate, and by our own
+operations where each replica, a row of the buffer, has its own: torch's takes one a tensor. `fused_update` is a whole
+update written as one expression, which torch.compile makes one kernel of on a GPU.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,17 +21,27 @@ class Adam:
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr, self.steps = weights, lr, 0
-        if isinstance(lr, Tensor):
-            self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
-        else:
-            self.parameter = torch.nn.Parameter(weights)  # the same memory
-            self.fused = torch.optim.Adam([self.parameter], lr, (BETA1, BETA2), EPSILON, fused=True)
+        self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+        self.count = torch.zeros((), device=weights.device)
 
     def step(self, grad: Tensor, scratch: Tensor) -> None:
         """One step against `grad`; `scratch`, of the same shape, is overwritten."""
-        if not isinstance(self.lr, Tensor):
-            self.parameter.grad = grad
-            self.fused.step()
+        if not isinstance(self.lr, Tensor):  # what torch.optim.Adam(fused=True) calls, less its overhead
+            torch._fused_adam_(
+                [self.weights],
+                [grad],
+                [self.first],
+                [self.second],
+                [],
+                [self.count.add_(1)],
+                lr=self.lr,
+                beta1=BETA1,
+                beta2=BETA2,
+                weight_decay=0.0,
+                eps=EPSILON,
+                amsgrad=False,
+                maximize=False,
+            )
             return
         self.steps += 1
         self.first.lerp_(grad, 1 - BETA1)
@@ -38,3 +50,41 @@ class Adam:
         scratch.div_(math.sqrt(1 - BETA2**self.steps)).add_(EPSILON)
         torch.div(self.first, scratch, out=scratch)
         self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**self.steps)))
+
+
+def fused_update(
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    count: Tensor,
+    lr: Tensor,
+    grad: Tensor,
+    variance: Tensor | None,
+    springs: Sequence[tuple[Tensor, Tensor] | None],
+) -> None:
+    """One step of Adam on means (`variance` None) or log sigmas, the terms' pull included; empties `grad`.
+
+    The same as `Pull.add_mean_gradient` or `Pull.add_log_std_gradient` and then `Adam.step`, but without a number on
+    the host, so that it can be captured in a graph, and in one expression, so that it can be compiled into one pass.
+    `springs` are the stiffness and centre of each part of the pull: the mean's, or the linear and the square one. For
+    log sigmas `grad` is twice that of the variance, and `variance` is set for the next step.
+    """
+    if variance is None:
+        g = grad
+        if springs[0] is not None:
+            g = g + springs[0][0] * (weights - springs[0][1])
+    else:
+        g = grad * variance
+        if springs[0] is not None:
+            g = g + springs[0][0] * (variance - springs[0][1])
+        if springs[1] is not None:
+            g = g + springs[1][0] * variance * (variance - springs[1][1])
+    m = BETA1 * first + (1 - BETA1) * g
+    v = BETA2 * second + (1 - BETA2) * g * g
+    new = weights - lr / (1 - BETA1**count) * m / ((v / (1 - BETA2**count)).sqrt() + EPSILON)
+    first.copy_(m)
+    second.copy_(v)
+    weights.copy_(new)
+    if variance is not None:
+        variance.copy_((2 * new).exp())
+    grad.zero_()

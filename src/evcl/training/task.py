@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import Diverged, EvclError
-from evcl.methods import Term, autograd_gradients, collapse
+from evcl.methods import Pull, Term, autograd_gradients, collapse
 from evcl.nn import BayesianNetwork, Gaussian, Layout
-from evcl.randomness import GeneratorNoise, Noise, generator
+from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
 from evcl.settings import Settings
-from evcl.training.adam import Adam
+from evcl.training.adam import Adam, fused_update
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ class Pool:
         return F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape).mean(1)
 
 
+@cache
+def _compiled() -> Any:
+    """The update as one kernel, where there is a GPU."""
+    return torch.compile(fused_update, dynamic=False)
+
+
 class Step:
     """One step of training: NLL by autograd, the method's terms in closed form, Adam, all on flat buffers.
 
@@ -88,39 +96,64 @@ class Step:
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         self.variance = q.variance()
-        self.grad_mean, self.scratch = torch.zeros_like(q.mean), torch.empty_like(q.mean)
+        self.grad_mean = torch.zeros_like(q.mean)
+        self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
         self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
         network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
         self.adam_mean = Adam(q.mean, s.lr)
-        if q.log_std is not None:
-            self.adam_log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
+        self.adam_log_std = None if q.log_std is None else Adam(q.log_std, s.lr * s.std_lr_scale)
+        self.fused = _compiled() if q.mean.is_cuda and not self.rest else None
+        self.rates = [torch.as_tensor(rate).to(q.mean) for rate in (s.lr, s.lr * s.get("std_lr_scale", 1.0))]
 
     def __call__(self, pool: Pool, rows: Tensor, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R]."""
-        q = self.q
-        if q.log_std is not None:
-            torch.mul(q.log_std, 2, out=self.variance).exp_()
         self.network.weights.noise = noise
         with torch.enable_grad():
             nll = pool.nll(self.network, rows)
             nll.sum().backward()
         self.network.collect_gradients()
-        extra = autograd_gradients(self.rest, q) if self.rest else None
+        if self.fused is not None:
+            self._fused_update(self.fused)
+        else:
+            self._update()
+        return nll.detach()
+
+    def _fused_update(self, update: Callable[..., None]) -> None:
+        pull = self.pull or Pull()
+        springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
+        adam = self.adam_mean
+        adam.count += 1
+        update(adam.weights, adam.first, adam.second, adam.count, self.rates[0], self.grad_mean, None, springs[:1])
+        if self.adam_log_std is not None:
+            adam = self.adam_log_std
+            adam.count += 1
+            state = (adam.weights, adam.first, adam.second, adam.count, self.rates[1], self.grad_variance)
+            update(*state, self.variance, springs[1:])
+
+    def _update(self) -> None:
+        q, extra = self.q, autograd_gradients(self.rest, self.q) if self.rest else (None, None)
         if self.pull is not None:
             self.pull.add_mean_gradient(q.mean, self.grad_mean, self.scratch)
-        if extra is not None:
+        if extra[0] is not None:
             self.grad_mean += extra[0]
         self.adam_mean.step(self.grad_mean, self.scratch)
         self.grad_mean.zero_()
-        if q.log_std is not None and self.variance is not None and self.grad_variance is not None:
-            grad = self.grad_variance.mul_(self.variance).mul_(2)  # the chain rule: now of log sigma
-            if self.pull is not None:
-                self.pull.add_log_std_gradient(self.variance, grad, self.scratch)
-            if extra is not None and extra[1] is not None:
-                grad += extra[1]
-            self.adam_log_std.step(grad, self.scratch)
-            grad.zero_()
-        return nll.detach()
+        if self.adam_log_std is None or self.variance is None or self.grad_variance is None:
+            return
+        grad = self.grad_variance.mul_(self.variance)  # the chain rule: now of log sigma
+        if self.pull is not None:
+            self.pull.add_log_std_gradient(self.variance, grad, self.scratch, self.second)
+        if extra[1] is not None:
+            grad += extra[1]
+        self.adam_log_std.step(grad, self.scratch)
+        torch.mul(self.adam_log_std.weights, 2, out=self.variance).exp_()
+        grad.zero_()
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        adams = [a for a in (self.adam_mean, self.adam_log_std) if a is not None]
+        found = [t for a in adams for t in (a.weights, a.first, a.second, a.count)]
+        return [*found, *(t for t in (self.variance, self.grad_mean, self.grad_variance) if t is not None)]
 
     def sound(self) -> Tensor:
         """Whether every mean is finite, and every variance finite and above 0."""
@@ -151,20 +184,90 @@ def optimise(
     on_epoch: OnEpoch | None = None,
 ) -> None:
     """Train for `s.epochs` epochs. The order of batches is a function of (seed, round, epoch); so is the noise."""
-    device = step.q.mean.device
+    on_gpu = step.q.mean.is_cuda and noise is None
+    run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
     for epoch in range(s.epochs):
-        orders = [torch.randperm(len(pool), generator=generator(seed, "order", round_, epoch)) for seed in seeds]
-        order = torch.stack(orders).to(device)
-        source = noise or GeneratorNoise([generator(seed, "noise", round_, epoch, device=device) for seed in seeds])
-        total = order.new_zeros(len(seeds), dtype=step.q.mean.dtype)
-        for rows in order.split(s.batch_size, 1):
-            total += step(pool, rows, source) * rows.shape[1]
-        nll = total / len(pool)
+        nll = run.epoch(epoch, s.batch_size) / len(pool)
         if not bool(nll.isfinite().all() & step.sound()):
-            lost = [seed for seed, ok in zip(seeds, nll.isfinite().tolist(), strict=True) if not ok] or list(seeds)
+            finite = zip(seeds, nll.isfinite().tolist(), strict=True)
+            lost = [seed for seed, ok in finite if not ok] or list(seeds)
             raise Diverged(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {', '.join(map(str, lost))}); "
                 f"the state from before this task is kept: try a smaller lr than {s.lr}"
             )
         if on_epoch is not None:
             on_epoch(Progress(epoch + 1, s.epochs, nll))
+
+
+class Steps(Protocol):
+    """How the steps of an epoch are run."""
+
+    def epoch(self, epoch: int, batch: int) -> Tensor:
+        """One pass over the data; returns the sum of the examples' NLL, [R]."""
+        ...
+
+
+class EagerSteps:
+    """Operation by operation; every replica has generators of its own, so that it does not depend on its company."""
+
+    def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int, noise: Noise | None) -> None:
+        self.step, self.pool, self.seeds, self.round, self.noise = step, pool, seeds, round_, noise
+
+    def epoch(self, epoch: int, batch: int) -> Tensor:
+        device, seeds = self.step.q.mean.device, self.seeds
+        orders = [generator(seed, "order", self.round, epoch) for seed in seeds]
+        order = torch.stack([torch.randperm(len(self.pool), generator=g) for g in orders]).to(device)
+        noise = self.noise or GeneratorNoise(
+            [generator(seed, "noise", self.round, epoch, device=device) for seed in seeds]
+        )
+        total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
+        for rows in order.split(batch, 1):
+            total += self.step(self.pool, rows, noise) * rows.shape[1]
+        return total
+
+
+class GraphedSteps:
+    """On a GPU: a step is captured once for each batch size, and replayed; nothing waits for the host in an epoch.
+
+    One generator draws for all replicas, so that a replica's numbers depend on the seeds beside it.
+    """
+
+    def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int) -> None:
+        self.step, self.pool, self.seeds, self.round = step, pool, seeds, round_
+        self.generator = generator(0, "gpu", device=step.q.mean.device)
+        self.noise = DeviceNoise(self.generator)
+        self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=step.q.mean.device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def epoch(self, epoch: int, batch: int) -> Tensor:
+        key = ",".join(map(str, self.seeds))
+        n, r = len(self.pool), len(self.seeds)
+        sizes = {min(batch, n), n % batch or min(batch, n)}
+        for size in sizes - self.graphs.keys():
+            self._capture(size)
+        self.generator.manual_seed(generator(0, f"gpu {key}", self.round, epoch).initial_seed())
+        keys = torch.rand(r, n, device=self.total.device, generator=self.generator)
+        order = keys.argsort(1)
+        self.total.zero_()
+        for rows in order.split(batch, 1):
+            graph, static = self.graphs[rows.shape[1]]
+            static.copy_(rows)
+            graph.replay()
+        return self.total
+
+    def _capture(self, size: int) -> None:
+        rows = torch.zeros(len(self.seeds), size, dtype=torch.long, device=self.total.device)
+        kept = [buffer.clone() for buffer in self.step.buffers()]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # what is compiled, allocated or chosen at the first calls stays out of the graph
+                self.step(self.pool, rows, self.noise)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            self.total += self.step(self.pool, rows, self.noise) * size
+        for buffer, value in zip(self.step.buffers(), kept, strict=True):
+            buffer.copy_(value)
+        self.graphs[size] = (graph, rows)

@@ -1,0 +1,105 @@
+"""On a GPU: milliseconds a step of R replicas against its two floors, and the paper's training time that follows.
+
+The memory floor is the traffic of the update: each of its buffers read and written once (the means and log sigmas, two
+moments each, the constants of the pull, the gradients and the variance). The arithmetic floor is the bare products of
+the step. Both are taken at rates measured in the same run: a large copy, and a large product in the same precision.
+Data is random: the time does not depend on it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+import evcl
+from evcl.methods import METHODS
+from evcl.settings import resolve
+from evcl.training import Run, TaskData
+
+# hidden layers, inputs, classes, examples a task: the paper's benchmarks
+SHAPES = {
+    "permuted-mnist": ([100, 100], 784, 10, 60_000),
+    "split-mnist": ([256, 256], 784, 2, 12_000),
+    "split-notmnist": ([150] * 4, 784, 2, 2_917),
+    "split-fashion-mnist": ([150] * 4, 784, 2, 12_000),
+    "split-cifar10": ([150] * 4, 784, 2, 10_000),
+}
+BATCH, TASKS, EPOCHS = 256, 5, 100
+
+
+def seconds(run: Callable[[], object], repeats: int) -> float:
+    """The median of 5 timed rounds, after one that is not."""
+    found = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / repeats)
+    return statistics.median(found[1:])
+
+
+def rates() -> tuple[float, float]:
+    """Bytes a second of a copy (read and written), and operations a second of a TF32 product."""
+    a = torch.empty(2**28, device="cuda")
+    b = torch.empty_like(a)
+    copy = 2 * a.numel() * 4 / seconds(lambda: b.copy_(a), 5)
+    x = torch.randn(8192, 8192, device="cuda")
+    y = torch.empty_like(x)
+    return copy, 2 * 8192**3 / seconds(lambda: torch.mm(x, x, out=y), 3)
+
+
+def step_seconds(method: str, shape: tuple[list[int], int, int, int], replicas: int) -> tuple[float, int]:
+    """A step's time in the second task, from the difference of 2 and 12 epochs, and the number of weights."""
+    hidden, inputs, classes, examples = shape
+    known = METHODS[method].known_settings
+    given = {"batch_size": BATCH, "epochs": 1}
+    settings = [resolve(method, known, {**given, "lr": 1e-3 * (1 + i / 100)}) for i in range(replicas)]
+    run = Run(evcl.nn.mlp(inputs, hidden), METHODS[method], settings, range(replicas), draw=True, device="cuda")
+    head = run.add_head(hidden[-1], classes)
+    x = torch.rand(1, examples, inputs, device="cuda")
+    y = torch.randint(classes, (1, examples), device="cuda")
+    task = TaskData(x, y, head)
+    run.train([task])
+    times = []
+    for epochs in (2, 12):
+        s = type(run.settings)({**run.settings, "epochs": epochs})
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run.train([task], s)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return (times[1] - times[0]) / 10 / -(-examples // BATCH), run.network.layout.size
+
+
+def main() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    copy, product = rates()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, TF32, batch {BATCH}")
+    print(f"copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s\n")
+    print(
+        f"{'benchmark':<22}{'method':<7}{'R':>4}{'ms':>8}{'memory':>9}{'products':>9}{'step/floor':>11}{'paper s':>9}"
+    )
+    whole = 0.0
+    for name, shape in SHAPES.items():
+        hidden, inputs, classes, examples = shape
+        for method, replicas, buffers, products in (("evcl", 20, 21, 2), ("ewc", 10, 10, 1)):
+            step, weights = step_seconds(method, shape, replicas)
+            widths = list(pairwise([inputs, *hidden, classes]))
+            operations = sum(2 * BATCH * i * o * (2 if k == 0 else 3) for k, (i, o) in enumerate(widths))
+            memory = 4 * buffers * weights * replicas / copy
+            arithmetic = products * operations * replicas / product
+            paper = step * -(-examples // BATCH) * TASKS * EPOCHS
+            whole += paper
+            floors = f"{1e3 * memory:>9.3f}{1e3 * arithmetic:>9.3f}{step / (memory + arithmetic):>11.1f}"
+            print(f"{name:<22}{method:<7}{replicas:>4}{1e3 * step:>8.3f}{floors}{paper:>9.1f}", flush=True)
+    print(f"\nall of them, one after another: {whole:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
