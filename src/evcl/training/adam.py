@@ -81,7 +81,8 @@ def fused_update(
             g = g + springs[1][0] * variance * (variance - springs[1][1])
     m = BETA1 * first + (1 - BETA1) * g
     v = BETA2 * second + (1 - BETA2) * g * g
-    new = weights - lr / (1 - BETA1**count) * m / ((v / (1 - BETA2**count)).sqrt() + EPSILON)
+    steps = count.double()
+    new = weights - lr / (1 - BETA1**steps) * m / ((v / (1 - BETA2**steps)).sqrt() + EPSILON)
     first.copy_(m)
     second.copy_(v)
     weights.copy_(new)
