@@ -60,7 +60,15 @@ def step_seconds(method: str, shape: tuple[list[int], int, int, int], replicas: 
     known = METHODS[method].known_settings
     given = {"batch_size": BATCH, "epochs": 1}
     settings = [resolve(method, known, {**given, "lr": 1e-3 * (1 + i / 100)}) for i in range(replicas)]
-    run = Run(evcl.nn.mlp(inputs, hidden), METHODS[method], settings, range(replicas), draw=True, device="cuda")
+    run = Run(
+        evcl.nn.mlp(inputs, hidden),
+        METHODS[method],
+        settings,
+        range(replicas),
+        draw=True,
+        device="cuda",
+        precision="tf32",
+    )
     head = run.add_head(hidden[-1], classes)
     x = torch.rand(1, examples, inputs, device="cuda")
     y = torch.randint(classes, (1, examples), device="cuda")

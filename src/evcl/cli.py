@@ -109,13 +109,13 @@ def run(
         list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Not in this version yet.")] = False,
-    device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
 ) -> None:
     """Train one method on one benchmark; the result is result.json in the folder."""
-    _choice("--device", device, ("auto", "cpu"), later=("cuda",))
-    _choice("--precision", precision, ("fp32",), later=("tf32", "bf16"))
     _later(resume, "--resume")
     if data_dir is not None:
         if not data_dir.is_dir():
@@ -129,7 +129,8 @@ def run(
                 raise Usage(f"--{name} and --set {name} exclude each other")
             given[name] = value
     with usage():
-        config = experiments.configure(benchmark, method, preset, _seeds(seeds, seed_list), tasks, given)
+        numbers = _seeds(seeds, seed_list)
+        config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
     folder = out or Path("runs") / benchmark / method
     torch.set_num_threads(1)
     result = experiments.open_folder(folder, config, overwrite)
@@ -215,12 +216,6 @@ def root(
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
-
-
-def _choice(option: str, value: str, allowed: tuple[str, ...], later: tuple[str, ...]) -> None:
-    _later(value in later, f"{option} {value}")
-    if value not in allowed:
-        raise Usage(f"{option} takes {' or '.join(allowed)}, not {value!r}")
 
 
 def _plugins(names: list[str]) -> None:

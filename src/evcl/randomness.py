@@ -30,10 +30,20 @@ class Noise(Protocol):
 
 
 class DeviceNoise:
-    """One generator for all replicas: one draw a call, as a GPU wants it."""
+    """One generator for all replicas: one draw a call, as a GPU wants it.
+
+    Kernels that draw for themselves take `seed`, a number on the device that changes at each step, and a `salt` that
+    differs from call to call.
+    """
 
     def __init__(self, source: torch.Generator) -> None:
         self.source = source
+        self.seed = torch.zeros(1, dtype=torch.long, device=source.device)
+        self._calls = 0
+
+    def salt(self) -> int:
+        self._calls += 1
+        return self._calls << 32
 
     def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_empty(shape).normal_(generator=self.source)

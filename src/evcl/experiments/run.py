@@ -37,6 +37,8 @@ class Config:
     seeds: tuple[int, ...]
     tasks: int
     settings: Settings  # the method's, and `validation`
+    device: str = "cpu"
+    precision: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -50,15 +52,35 @@ def configure(
     seeds: Sequence[int] = (0, 1, 2),
     tasks: int | None = None,
     given: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    precision: str | None = None,
 ) -> Config:
-    """A checked configuration: the preset's settings, with the `given` ones in their place."""
+    """A checked configuration: the preset's settings, with the `given` ones in their place.
+
+    `precision` is that of the products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
+    """
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
     known = {**chosen.known_settings, "validation": VALIDATION}
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen), **(given or {})})
     if not seeds or len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
-    return Config(benchmark, method, preset, seeds, benchmarks.check_tasks(entry, tasks), settings)
+    count = benchmarks.check_tasks(entry, tasks)
+    return Config(benchmark, method, preset, seeds, count, settings, *_where(device, precision))
+
+
+def _where(device: str, precision: str | None) -> tuple[str, str]:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EvclError("device cuda cannot be used: torch finds no GPU here")
+    known = {"cpu": ("fp32", "bf16"), "cuda": ("tf32", "fp32", "bf16")}
+    if device not in known:
+        raise EvclError(f"device must be auto, cpu or cuda, not {device!r}")
+    precision = known[device][0] if precision is None else precision
+    if precision not in known[device]:
+        raise EvclError(f"precision on {device} must be one of {', '.join(known[device])}, not {precision!r}")
+    return device, precision
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,8 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
         for seed in (config.seeds if seeded else config.seeds[:1])
     ]
     network = nn.mlp(streams[0].inputs, streams[0].hidden)
-    run = Run(network, method, [settings] * len(config.seeds), config.seeds, draw=True)
+    where = {"device": config.device, "precision": config.precision}
+    run = Run(network, method, [settings] * len(config.seeds), config.seeds, draw=True, **where)  # type: ignore[arg-type]
     tasks = len(streams[0])
 
     def after_epoch(task: int, progress: Progress) -> None:
@@ -98,7 +121,7 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
     seconds = time.perf_counter() - start
-    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": "fp32"}
+    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": config.precision}
     return {
         "schema": SCHEMA,
         **_identity(config),
@@ -106,7 +129,7 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
         "seeds": list(config.seeds),
         **_measures(found),
         "seconds": round(seconds, 3),
-        "environment": environment(),
+        "environment": environment(config.device),
     }
 
 
@@ -114,13 +137,13 @@ def _identity(config: Config) -> dict[str, Any]:
     return {"benchmark": config.benchmark, "method": config.method, "preset": config.preset}
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
     from evcl import __version__
 
     return {
         "evcl": __version__,
         "torch": torch.__version__,
-        "device": "cpu",
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     }
@@ -172,7 +195,7 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[s
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     if found is not None and not overwrite:
-        usual = {**found["config"], **config.settings, "tasks": config.tasks}
+        usual = {**found["config"], **config.settings, "tasks": config.tasks, "precision": config.precision}
         wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
         if wanted == {key: found[key] for key in wanted}:
             return found

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl.errors import EvclError
-from evcl.randomness import Noise
+from evcl.randomness import DeviceNoise, Noise
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
 
@@ -44,6 +44,8 @@ class Weights:
         self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw
         self.grads: Grads | None = None  # where a training step wants the gradients; None: autograd returns them
+        self.low: torch.dtype | None = None  # of the products in training, where it is not the weights' own
+        self.stacked: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # on a GPU: [2, R, *shape], see gpu.py
 
 
 class BayesianLayer(nn.Module):
@@ -112,8 +114,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out += a b, all [R, ., .], in place."""
-    if out.shape[0] == 1:
+    """out += a b, all [R, ., .], in place; a and b may be of a lower precision."""
+    if a.dtype != out.dtype:
+        out += torch.matmul(a, b)
+    elif out.shape[0] == 1:
         out.squeeze(0).addmm_(a.squeeze(0), b.squeeze(0))
     else:
         out.baddbmm_(a, b)
@@ -132,13 +136,18 @@ class LocalDraw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        weight, bias, var_weight, var_bias, noise, ctx.grads = rest
-        y = product(x, weight, bias)
+        weight, bias, var_weight, var_bias, noise, ctx.grads, low = rest
+        full = weight.dtype
+        x2 = None if noise is None else x.square()
+        if low is not None:  # products in a low precision, everything else in the weights' own
+            x, x2, weight, bias, var_weight, var_bias = (
+                None if t is None else t.to(low) for t in (x, x2, weight, bias, var_weight, var_bias)
+            )
+        y = product(x, weight, bias).to(full)
         if noise is None:
             ctx.save_for_backward(x, weight)
             return y
-        x2 = x.square()
-        std = product(x2, var_weight, var_bias).clamp_(min=1e-30).sqrt_()
+        std = product(x2, var_weight, var_bias).to(full).clamp_(min=1e-30).sqrt_()
         ctx.save_for_backward(x, weight, x2, var_weight, noise, std)
         return y.addcmul_(noise, std)
 
@@ -147,19 +156,21 @@ class LocalDraw(torch.autograd.Function):
         g = gradients[0]
         x, weight, *drawn = ctx.saved_tensors
         grad_weight, grad_bias, grad_var_weight, grad_var_bias = ctx.grads
-        add_product(grad_weight, g.mT, x)
+        low = g.to(x.dtype)
+        add_product(grad_weight, low.mT, x)
         if grad_bias is not None:
             grad_bias += g.sum(1)
-        dx = torch.matmul(g, weight) if ctx.needs_input_grad[0] else None
+        dx = torch.matmul(low, weight).to(g.dtype) if ctx.needs_input_grad[0] else None
         if drawn:
             x2, var_weight, noise, std = drawn
             h = torch.mul(g, noise).div_(std)
-            add_product(grad_var_weight, h.mT, x2)
+            low = h.to(x.dtype)
+            add_product(grad_var_weight, low.mT, x2)
             if grad_var_bias is not None:
                 grad_var_bias += h.sum(1)
             if dx is not None:
-                dx.addcmul_(x, torch.matmul(h, var_weight))
-        return dx, None, None, None, None, None, None
+                dx.addcmul_(x.to(g.dtype), torch.matmul(low, var_weight).to(g.dtype))
+        return dx, None, None, None, None, None, None, None
 
 
 _local_draw: Callable[..., Tensor] = LocalDraw.apply
@@ -184,6 +195,8 @@ class Linear(BayesianLayer):
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same, with gradients that go straight into the flat buffers."""
+        if self.weights.stacked is not None and isinstance(self.weights.noise, DeviceNoise):
+            return self._train_stacked(x, weight, *self.weights.stacked, self.weights.noise)
         grads, noise = self.weights.grads, None
         assert grads is not None
         named = [self.names.get(p) for p in ("weight", "bias")]
@@ -195,8 +208,19 @@ class Linear(BayesianLayer):
             noise = self.weights.noise.normal((*x.shape[:2], weight.shape[1]), weight)
             variance_grads = tuple(None if n is None else grads.variance[n] for n in named)
         variances = self.variance("weight"), self.variance("bias")
-        out: Tensor = _local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads))
+        out: Tensor = _local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.low)
         return out
+
+    def _train_stacked(
+        self, x: Tensor, leaf: Tensor, values: dict[str, Tensor], grads: dict[str, Tensor], noise: DeviceNoise
+    ) -> Tensor:
+        from evcl.nn.gpu import StackedDraw
+
+        names = [self.names.get(p) for p in ("weight", "bias")]
+        weight, bias = (None if name is None else values[name] for name in names)
+        places = tuple(None if name is None else grads[name] for name in names)
+        draw: Callable[..., Tensor] = StackedDraw.apply
+        return draw(x, weight, bias, places, noise.seed, noise.salt(), leaf)
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         if parameter == "bias":

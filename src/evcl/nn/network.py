@@ -61,11 +61,18 @@ class BayesianNetwork(nn.Module):
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
-        self.weights.grads = None
+        self.weights.grads = self.weights.stacked = None
         if grads is not None:
             views = [None if flat is None else layout.views(flat) for flat in grads]
             self.weights.grads = Grads(views[0] or {}, views[1])
         return leaves
+
+    def bind_stacked(self, values: Tensor, grads: Tensor, layout: Layout) -> None:
+        """`bind`, with means and variances in one buffer [2, R, P], and their gradients in another."""
+        self.bind(values[0], values[1], layout, (grads[0], grads[1]))
+        views = [layout.views(flat.flatten(0, 1)) for flat in (values, grads)]
+        both = [{name: view.unflatten(0, (2, -1)) for name, view in found.items()} for found in views]
+        self.weights.stacked = both[0], both[1]
 
     def collect_gradients(self) -> None:
         """Bring the gradients that autograd left at the weights (of layers that know no better) to their place."""

@@ -17,15 +17,18 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """Where each named tensor lies along the flat axis P."""
+    """Where each named tensor lies along the flat axis P.
 
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+    With `align`, each starts at a multiple of so many numbers, which matrix units want; what lies between is padding.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], align: int = 1) -> None:
         self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self.spans: dict[str, slice] = {}
         self.size = 0
         for name, shape in self.shapes.items():
             self.spans[name] = slice(self.size, self.size + prod(shape))
-            self.size += prod(shape)
+            self.size += -(-prod(shape) // align) * align
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
@@ -36,14 +39,17 @@ class Layout:
         """Each named part of `flat` [R, P] as [R, *shape]; views, not copies."""
         return {name: flat[:, span].view(-1, *self.shapes[name]) for name, span in self.spans.items()}
 
-    def part(self, names: Iterable[str]) -> Layout:
+    def part(self, names: Iterable[str], align: int = 1) -> Layout:
         """The layout of these names alone, in their order here."""
         wanted = set(names)
-        return Layout({name: shape for name, shape in self.shapes.items() if name in wanted})
+        return Layout({name: shape for name, shape in self.shapes.items() if name in wanted}, align)
 
     def gather(self, flat: Tensor, part: Layout) -> Tensor:
-        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]."""
-        return torch.cat([flat[..., self.spans[name]] for name in part.shapes], dim=-1)
+        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]; padding is 0."""
+        copy = flat.new_zeros(*flat.shape[:-1], part.size)
+        for name, span in part.spans.items():
+            copy[..., span] = flat[..., self.spans[name]]
+        return copy
 
     def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
         """Write what `gather` took back into `flat`."""

@@ -14,7 +14,7 @@ from evcl.methods import FinishedTask, Memory, Method
 from evcl.nn import Gaussian, Layout, bayesianize, he_uniform, head_names
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
-from evcl.training.task import OnEpoch, Pool, Step, TaskData, optimise
+from evcl.training.task import OnEpoch, Pool, Step, TaskData, matmul_precision, optimise
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class Run:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         unsupported: str = "error",
+        precision: str = "fp32",
     ) -> None:
         """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights."""
         if len(settings) != len(seeds):
             raise ValueError("one Settings a seed")
-        self.method, self.seeds = method, tuple(seeds)
+        self.method, self.seeds, self.precision = method, tuple(seeds), precision
         self.network = bayesianize(
             network,
             init_std=[s.init_std for s in settings] if method.bayesian else None,
@@ -139,16 +140,20 @@ class Run:
         s = settings or self.settings
         layout = self.network.layout
         pool = Pool(tasks, self.classes)
-        part = layout.part(self.network.names_of(pool.heads))
+        on_gpu = self.network.posterior.mean.is_cuda
+        part = layout.part(self.network.names_of(pool.heads), align=4 if on_gpu else 1)
         q = self._gathered(self.network.posterior, part)
         memory = Memory(
             self._gathered(self.prior, part),
             layout.gather(self.importance, part),
             layout.gather(self.used, part),
         )
-        step = Step(self.network, part, q, self.method.terms(memory, s, len(pool)), s, reference)
-        optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
-        self._remember(part, q, memory, tasks, s)
+        terms = self.method.terms(memory, s, len(pool))
+        self.network.weights.low = torch.bfloat16 if self.precision == "bf16" else None
+        with matmul_precision(self.precision):
+            step = Step(self.network, part, q, terms, s, reference, stacked=on_gpu and noise is None)
+            optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
+            self._remember(part, step.q, memory, tasks, s)
 
     def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
         layout, log_std = self.network.layout, gaussian.log_std

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -71,9 +72,24 @@ class Pool:
 
 
 @cache
-def _compiled() -> Any:
-    """The update as one kernel, where there is a GPU."""
-    return torch.compile(fused_update, dynamic=False)
+def gpu_kernels() -> Any:
+    """The module of Triton kernels; None where there is no Triton."""
+    try:
+        from evcl.nn import gpu
+    except ImportError:
+        return None
+    return gpu
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Products of float32 in TF32 on a GPU's matrix units, for as long as this lasts."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Step:
@@ -90,20 +106,33 @@ class Step:
         terms: Sequence[Term],
         s: Settings,
         reference: bool = False,
+        stacked: bool = False,
     ) -> None:
-        self.network, self.q = network, q
+        """`stacked`: means and variances in one buffer, for a GPU's kernels."""
         self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
-        self.variance = q.variance()
-        self.grad_mean = torch.zeros_like(q.mean)
+        kernels = gpu_kernels() if stacked and q.mean.dtype == torch.float32 and network.weights.low is None else None
+        self.network, self.variance = network, q.variance()
+        self.grad_variance: Tensor | None = None
+        if kernels is not None and self.variance is not None:
+            both, grads = torch.stack([q.mean, self.variance]), q.mean.new_zeros(2, *q.mean.shape)
+            q = Gaussian(both[0], q.log_std)
+            self.variance, self.grad_mean, self.grad_variance = both[1], grads[0], grads[1]
+            network.bind_stacked(both, grads, layout)
+        else:
+            self.grad_mean = torch.zeros_like(q.mean)
+            self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
+            network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
+        self.q = q
         self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
-        self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
-        network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
         self.adam_mean = Adam(q.mean, s.lr)
         self.adam_log_std = None if q.log_std is None else Adam(q.log_std, s.lr * s.std_lr_scale)
-        self.fused = _compiled() if q.mean.is_cuda and not self.rest else None
-        self.rates = [torch.as_tensor(rate).to(q.mean) for rate in (s.lr, s.lr * s.get("std_lr_scale", 1.0))]
+        self.fused: Callable[..., None] | None = None  # a graph takes no number from the host
+        if q.mean.is_cuda and not self.rest:
+            self.fused = fused_update if kernels is None else kernels.update
+        rates = (s.lr, s.lr * s.get("std_lr_scale", 1.0))
+        self.rates = [torch.as_tensor(rate).to(q.mean).expand(len(q.mean), 1).contiguous() for rate in rates]
 
     def __call__(self, pool: Pool, rows: Tensor, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R]."""
@@ -245,7 +274,9 @@ class GraphedSteps:
         sizes = {min(batch, n), n % batch or min(batch, n)}
         for size in sizes - self.graphs.keys():
             self._capture(size)
-        self.generator.manual_seed(generator(0, f"gpu {key}", self.round, epoch).initial_seed())
+        seed = generator(0, f"gpu {key}", self.round, epoch).initial_seed()
+        self.generator.manual_seed(seed)
+        self.noise.seed.fill_(seed >> 1)
         keys = torch.rand(r, n, device=self.total.device, generator=self.generator)
         order = keys.argsort(1)
         self.total.zero_()
@@ -267,6 +298,7 @@ class GraphedSteps:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph):
+            self.noise.seed += 1
             self.total += self.step(self.pool, rows, self.noise) * size
         for buffer, value in zip(self.step.buffers(), kept, strict=True):
             buffer.copy_(value)

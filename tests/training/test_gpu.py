@@ -1,0 +1,125 @@
+"""What only a GPU can show: kernels against plain operations, the learning of a CPU, captures and waits counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import evcl
+from evcl.methods import METHODS
+from evcl.nn.layers import LocalDraw
+from evcl.randomness import DeviceNoise, generator
+from evcl.settings import resolve
+from evcl.training import Adam, Run, TaskData
+from evcl.training.adam import fused_update
+from evcl.training.task import GraphedSteps, gpu_kernels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_stacked_pass_is_the_plain_one(bias):
+    """The same outputs and gradients as LocalDraw, given the noise that the kernel drew."""
+    r, b, i, o = 3, 70, 37, 45
+    x = draw(r, b, i, seed=1).requires_grad_()
+    weight = torch.stack([draw(r, o, i, seed=2), draw(r, o, i, seed=3).square() * 0.01])
+    biases = torch.stack([draw(r, o, seed=4), draw(r, o, seed=5).square() * 0.01]) if bias else None
+    grads = torch.zeros_like(weight), torch.zeros_like(biases) if bias else None
+    noise = DeviceNoise(torch.Generator("cuda").manual_seed(0))
+    leaf = torch.zeros(1, device="cuda", requires_grad=True)
+    y = gpu_kernels().StackedDraw.apply(x, weight, biases, grads, noise.seed, noise.salt(), leaf)
+    up = draw(r, b, o, seed=6)
+    (dx,) = torch.autograd.grad(y, x, up)
+
+    with torch.no_grad():
+        mean = torch.bmm(x, weight[0].mT) + (biases[0].unsqueeze(1) if bias else 0)
+        std = (torch.bmm(x.square(), weight[1].mT) + (biases[1].unsqueeze(1) if bias else 0)).sqrt()
+        eps = (y - mean) / std
+    assert abs(float(eps.mean())) < 0.05
+    assert abs(float(eps.std()) - 1) < 0.05
+    again = gpu_kernels().StackedDraw.apply(x, weight, biases, grads, noise.seed, noise.salt(), leaf)
+    assert not torch.equal(again, y)  # another salt, other noise
+
+    plain = [torch.zeros_like(weight[0]), torch.zeros_like(biases[0]) if bias else None,
+             torch.zeros_like(weight[1]), torch.zeros_like(biases[1]) if bias else None]  # fmt: skip
+    twin = x.detach().clone().requires_grad_()
+    parts = (weight[0].clone().requires_grad_(), biases[0] if bias else None, weight[1], biases[1] if bias else None)
+    out = LocalDraw.apply(twin, *parts, eps, plain, None)
+    (expected,) = torch.autograd.grad(out, twin, up)
+    close = {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(out, y, **close)
+    torch.testing.assert_close(dx, expected, **close)
+    torch.testing.assert_close(grads[0], torch.stack([plain[0], plain[2]]), **close)
+    if bias:
+        torch.testing.assert_close(grads[1], torch.stack([plain[1], plain[3]]), **close)
+
+
+@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_the_update_kernel_is_the_plain_update(std, parts):
+    lr = torch.tensor([[1e-3], [1e-2], [0.1]], device="cuda")
+    springs = [(draw(3, 501, seed=k).square(), draw(3, 501, seed=10 + k).square()) for k in range(parts)]
+    springs = [*springs, *[None] * (2 - parts)][: 2 if std else 1]
+    found = []
+    for update in (gpu_kernels().update, fused_update):
+        adam = Adam(draw(3, 501, seed=20), lr)
+        variance = (2 * adam.weights).exp() if std else None
+        for k in range(5):
+            grad = draw(3, 501, seed=30 + k)
+            adam.count += 1
+            update(adam.weights, adam.first, adam.second, adam.count, lr, grad, variance, springs)
+            assert not grad.any()
+        found.append([adam.weights, adam.first, adam.second, *([variance] if std else [])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def stream(method, replicas, device, epochs=30):
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 600, 20, generator=source)
+    y = ((x[..., 0] + x[..., 1]) > 0).long()
+    settings = resolve(method, METHODS[method].known_settings, {"epochs": epochs, "lr": 3e-3})
+    run = Run(
+        evcl.nn.mlp(20, [50, 50]), METHODS[method], [settings] * replicas, range(replicas), draw=True, device=device
+    )
+    head = run.add_head(50, 2)
+    accuracy = []
+    for labels in (y, (x[..., 2] > 0).long()):
+        task = TaskData(x.to(device), labels.to(device), head)
+        run.train([task])
+        accuracy.append((run.predict(task.x, head).argmax(2) == task.y).double().mean())
+    return torch.stack(accuracy).cpu()
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive"])
+def test_a_gpu_learns_what_a_cpu_learns(method):
+    torch.testing.assert_close(stream(method, 4, "cuda"), stream(method, 4, "cpu"), rtol=0, atol=0.03)
+
+
+def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
+    captures = []
+    capture = GraphedSteps._capture
+    monkeypatch.setattr(GraphedSteps, "_capture", lambda self, size: captures.append(size) or capture(self, size))
+    epoch = GraphedSteps.epoch
+
+    def watched(self, number, batch):
+        if number == 0:
+            return epoch(self, number, batch)
+        torch.cuda.set_sync_debug_mode("error")  # a wait for the device is an error
+        try:
+            return epoch(self, number, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(GraphedSteps, "epoch", watched)
+    stream("evcl", 3, "cuda", epochs=4)
+    assert sorted(captures) == [24, 24, 64, 64]  # 600 examples in batches of 64, two tasks
+
+
+def test_graphs_give_the_same_result_twice():
+    assert torch.equal(stream("evcl", 3, "cuda"), stream("evcl", 3, "cuda"))
+    assert generator(0, "x").initial_seed() == generator(0, "x").initial_seed()
