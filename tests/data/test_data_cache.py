@@ -38,6 +38,11 @@ def _damage(path: Path, how: str) -> None:
         path.write_bytes(b"")
     elif how == "other type":
         np.save(path, np.zeros(3))
+    elif how == "header":
+        path.write_bytes(body.replace(b"}", b" ", 1))
+    elif how == "zip":
+        with path.open("wb") as out:
+            np.savez(out, body=np.zeros(3))
     else:  # one bit
         path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
 
@@ -63,7 +68,7 @@ def test_the_source_is_noted(filled, cache):
     assert here.bytes == sum(path.stat().st_size for path in (cache / "tiny").glob("*.npy"))
 
 
-@pytest.mark.parametrize("how", ["missing", "shorter", "empty", "other type"])
+@pytest.mark.parametrize("how", ["missing", "shorter", "empty", "other type", "header", "zip"])
 def test_a_damaged_file_is_named_or_fetched_again(how, filled, cache):
     wanted, folder = filled
     path = cache / "tiny" / "test_labels.npy"
