@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,14 @@ def test_intact_data_is_not_fetched_again(filled, cache):
     assert {path: path.stat().st_mtime_ns for path in (cache / "tiny").glob("*.npy")} == before
 
 
+def test_a_complete_cache_that_cannot_be_written_to_is_enough(filled, monkeypatch):
+    def refuse(_):
+        raise EvclError("read-only")
+
+    monkeypatch.setattr(store, "locked", refuse)
+    assert data.fetch("tiny").problem == ""
+
+
 def test_a_full_disk_leaves_nothing_half_written(add, tmp_path, cache, monkeypatch):
     wanted, files = tiny.web()
     add(tiny.entry(wanted, files))
@@ -197,6 +207,27 @@ def test_grey_images_are_made_once_and_again_when_damaged(add, tmp_path, cache):
     again = data.load_grey28("tiny", offline=True)
     np.testing.assert_array_equal(again.train_images, data.grey28(wanted["train_images"]))
     data.verify("tiny")
+
+
+def test_two_that_want_grey_images_at_once_make_them_once(add, tmp_path, monkeypatch):
+    wanted = tiny.arrays("cifar")
+    add(tiny.entry(wanted))
+    data.fetch("tiny", tiny.put(tmp_path / "mine", tiny.cifar(wanted)))
+    both_have_looked, made = threading.Barrier(2), []
+
+    def grey28(images):
+        made.append(images)
+        return data.grey28(images)
+
+    def fetch(*_):
+        both_have_looked.wait(60)  # and found none
+
+    monkeypatch.setattr("evcl.data.datasets.grey28", grey28)
+    monkeypatch.setattr("evcl.data.datasets.fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(data.load_grey28, ["tiny"] * 2)
+    np.testing.assert_array_equal(one.train_images, two.train_images)
+    assert len(made) == 2  # the training images and the test images
 
 
 def test_grey_images_are_not_made_of_damaged_ones(add, tmp_path, cache):

@@ -358,6 +358,16 @@ def test_when_nothing_works_one_message_says_all(server, add, cache, tmp_path, m
         assert part in words
 
 
+def test_a_file_named_in_place_of_its_folder_is_said(add, cache, tmp_path, monkeypatch):
+    wanted = tiny.arrays("npz")
+    add(tiny.entry(wanted))
+    path = tiny.put(tmp_path, tiny.npz(wanted)) / "tiny.npz"
+    monkeypatch.setenv("EVCL_DATA", str(path))
+    with pytest.raises(EvclError, match=rf"folder {path}: it is a file: name the folder that holds it") as caught:
+        data.load("tiny")
+    assert f"put these files into {cache / 'downloads' / 'tiny'} " in str(caught.value)
+
+
 def test_files_put_where_the_message_says_are_used(add, cache):
     wanted, files = tiny.web()
     add(tiny.entry(wanted, files))

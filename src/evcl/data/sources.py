@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,8 @@ def downloads(entry: Entry) -> Path:
 
 
 def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> EvclError:
+    given = user_folder(data_dir)
+    folder = downloads(entry) if given is None or given.is_file() else given
     wanted = [f"  {file.name}  {file.size} bytes  sha256 {file.sha256}" for file in entry.files]
     others = [name for form in entry.forms if form.kind == "npz" for name in form.members]
     return EvclError(
@@ -90,7 +92,7 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
             [
                 f"no source gave the data set {entry.name}:",
                 *(f"  {line}" for line in tried),
-                f"put these files into {user_folder(data_dir) or downloads(entry)} and run the same again "
+                f"put these files into {folder} and run the same again "
                 "(or name a folder that holds them with --data-dir or EVCL_DATA):",
                 *wanted,
                 f"  or, decoded, {' or '.join(others)}",
@@ -105,7 +107,9 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
 def from_folder(entry: Entry, place: Path) -> Arrays:
     """The data set from loose files or archives in a folder or one of its usual subfolders."""
     if not place.is_dir():
-        raise SourceFailed("there is no such folder")
+        raise SourceFailed(
+            "it is a file: name the folder that holds it" if place.exists() else "there is no such folder"
+        )
     problems = []
     for folder in (place / sub for sub in entry.folders):
         for form in entry.forms:
@@ -283,7 +287,7 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
     if program is None:
         raise SourceFailed(f"{client} is not installed")
     log = place / "log.txt"
-    with log.open("wb") as words, (into or log).open("ab") as out:
+    with log.open("wb") as words, into.open("wb") if into else nullcontext(words) as out:
         try:
             done = subprocess.run(
                 [program, *arguments],
