@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,6 +62,25 @@ def test_arrays_are_mapped_not_read(filled, cache):
         np.testing.assert_array_equal(getattr(data.load("tiny", offline=True), name), array)
     names = {f"{name}.npy" for name in wanted} | {"source.json", ".lock"}
     assert {path.name for path in (cache / "tiny").iterdir()} == names
+
+
+@pytest.mark.parametrize("name", list(data.CATALOG))
+def test_loading_takes_under_half_a_second_and_next_to_no_memory(name, cache):
+    """On files of the real size, with holes for bytes."""
+    entry = data.CATALOG[name]
+    (cache / name).mkdir(parents=True)
+    for key, array in entry.arrays.items():
+        np.lib.format.open_memmap(cache / name / f"{key}.npy", "w+", np.uint8, array.shape)
+    store.write_json(cache / name / "source.json", {"source": "nowhere"})
+    data.status(name)  # warm
+    start = time.perf_counter()
+    tracemalloc.start()
+    found = data.load(name, offline=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - start < 0.5
+    assert peak < 2**20
+    assert found.train_images.shape == entry.arrays["train_images"].shape
 
 
 def test_the_source_is_noted(filled, cache):
