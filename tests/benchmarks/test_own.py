@@ -8,10 +8,14 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import evcl
-from evcl.benchmarks import from_arrays, from_datasets, permute, split
+from evcl.benchmarks import BENCHMARKS, Entry, from_arrays, from_datasets, get, permute, register, split
 
 SOURCE = np.random.default_rng(0)
 X, Y = SOURCE.normal(size=(60, 4)), np.arange(60) % 4
+
+
+PAIRS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+TRIPLES = TensorDataset(*PAIRS.tensors, PAIRS.tensors[1])
 
 
 def arrays(*labels):
@@ -74,11 +78,67 @@ def test_splitting_and_permuting_ones_own_data():
     assert torch.equal(mixed[1].train.x, permute(images, Y, tasks=3, seed=1)[1].train.x)
 
 
+def test_groups_of_classes_can_be_an_array():
+    benchmark = split(X, Y, classes=np.array([[0, 1], [2, 3]]))
+    assert [t.classes for t in benchmark] == [(0, 1), (2, 3)]
+    assert {type(label) for t in benchmark for label in t.classes} == {int}
+
+
+def test_a_stream_of_ones_own_has_a_validation_part_too():
+    """Permuted tasks go on sharing their inputs, and each shows them in its own order."""
+    whole = permute(X, Y, tasks=50)
+    cut = whole.hold_out(0.25)
+    assert {len(t.validation) for t in cut} == {12}
+    assert {len(t.train) for t in cut} == {36}
+    for part in ("train", "validation", "test"):
+        assert len({getattr(t, part).inputs.data_ptr() for t in cut}) == 1
+        assert all(getattr(t, part).permutation is w.train.permutation for t, w in zip(cut, whole, strict=True))
+    assert whole.hold_out(0) is whole
+    with pytest.raises(evcl.EvclError, match="validation must be"):
+        whole.hold_out(1.5)
+
+
+def _register(name, **says):
+    """A benchmark of two tasks, as CONTRIBUTING shows it: `build` looks at nothing it is asked."""
+    build = lambda request: from_arrays([arrays(0, 1), arrays(2, 3)])  # noqa: E731
+    return register(Entry(name, "mine", build, seeded=False, **says))
+
+
+@pytest.fixture
+def mine():
+    yield _register("mine", tasks=2, most_tasks=2)
+    BENCHMARKS.remove("mine")
+
+
+def test_a_registered_benchmark_is_cut_to_what_is_asked(mine):
+    """Were `validation` left to `build`, a run that asks for it would be measured on test data."""
+    assert len(get("mine")) == 2
+    assert len(get("mine", tasks=1)) == 1
+    for task, whole in zip(get("mine", validation=0.1), get("mine"), strict=True):
+        assert task.held_out is task.validation
+        assert (len(task.validation), len(task.train)) == (2, 18)
+        assert torch.equal(task.test.x, whole.test.x)
+
+
+def test_a_registered_benchmark_with_fewer_tasks_than_it_says_is_refused():
+    _register("mistaken")
+    try:
+        with pytest.raises(evcl.EvclError, match=r"mistaken has 2 tasks, not 5: say so in its Entry"):
+            get("mistaken")
+    finally:
+        BENCHMARKS.remove("mistaken")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: from_arrays([]), "there is no task"),
-        (lambda: from_arrays([arrays(0, 1)[:3]]), "must be (x_train, y_train, x_test, y_test), not 3 things"),
+        (
+            lambda: from_arrays([arrays(0, 1)[:3]]),
+            "y_test) for each, and task 0 is not that",
+        ),
+        (lambda: from_arrays(arrays(0, 1)), "for each, and task 0 is not that"),
+        (lambda: from_arrays(5), "there is no task"),
         (lambda: from_arrays([arrays(0, 1)], names=["a", "b"]), "1 different names are needed"),
         (lambda: from_arrays([arrays(0, 1)], heads="one"), "heads must be 'separate' or 'shared'"),
         (lambda: from_arrays([(X, Y, X[:, :3], Y)]), "another shape"),
@@ -89,6 +149,15 @@ def test_splitting_and_permuting_ones_own_data():
         (lambda: from_datasets([(iter([]), iter([]))]), "needs len() and an index"),
         (lambda: split(X, Y, classes=[[0, 9]]), "[9] is not among them"),
         (lambda: split(X, Y, classes=[[0, 1]], test=1.5), "test must be a part between 0 and 1"),
+        (lambda: split(X, Y, classes=[[0, 1]], test="0.2"), "not '0.2'"),
+        (lambda: split(X, Y, classes=[[0, 1]], test=(X,)), "or a pair (x, y), not 1 things"),
+        (lambda: split(X, Y, classes=[[0, 1]], test=(X[:1], Y[:1])), "the test data has the classes [0]; [1] is not"),
+        (lambda: split(X, Y, classes=[0, 1]), "groups of whole numbers like [[0, 1], [2, 3]], not [0, 1]"),
+        (lambda: permute(X, Y, test=(X[:, :3], Y)), "another shape"),
+        (lambda: permute(X, Y % 2, test=(X, Y)), "the test labels [2, 3] are not in the training set"),
+        (lambda: permute(X, Y, seed=-1), "seed must be"),
+        (lambda: from_datasets([PAIRS, PAIRS]), "(training, test) for each, and task 0 is not that"),
+        (lambda: from_datasets([(TRIPLES, TRIPLES)]), "items must be (x, y)"),
         (lambda: permute(X, Y, tasks=0), "tasks must be a whole number of at least 1"),
     ],
 )

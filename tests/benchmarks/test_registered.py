@@ -91,6 +91,9 @@ def test_classes_and_their_order_can_be_chosen():
     benchmark = evcl.benchmarks.get("split-mnist", classes=[[7, 1], [0, 2, 4]])
     assert [task.name for task in benchmark] == ["7/1", "0/2/4"]
     assert benchmark[0].classes == (7, 1)
+    pairs = [[a, a + 1] for a in range(8)]
+    assert len(evcl.benchmarks.get("split-mnist", classes=pairs)) == 8
+    assert len(evcl.benchmarks.get("split-mnist", classes=pairs, tasks=7)) == 7
     learner = evcl.Naive(evcl.nn.mlp(784, [5]), epochs=1)
     learner.learn(benchmark[0])
     assert learner.classes() == (7, 1)
@@ -105,6 +108,8 @@ def test_classes_and_their_order_can_be_chosen():
         ({"name": "split-mnist", "classes": []}, "there is none"),
         ({"name": "split-mnist", "classes": [[0, 1], [0, 1]]}, "must differ"),
         ({"name": "permuted-mnist", "classes": [[0, 1]]}, "leave classes out"),
+        ({"name": "split-mnist", "classes": [0, 1]}, "groups of whole numbers like [[0, 1], [2, 3]], not [0, 1]"),
+        ({"name": "split-mnist", "classes": [[0, 1], [2, 3]], "tasks": 3}, "at most 2"),
         ({"name": "split-mnist", "tasks": 6}, "at most 5"),
     ],
 )

@@ -7,6 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +42,11 @@ def _damage(path: Path, how: str) -> None:
         path.write_bytes(b"")
     elif how == "other type":
         np.save(path, np.zeros(3))
+    elif how == "header":
+        path.write_bytes(body.replace(b"}", b" ", 1))
+    elif how == "zip":
+        with path.open("wb") as out:
+            np.savez(out, body=np.zeros(3))
     else:  # one bit
         path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
 
@@ -55,6 +64,25 @@ def test_arrays_are_mapped_not_read(filled, cache):
     assert {path.name for path in (cache / "tiny").iterdir()} == names
 
 
+@pytest.mark.parametrize("name", list(data.CATALOG))
+def test_loading_takes_under_half_a_second_and_next_to_no_memory(name, cache):
+    """On files of the real size, with holes for bytes."""
+    entry = data.CATALOG[name]
+    (cache / name).mkdir(parents=True)
+    for key, array in entry.arrays.items():
+        np.lib.format.open_memmap(cache / name / f"{key}.npy", "w+", np.uint8, array.shape)
+    store.write_json(cache / name / "source.json", {"source": "nowhere"})
+    data.status(name)  # warm
+    start = time.perf_counter()
+    tracemalloc.start()
+    found = data.load(name, offline=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - start < 0.5
+    assert peak < 2**20
+    assert found.train_images.shape == entry.arrays["train_images"].shape
+
+
 def test_the_source_is_noted(filled, cache):
     _, folder = filled
     assert json.loads((cache / "tiny" / "source.json").read_text())["source"] == f"folder {folder}"
@@ -63,7 +91,7 @@ def test_the_source_is_noted(filled, cache):
     assert here.bytes == sum(path.stat().st_size for path in (cache / "tiny").glob("*.npy"))
 
 
-@pytest.mark.parametrize("how", ["missing", "shorter", "empty", "other type"])
+@pytest.mark.parametrize("how", ["missing", "shorter", "empty", "other type", "header", "zip"])
 def test_a_damaged_file_is_named_or_fetched_again(how, filled, cache):
     wanted, folder = filled
     path = cache / "tiny" / "test_labels.npy"
@@ -101,6 +129,14 @@ def test_intact_data_is_not_fetched_again(filled, cache):
     before = {path: path.stat().st_mtime_ns for path in (cache / "tiny").glob("*.npy")}
     data.fetch("tiny", offline=True)
     assert {path: path.stat().st_mtime_ns for path in (cache / "tiny").glob("*.npy")} == before
+
+
+def test_a_complete_cache_that_cannot_be_written_to_is_enough(filled, monkeypatch):
+    def refuse(_):
+        raise EvclError("read-only")
+
+    monkeypatch.setattr(store, "locked", refuse)
+    assert data.fetch("tiny").problem == ""
 
 
 def test_a_full_disk_leaves_nothing_half_written(add, tmp_path, cache, monkeypatch):
@@ -192,6 +228,27 @@ def test_grey_images_are_made_once_and_again_when_damaged(add, tmp_path, cache):
     again = data.load_grey28("tiny", offline=True)
     np.testing.assert_array_equal(again.train_images, data.grey28(wanted["train_images"]))
     data.verify("tiny")
+
+
+def test_two_that_want_grey_images_at_once_make_them_once(add, tmp_path, monkeypatch):
+    wanted = tiny.arrays("cifar")
+    add(tiny.entry(wanted))
+    data.fetch("tiny", tiny.put(tmp_path / "mine", tiny.cifar(wanted)))
+    both_have_looked, made = threading.Barrier(2), []
+
+    def grey28(images):
+        made.append(images)
+        return data.grey28(images)
+
+    def fetch(*_):
+        both_have_looked.wait(60)  # and found none
+
+    monkeypatch.setattr("evcl.data.datasets.grey28", grey28)
+    monkeypatch.setattr("evcl.data.datasets.fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(data.load_grey28, ["tiny"] * 2)
+    np.testing.assert_array_equal(one.train_images, two.train_images)
+    assert len(made) == 2  # the training images and the test images
 
 
 def test_grey_images_are_not_made_of_damaged_ones(add, tmp_path, cache):

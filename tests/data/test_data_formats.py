@@ -153,13 +153,19 @@ def test_npz_takes_no_pickle_and_no_other_array(values, words, tmp_path, add):
         (dict.fromkeys(tiny.IDX, b"not idx"), "train-images-idx3-ubyte is not an IDX file of uint8"),
         (dict.fromkeys(tiny.IDX, b"\0\0\x08\x01\0\0\0\x09abc"), "holds 3 bytes of data, but says it is of shape"),
         (dict.fromkeys(tiny.IDX, b"\0\0\x08\xff\0"), "but says it is of shape"),
-        ({f"{name}.gz": b"\x1f\x8b broken" for name in tiny.IDX}, "damaged or not what its name says"),
+        ({f"{name}.gz": b"\x1f\x8b broken" for name in tiny.IDX}, f"{tiny.IDX[0]}.gz is damaged or not what its name"),
         ({f"{name}.bin": b"x" * 100 for name in tiny.BATCHES}, "no multiple of 3073"),
-        ({"tiny.npz": b"PK broken"}, "damaged or not what its name says"),
-        ({"letters.tar.gz": b"no archive at all"}, "damaged or not what its name says"),
+        ({"tiny.npz": b"PK broken"}, "tiny.npz is damaged or not what its name says"),
+        ({"letters.tar.gz": b"no archive at all"}, "letters.tar.gz is damaged or not what its name says"),
         ({"A/x.png": b"", "B/x.png": b""}, "the images are not all of one size"),
-        ({**tiny.sheets(tiny.arrays("sheets")), "test_lables.json": b"[[["}, "damaged or not what its name says"),
-        ({**tiny.sheets(tiny.arrays("sheets")), "test_lables.json": b"[300]"}, "damaged or not what its name says"),
+        *(
+            (
+                {**tiny.sheets(tiny.arrays("sheets")), "test_lables.json": body},
+                "test_lables.json is damaged or not what",
+            )
+            for body in (b"[[[", b"[300]", b"{}", b"[null]", b"\xff")
+        ),
+        ({**tiny.sheets(tiny.arrays("sheets")), "test_batch.png": b"x"}, "test_batch.png is damaged or not what"),
     ],
 )
 def test_damaged_files_are_named(files, words, tmp_path, add):

@@ -165,6 +165,51 @@ def test_mirrors_complete_each_other(server, add):
     assert data.status("tiny").source == second
 
 
+def _throttled(server, files, monkeypatch):
+    """A mirror that sends the images in drips at first, and would need a minute; when asked again it is fast."""
+    monkeypatch.setattr(sources, "TRIAL", 0.2)
+    monkeypatch.setattr(sources, "LONGEST", 5.0)
+    url = server.good("slow", files)
+    good, body = server.mirrors["slow"], files[IMAGES]
+
+    def drip(request, name):
+        if request.headers["Range"] or name != IMAGES:
+            good(request, name)
+            return
+        reply(request, b"", length=len(body))
+        for start in range(0, len(body), len(body) // 600):
+            if server.done.wait(0.1):
+                return
+            try:
+                request.wfile.write(body[start : start + len(body) // 600])
+            except OSError:  # the client has gone
+                return
+
+    server.add("slow", drip)
+    return url
+
+
+def test_a_throttled_mirror_waits_for_faster_sources(server, add, monkeypatch):
+    wanted, files = tiny.web(size=20_000)
+    mirrors = (_throttled(server, files, monkeypatch), server.good("fast", files))
+    entry = add(tiny.entry(wanted, files, mirrors=mirrors, most_bytes=2**23))
+    tried: list[str] = []
+    _, source = sources.obtain(entry, None, False, tried)
+    assert source == mirrors[1]
+    assert len(tried) == 1
+    assert "minutes more, so other sources come first" in tried[0]
+
+
+def test_a_throttled_mirror_goes_on_when_there_is_nothing_else(server, add, monkeypatch):
+    wanted, files = tiny.web(size=20_000)
+    mirror = _throttled(server, files, monkeypatch)
+    add(tiny.entry(wanted, files, mirrors=(mirror, _dead()), most_bytes=2**23))
+    _same(data.load("tiny"), wanted)
+    assert data.status("tiny").source == mirror
+    (again,) = [asked for path, asked in server.asked[1:] if path.endswith(IMAGES)]
+    assert again is not None  # from where the drips had come to
+
+
 # Interrupted downloads
 
 
@@ -356,6 +401,16 @@ def test_when_nothing_works_one_message_says_all(server, add, cache, tmp_path, m
         *(f"{name}  {len(body)} bytes  sha256 {tiny.sha256(body)}" for name, body in files.items()),
     ):
         assert part in words
+
+
+def test_a_file_named_in_place_of_its_folder_is_said(add, cache, tmp_path, monkeypatch):
+    wanted = tiny.arrays("npz")
+    add(tiny.entry(wanted))
+    path = tiny.put(tmp_path, tiny.npz(wanted)) / "tiny.npz"
+    monkeypatch.setenv("EVCL_DATA", str(path))
+    with pytest.raises(EvclError, match=rf"folder {path}: it is a file: name the folder that holds it") as caught:
+        data.load("tiny")
+    assert f"put these files into {cache / 'downloads' / 'tiny'} " in str(caught.value)
 
 
 def test_files_put_where_the_message_says_are_used(add, cache):

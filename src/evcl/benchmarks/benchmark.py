@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
+from evcl.randomness import generator
 from evcl.registry import Registry
 from evcl.settings import SEED, VALIDATION, Setting
 
@@ -91,8 +93,29 @@ class Benchmark(Sequence[Task]):
     def __getitem__(self, index: slice) -> Benchmark: ...
     def __getitem__(self, index: int | slice) -> Task | Benchmark:
         if isinstance(index, slice):
-            return Benchmark(self.name, self._tasks[index], hidden=self.hidden, seed=self.seed)
+            return self._of(self._tasks[index])
         return self._tasks[index]
+
+    def hold_out(self, part: float) -> Benchmark:
+        """The same tasks, each with a stratified part of its training set as `validation`, always the same one.
+
+        Tasks that share their inputs (permuted ones) go on sharing them.
+        """
+        part = float(VALIDATION.check("validation", part))
+        cut: dict[tuple[int, int], tuple[Examples, Examples]] = {}
+        tasks = []
+        for k, task in enumerate(self._tasks if part else ()):
+            train, key = task.train, (id(task.train.inputs), id(task.train.labels))
+            if key not in cut:
+                count = max(1, round(part * len(train)))
+                kept, held = stratified(train.labels, count, generator(0, "validation", k))
+                cut[key] = train.select(kept), train.select(held)
+            rest, validation = (replace(half, permutation=train.permutation) for half in cut[key])
+            tasks.append(replace(task, train=rest, validation=validation))
+        return self._of(tasks) if part else self
+
+    def _of(self, tasks: Sequence[Task]) -> Benchmark:
+        return Benchmark(self.name, tasks, hidden=self.hidden, seed=self.seed)
 
     def __repr__(self) -> str:
         return f"Benchmark({self.name!r}, {len(self)} tasks, seed={self.seed})"
@@ -104,14 +127,13 @@ class Request:
 
     seed: int
     tasks: int
-    validation: float
     classes: tuple[tuple[int, ...], ...] | None  # None: the usual groups
     data_dir: Path | None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered benchmark: `build(request)` makes it."""
+    """A registered benchmark: `build(request)` makes it, of at least `request.tasks` tasks."""
 
     name: str
     summary: str
@@ -146,21 +168,42 @@ def get(
     gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]; `data_dir` holds data files.
     """
     entry = BENCHMARKS[name]
-    groups = None if classes is None else tuple(tuple(group) for group in classes)
+    groups = None if classes is None else check_groups(classes)
+    if groups is not None:
+        entry = replace(entry, tasks=len(groups), most_tasks=len(groups))
     request = Request(
         seed=int(SEED.check("seed", seed)),
-        tasks=check_tasks(entry, tasks) if tasks is not None or groups is None else len(groups),
-        validation=float(VALIDATION.check("validation", validation)),
+        tasks=check_tasks(entry, tasks),
         classes=groups,
         data_dir=None if data_dir is None else Path(data_dir),
     )
-    return entry.build(request)
+    VALIDATION.check("validation", validation)  # before anything is fetched
+    made = entry.build(request)
+    if len(made) < request.tasks:
+        raise EvclError(f"{name} has {len(made)} tasks, not {request.tasks}: say so in its Entry (tasks, most_tasks)")
+    return made[: request.tasks].hold_out(validation)
 
 
 def check_tasks(entry: Entry, tasks: int | None) -> int:
     """The number of tasks asked for, or the usual one; a number that the benchmark cannot give is refused."""
     limits = Setting(entry.tasks, "tasks", low=1, high=entry.most_tasks)
     return int(limits.check(f"tasks of {entry.name}", entry.tasks if tasks is None else tasks))
+
+
+def check_groups(classes: Any) -> tuple[tuple[int, ...], ...]:
+    """Groups of classes, a task each: at least two different whole numbers a group, and no group twice."""
+    try:
+        groups = tuple(tuple(operator.index(label) for label in group) for group in classes)
+    except TypeError:
+        raise EvclError(f"classes must be groups of whole numbers like [[0, 1], [2, 3]], not {classes!r}") from None
+    if not groups:
+        raise EvclError("classes must be groups like [[0, 1], [2, 3]], and there is none")
+    for group in groups:
+        if len(group) < 2 or len(set(group)) != len(group):
+            raise EvclError(f"a group must be at least two different classes, not {list(group)}")
+    if len(set(groups)) != len(groups):
+        raise EvclError("the groups of classes must differ: each is a task's name")
+    return groups
 
 
 def stratified(labels: Tensor, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -180,10 +223,3 @@ def stratified(labels: Tensor, count: int, source: torch.Generator) -> tuple[Ten
         rows = (labels == label).nonzero().flatten()
         held[rows[torch.randperm(len(rows), generator=source)[:quota]]] = True
     return (~held).nonzero().flatten(), held.nonzero().flatten()
-
-
-def hold_out(task: Task, part: float, source: torch.Generator) -> Task:
-    """The task with a stratified part of its training set as `validation`."""
-    train = task.train
-    kept, held = stratified(train.labels, max(1, round(part * len(train))), source)
-    return replace(task, train=train.select(kept), validation=train.select(held))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 
 from evcl import inputs
-from evcl.benchmarks.benchmark import Benchmark, Examples, Task, stratified
+from evcl.benchmarks.benchmark import Benchmark, Examples, Task, check_groups, stratified
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 from evcl.errors import EvclError
 from evcl.randomness import generator
+from evcl.settings import SEED
 
 HIDDEN = (100, 100)  # the trunk that `evcl run` gives a stream, where nothing else is said
 
@@ -29,16 +30,13 @@ def from_arrays(
     """
     if heads not in ("separate", "shared"):
         raise EvclError(f"heads must be 'separate' or 'shared', not {heads!r}")
-    if not tasks:
-        raise EvclError("there is no task: give (x_train, y_train, x_test, y_test) for each")
+    tasks = _listed(tasks, "(x_train, y_train, x_test, y_test)", 4)
     names = [str(k) for k in range(len(tasks))] if names is None else [str(name) for name in names]
     if len(set(names)) != len(tasks):
         raise EvclError(f"there are {len(tasks)} tasks, so {len(tasks)} different names are needed, not {names}")
     read = []
-    for name, arrays in zip(names, tasks, strict=True):
-        if len(arrays) != 4:
-            raise EvclError(f"task {name!r} must be (x_train, y_train, x_test, y_test), not {len(arrays)} things")
-        read.append((_examples(*arrays[:2], f"task {name!r}, train"), _examples(*arrays[2:], f"task {name!r}, test")))
+    for name, (x, y, x_test, y_test) in zip(names, tasks, strict=True):
+        read.append((_examples(x, y, f"task {name!r}, train"), _examples(x_test, y_test, f"task {name!r}, test")))
     everything = sorted({label for train, _ in read for label in train.labels.unique().tolist()})
     made = []
     for name, (train, test) in zip(names, read, strict=True):
@@ -53,7 +51,8 @@ def from_arrays(
 
 def from_datasets(tasks: Sequence[tuple[Any, Any]], **options: Any) -> Benchmark:
     """A task for each (training, test) pair of torch data sets with items (x, y); options as in `from_arrays`."""
-    return from_arrays([(*_stacked(train), *_stacked(test)) for train, test in tasks], **options)
+    pairs = _listed(tasks, "(training, test)", 2)
+    return from_arrays([(*_stacked(train), *_stacked(test)) for train, test in pairs], **options)
 
 
 def split(
@@ -65,7 +64,7 @@ def split(
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
     """One task for each group of classes. `test` is a part to hold out, stratified, or a pair (x, y)."""
-    return Benchmark("own", split_tasks(*_parts(x, y, test), classes), hidden=hidden)
+    return Benchmark("own", split_tasks(*_parts(x, y, test), check_groups(classes)), hidden=hidden)
 
 
 def permute(
@@ -80,17 +79,24 @@ def permute(
     """The same data, its numbers in another order in each task, through one head."""
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise EvclError(f"tasks must be a whole number of at least 1, not {tasks!r}")
+    seed = int(SEED.check("seed", seed))
     train, held = _parts(x, y, test)
+    if missing := sorted(set(held.labels.tolist()) - set(train.labels.tolist())):
+        raise EvclError(f"the test labels {missing} are not in the training set")
     flat = [Examples(part.inputs.flatten(1), part.labels) for part in (train, held)]
     return Benchmark("own", permuted_tasks(flat[0], flat[1], tasks, seed), hidden=hidden, seed=seed)
 
 
 def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Examples]:
     whole = _examples(x, y, "the data")
-    if isinstance(test, (tuple, list)):
-        return whole, _examples(*test, "the test data")
-    if not 0 < test < 1:
-        raise EvclError(f"test must be a part between 0 and 1, or a pair (x, y), not {test!r}")
+    if isinstance(test, (tuple, list)) and len(test) == 2:
+        given = _examples(*test, "the test data")
+        if given.inputs.shape[1:] != whole.inputs.shape[1:]:
+            raise EvclError("the test data: its inputs have another shape than the data")
+        return whole, given
+    if not isinstance(test, (int, float)) or not 0 < test < 1:
+        came = f"{len(test)} things" if isinstance(test, (tuple, list)) else repr(test)
+        raise EvclError(f"test must be a part between 0 and 1, or a pair (x, y), not {came}")
     kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, "test"))
     return whole.select(kept), whole.select(held)
 
@@ -106,10 +112,24 @@ def _examples(x: Any, y: Any, what: str) -> Examples:
     return Examples(tensor, torch.tensor(labels))
 
 
+def _listed(tasks: Any, what: str, size: int) -> list[Any]:
+    """A list of tuples of this size, one a task."""
+    found = list(tasks) if isinstance(tasks, Iterable) else []
+    if not found:
+        raise EvclError(f"there is no task: give a list with {what} for each")
+    for k, task in enumerate(found):
+        if not isinstance(task, (tuple, list)) or len(task) != size:
+            raise EvclError(f"the tasks must be a list with {what} for each, and task {k} is not that")
+    return found
+
+
 def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise EvclError(f"a data set needs len() and an index, and {type(dataset).__name__} has not both")
     items = [dataset[i] for i in range(len(dataset))]
     if not items:
         raise EvclError("a data set is empty")
-    return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])
+    try:
+        return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EvclError(f"a data set's items must be (x, y), x numbers of one shape: {error}") from None

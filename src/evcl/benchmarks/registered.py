@@ -79,7 +79,7 @@ def _split(
 
     def build(request: Request) -> Benchmark:
         wanted = (groups if request.classes is None else request.classes)[: request.tasks]
-        made = split_tasks(*load(request.data_dir), wanted, request.validation, words.split() or None)
+        made = split_tasks(*load(request.data_dir), wanted, words.split() or None)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
     return Entry(name, summary, build, seeded=False, tasks=len(groups), most_tasks=len(groups))
@@ -94,7 +94,7 @@ def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> E
         train, test = (
             Examples(part.inputs.flatten(1), part.labels, pixels=part.pixels) for part in load(request.data_dir)
         )
-        made = permuted_tasks(train, test, request.tasks, request.seed, request.validation)
+        made = permuted_tasks(train, test, request.tasks, request.seed)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
     return Entry(name, summary, build, seeded=True)

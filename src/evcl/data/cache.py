@@ -19,7 +19,7 @@ import numpy as np
 
 from evcl.data import progress
 from evcl.data.catalog import Entry
-from evcl.data.formats import Arrays, SourceFailed, UInt8
+from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 from evcl.errors import EvclError
 from evcl.files import write_atomically
 
@@ -97,8 +97,8 @@ def load(path: Path, shape: tuple[int, ...]) -> UInt8:
     Copy on write: torch wants writable memory, and nothing written to it reaches the file.
     """
     try:
-        array: UInt8 = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError):
+        array: UInt8 = np.lib.format.open_memmap(path, mode="c")  # no pickle, and no .zip, as np.load would take
+    except BROKEN:
         raise SourceFailed(f"{path} is {'damaged' if path.exists() else 'missing'}") from None
     if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:
         raise SourceFailed(f"{path} is damaged: {array.dtype} of shape {array.shape}, not uint8 of shape {shape}")

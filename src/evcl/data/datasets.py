@@ -76,6 +76,9 @@ def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) 
     """Bring a data set into the cache; what is there already is checked byte for byte, and replaced if damaged."""
     entry = CATALOG[name]
     _check_folder(data_dir)
+    with contextlib.suppress(SourceFailed):
+        _intact(entry)
+        return status(name)  # without a lock, which a cache that only others can write to would not give
     with cache.locked(entry):
         problem = ""
         try:
@@ -112,8 +115,7 @@ def verify(name: str) -> Verified:
     """Check every byte that the cache holds of this data set, and count images that occur more than once."""
     entry = CATALOG[name]
     try:
-        arrays = cache.read_intact(entry)
-        _verify_grey(entry)
+        arrays = _intact(entry)
     except SourceFailed as error:
         raise EvclError(f"{name}: {error}; run evcl data fetch {name}") from error
     found = _dataset(entry, arrays)
@@ -134,13 +136,18 @@ def load_grey28(name: str = "cifar10", data_dir: Path | None = None, offline: bo
         fetch(name, data_dir, offline)  # which checks every byte of what the grey images are made from
         found = load(name, data_dir, offline)
         with cache.locked(entry):
-            made = {path: grey28(getattr(found, key)) for key, path in _grey_paths(entry).items()}
-            for path, images in made.items():
-                cache.save(path, images)
-            hashes = {path.name: cache.sha256(images) for path, images in made.items()}
-            cache.write_json(cache.folder(entry) / GREY, hashes)
-        train, test = _read_grey(entry)
+            train, test = _make_grey(entry, found)
     return Dataset(name, train, found.train_labels, test, found.test_labels)
+
+
+def _make_grey(entry: Entry, found: Dataset) -> list[UInt8]:
+    with contextlib.suppress(SourceFailed):
+        return _read_grey(entry)  # another process made them while this one waited for the lock
+    made = {path: grey28(getattr(found, key)) for key, path in _grey_paths(entry).items()}
+    for path, images in made.items():
+        cache.save(path, images)
+    cache.write_json(cache.folder(entry) / GREY, {path.name: cache.sha256(images) for path, images in made.items()})
+    return _read_grey(entry)
 
 
 def _grey_paths(entry: Entry) -> dict[str, Path]:
@@ -157,6 +164,13 @@ def _read_grey(entry: Entry, intact: bool = False) -> list[UInt8]:
             raise SourceFailed(f"{path} is damaged: its bytes are not those that were written")
         read.append(images)
     return read
+
+
+def _intact(entry: Entry) -> dict[str, UInt8]:
+    """The cached arrays after every byte was checked, those of the grey images too."""
+    arrays = cache.read_intact(entry)
+    _verify_grey(entry)
+    return arrays
 
 
 def _verify_grey(entry: Entry) -> None:

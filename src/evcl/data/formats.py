@@ -9,12 +9,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import math
 import struct
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
@@ -27,9 +30,9 @@ from evcl.errors import EvclError
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]
 # What the readers of the standard library, NumPy and Pillow raise on bytes that are not what they should be.
-_BROKEN = (
-    *(OSError, EOFError, ValueError, KeyError, SyntaxError, ArithmeticError, RuntimeError),
-    *(zlib.error, tarfile.TarError, zipfile.BadZipFile),
+BROKEN = (
+    *(OSError, EOFError, TypeError, ValueError, KeyError, SyntaxError, ArithmeticError, RuntimeError),
+    *(zlib.error, lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, tokenize.TokenError),
 )
 
 
@@ -39,15 +42,24 @@ class SourceFailed(EvclError):
 
 def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
     """The arrays of one folder or archive, or None where a folder has nothing of this form."""
-    try:
+    with _reading(place.name):
         contents = collect(place, form, entry.most_bytes)
         if not contents and place.is_file():
             raise SourceFailed(f"{place.name} holds none of {', '.join(form.members)}")
         return decode(contents, form, entry) if contents else None
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Whatever a reader raises becomes SourceFailed with the name of the file; the innermost name stays."""
+    try:
+        yield
     except SourceFailed:
         raise
-    except _BROKEN as error:
-        raise SourceFailed(f"{place.name} is damaged or not what its name says ({first_line(error)})") from error
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise SourceFailed(f"{error.filename or name} cannot be read ({error.strerror})") from error
+        raise SourceFailed(f"{name} is damaged or not what its name says ({first_line(error)})") from error
 
 
 def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
@@ -57,7 +69,8 @@ def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
         key = _key(name, form)
         if key is not None:
             packed = form.kind != "letters" and name.endswith(".gz")
-            found[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
+            with _reading(name):
+                found[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
             most -= len(content)
     return found
 
@@ -75,8 +88,9 @@ def decode(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
     if form.kind == "cifar":
         return _join([_cifar(blob, member) for blob, member in zip(blobs, form.members, strict=True)])
     if form.kind == "sheets":
-        return _sheets(blobs, entry)
-    return _npz(blobs[0], form, entry)
+        return _sheets(blobs, form, entry)
+    with _reading(form.members[0]):
+        return _npz(blobs[0], form, entry)
 
 
 # Members of folders and archives
@@ -169,17 +183,22 @@ def _cifar(blob: bytes, name: str) -> tuple[UInt8, UInt8]:
     return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
 
 
-def _sheets(blobs: list[bytes], entry: Entry) -> Arrays:
+def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
     """PNG sheets with an image a row, in the order of the labels."""
-    *sheets, train, test = blobs
     shape = entry.arrays["train_images"].shape[1:]
-    parts = [_pixels(blob, "RGB", entry.most_bytes).reshape(-1, *shape) for blob in sheets]
-    labels = [np.array(json.loads(blob), dtype=np.uint8) for blob in (train, test)]
+    parts: list[UInt8] = []
+    for blob, member in zip(blobs, form.members, strict=True):
+        with _reading(member):
+            if member.endswith(".json"):
+                parts.append(np.array(json.loads(blob), dtype=np.uint8))
+            else:
+                parts.append(_pixels(blob, "RGB", entry.most_bytes).reshape(-1, *shape))
+    *train, test, train_labels, test_labels = parts
     return {
-        "train_images": np.concatenate(parts[:-1]),
-        "train_labels": labels[0],
-        "test_images": parts[-1],
-        "test_labels": labels[1],
+        "train_images": np.concatenate(train),
+        "train_labels": train_labels,
+        "test_images": test,
+        "test_labels": test_labels,
     }
 
 
@@ -189,7 +208,7 @@ def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
     for key in sorted(contents, key=lambda key: tuple(key.split("/"))):
         try:
             image = _pixels(contents[key], "L", entry.most_bytes)
-        except _BROKEN:
+        except BROKEN:
             continue
         images.append(image)
         labels.append(form.members.index(key.split("/")[0]))

