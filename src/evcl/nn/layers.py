@@ -135,21 +135,20 @@ class LocalDraw(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        weight, bias, var_weight, var_bias, noise, ctx.grads, low = rest
-        full = weight.dtype
-        x2 = None if noise is None else x.square()
+    def forward(ctx: Any, x: Any, *rest: Any) -> Tensor:
+        *parts, noise, ctx.grads, low = rest
+        full = parts[0].dtype
+        inputs = [x, *parts, None if noise is None else x.square()]
         if low is not None:  # products in a low precision, everything else in the weights' own
-            x, x2, weight, bias, var_weight, var_bias = (
-                None if t is None else t.to(low) for t in (x, x2, weight, bias, var_weight, var_bias)
-            )
-        y = product(x, weight, bias).to(full)
+            inputs = [None if t is None else t.to(low) for t in inputs]
+        x, weight, bias, var_weight, var_bias, x2 = inputs
+        y = product(x, weight, bias)
         if noise is None:
             ctx.save_for_backward(x, weight)
-            return y
+            return y.to(full, copy=True)  # not a view: an activation in place may follow
         std = product(x2, var_weight, var_bias).to(full).clamp_(min=1e-30).sqrt_()
         ctx.save_for_backward(x, weight, x2, var_weight, noise, std)
-        return y.addcmul_(noise, std)
+        return torch.addcmul(y.to(full), noise, std)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
