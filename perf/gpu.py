@@ -9,8 +9,10 @@ Data is random: the time does not depend on it.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
@@ -85,6 +87,21 @@ def step_seconds(method: str, shape: tuple[list[int], int, int, int], replicas: 
     return (times[1] - times[0]) / 10 / -(-examples // BATCH), run.network.layout.size
 
 
+def program(name: str, method: str, replicas: int) -> None:
+    """One program of the paper from start to end: five tasks, a hundred epochs each, the Fisher included."""
+    hidden, inputs, classes, examples = SHAPES[name]
+    settings = resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": EPOCHS})
+    with torch.cuda.stream(torch.cuda.Stream()):
+        options = {"draw": True, "device": "cuda", "precision": "tf32"}
+        run = Run(evcl.nn.mlp(inputs, hidden), METHODS[method], [settings] * replicas, range(replicas), **options)
+        x = torch.rand(1, examples, inputs, device="cuda")
+        y = torch.randint(classes, (1, examples), device="cuda")
+        head = run.add_head(hidden[-1], classes)
+        for _ in range(TASKS):
+            run.train([TaskData(x, y, head)])
+        torch.cuda.current_stream().synchronize()
+
+
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     copy, product = rates()
@@ -94,6 +111,7 @@ def main() -> None:
         f"{'benchmark':<22}{'method':<7}{'R':>4}{'ms':>8}{'memory':>9}{'products':>9}{'step/floor':>11}{'paper s':>9}"
     )
     whole = 0.0
+    programs = []
     for name, shape in SHAPES.items():
         hidden, inputs, classes, examples = shape
         for method, replicas, buffers, products in (("evcl", 20, 21, 2), ("ewc", 10, 10, 1)):
@@ -104,9 +122,15 @@ def main() -> None:
             arithmetic = products * operations * replicas / product
             paper = step * -(-examples // BATCH) * TASKS * EPOCHS
             whole += paper
+            programs.append((paper, name, method, replicas))
             floors = f"{1e3 * memory:>9.3f}{1e3 * arithmetic:>9.3f}{step / (memory + arithmetic):>11.1f}"
             print(f"{name:<22}{method:<7}{replicas:>4}{1e3 * step:>8.3f}{floors}{paper:>9.1f}", flush=True)
-    print(f"\nall of them, one after another: {whole:.0f} s")
+    print(f"\nall of them, one after another: {whole:.0f} s (by the steps above)")
+    for workers in map(int, sys.argv[1:] or ["3"]):
+        start = time.perf_counter()
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda p: program(*p[1:]), sorted(programs, reverse=True)))
+        print(f"all of them, {workers} at a time, from start to end: {time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

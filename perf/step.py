@@ -24,14 +24,14 @@ BATCH = 256
 NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)}
 
 
-def bare_products(widths: list[int]) -> Callable[[], None]:
+def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     """The products of one step and nothing else, into buffers that are there already."""
     products: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for layer, (i, o) in enumerate(pairwise(widths)):
-        x, weight, delta = torch.randn(BATCH, i), torch.randn(o, i), torch.randn(BATCH, o)
-        once = [(x, weight.mT, torch.empty(BATCH, o)), (delta.mT, x, torch.empty(o, i))]
+        x, weight, delta = (torch.randn(*shape).to(dtype) for shape in ((BATCH, i), (o, i), (BATCH, o)))
+        once = [(x, weight.mT, x.new_empty(BATCH, o)), (delta.mT, x, x.new_empty(o, i))]
         if layer > 0:
-            once.append((delta, weight, torch.empty(BATCH, i)))
+            once.append((delta, weight, x.new_empty(BATCH, i)))
         products += once * 2
 
     def run() -> None:
@@ -41,10 +41,10 @@ def bare_products(widths: list[int]) -> Callable[[], None]:
     return run
 
 
-def step(method: str, hidden: list[int], classes: int) -> Callable[[], object]:
+def step(method: str, hidden: list[int], classes: int, precision: str = "fp32") -> Callable[[], object]:
     """A method's step in the middle of a second task."""
     settings = resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": 1})
-    run = Run(evcl.nn.mlp(784, hidden), METHODS[method], [settings], [0], draw=True)
+    run = Run(evcl.nn.mlp(784, hidden), METHODS[method], [settings], [0], draw=True, precision=precision)
     source = generator(0, "perf")
     x = torch.rand(1, 4 * BATCH, 784, generator=source)
     y = torch.randint(classes, (1, 4 * BATCH), generator=source)
@@ -54,6 +54,7 @@ def step(method: str, hidden: list[int], classes: int) -> Callable[[], object]:
     pool, network = Pool([task], run.classes), run.network
     memory = evcl.methods.Memory(run.prior, run.importance, run.used)
     s = stack([settings], x)
+    network.weights.low = torch.bfloat16 if precision == "bf16" else None
     one = Step(network, network.layout, network.posterior.snapshot(), run.method.terms(memory, s, len(pool)), s)
     rows = torch.arange(BATCH).unsqueeze(0)
     noise = GeneratorNoise([source])
@@ -69,16 +70,29 @@ def timed(run: Callable[[], object], repeats: int = 10) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, float32, batch {BATCH}; milliseconds a step, median of 15 rounds\n")
-    print(f"{'network':<16}{'products':>10}{'evcl':>10}{'naive':>10}{'evcl/products':>16}{'evcl/naive':>12}")
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds a step, median of 15 rounds\n")
+    print(
+        f"{'network':<16}{'precision':<10}{'products':>9}{'evcl':>8}{'naive':>8}{'evcl/products':>15}{'evcl/naive':>12}"
+    )
     for name, (hidden, classes) in NETWORKS.items():
-        runs = [bare_products([784, *hidden, classes]), step("evcl", hidden, classes), step("naive", hidden, classes)]
+        widths = [784, *hidden, classes]
+        runs = [
+            run
+            for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+            for run in (
+                bare_products(widths, dtype),
+                step("evcl", hidden, classes, precision),
+                step("naive", hidden, classes, precision),
+            )
+        ]
         for run in runs:
             timed(run)
         rounds = [[1e3 * timed(run) for run in runs] for _ in range(15)]
-        products, ours, naive = (statistics.median(column) for column in zip(*rounds, strict=True))
-        ratios = f"{ours / products:>16.2f}{ours / naive:>12.2f}"
-        print(f"{name:<16}{products:>10.2f}{ours:>10.2f}{naive:>10.2f}{ratios}")
+        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        for precision, (products, ours, naive) in (("fp32", times[:3]), ("bf16", times[3:])):
+            ratios = f"{ours / products:>15.2f}{ours / naive:>12.2f}"
+            print(f"{name:<16}{precision:<10}{products:>9.2f}{ours:>8.2f}{naive:>8.2f}{ratios}")
+        print(f"{'':<16}evcl in fp32 / in bf16: {times[1] / times[4]:.2f}")
 
 
 if __name__ == "__main__":

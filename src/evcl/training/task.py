@@ -297,7 +297,7 @@ class GraphedSteps:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other programs may run beside this one
             self.noise.seed += 1
             self.total += self.step(self.pool, rows, self.noise) * size
         for buffer, value in zip(self.step.buffers(), kept, strict=True):
