@@ -92,8 +92,8 @@ def program(name: str, method: str, replicas: int) -> None:
     hidden, inputs, classes, examples = SHAPES[name]
     settings = resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": EPOCHS})
     with torch.cuda.stream(torch.cuda.Stream()):
-        options = {"draw": True, "device": "cuda", "precision": "tf32"}
-        run = Run(evcl.nn.mlp(inputs, hidden), METHODS[method], [settings] * replicas, range(replicas), **options)
+        network, everyone = evcl.nn.mlp(inputs, hidden), [settings] * replicas
+        run = Run(network, METHODS[method], everyone, range(replicas), draw=True, device="cuda", precision="tf32")
         x = torch.rand(1, examples, inputs, device="cuda")
         y = torch.randint(classes, (1, examples), device="cuda")
         head = run.add_head(hidden[-1], classes)

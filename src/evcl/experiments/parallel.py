@@ -1,5 +1,7 @@
-"""Several runs at once. On a CPU: a process a run, one thread each, since two threads inside one small product are slower
-than one. On a GPU: a thread a run, each with a stream of its own, since the kernels of one run do not fill it.
+"""Several runs at once.
+
+On a CPU: a process a run, one thread each, since two threads inside one small product are slower than one. On a GPU: a
+thread a run, each with a stream of its own, since the kernels of one run do not fill it.
 """
 
 from __future__ import annotations

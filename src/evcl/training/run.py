@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +15,7 @@ from evcl.methods import FinishedTask, Memory, Method
 from evcl.nn import Gaussian, Layout, bayesianize, he_uniform, head_names
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
-from evcl.training.task import OnEpoch, Pool, Step, TaskData, matmul_precision, optimise
+from evcl.training.task import OnEpoch, Pool, Step, TaskData, capturing, matmul_precision, optimise
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,9 @@ class Run:
         if self.method.importance is not None:
             importance = s.get("fisher_decay", 1.0) * importance
             for i, task in enumerate(tasks):
-                importance = importance + self.method.importance(self._finished(task, i, q, part, s))
+                finished = self._finished(task, i, q, part, s)
+                with capturing if q.mean.is_cuda else nullcontext():
+                    importance = importance + self.method.importance(finished)
             if not bool(importance.isfinite().all()):
                 raise EvclError("the importance of some weights is not finite: the run is left as it was")
         layout = self.network.layout

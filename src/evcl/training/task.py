@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -255,6 +256,10 @@ class EagerSteps:
         return total
 
 
+# A capture must not meet another thread's backward pass: autograd has one thread a device for all of them.
+capturing = threading.Lock()
+
+
 class GraphedSteps:
     """On a GPU: a step is captured once for each batch size, and replayed; nothing waits for the host in an epoch.
 
@@ -287,6 +292,10 @@ class GraphedSteps:
         return self.total
 
     def _capture(self, size: int) -> None:
+        with capturing:
+            self._capture_alone(size)
+
+    def _capture_alone(self, size: int) -> None:
         rows = torch.zeros(len(self.seeds), size, dtype=torch.long, device=self.total.device)
         kept = [buffer.clone() for buffer in self.step.buffers()]
         stream = torch.cuda.Stream()
