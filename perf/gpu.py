@@ -94,8 +94,9 @@ def program(name: str, method: str, replicas: int) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         network, everyone = evcl.nn.mlp(inputs, hidden), [settings] * replicas
         run = Run(network, METHODS[method], everyone, range(replicas), draw=True, device="cuda", precision="tf32")
-        x = torch.rand(1, examples, inputs, device="cuda")
-        y = torch.randint(classes, (1, examples), device="cuda")
+        source = torch.Generator("cuda").manual_seed(0)  # the global one belongs to whoever captures a graph
+        x = torch.rand(1, examples, inputs, device="cuda", generator=source)
+        y = torch.randint(classes, (1, examples), device="cuda", generator=source)
         head = run.add_head(hidden[-1], classes)
         for _ in range(TASKS):
             run.train([TaskData(x, y, head)])
