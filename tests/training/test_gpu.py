@@ -58,6 +58,34 @@ def test_the_stacked_pass_is_the_plain_one(bias):
         torch.testing.assert_close(grads[1], torch.stack([plain[1], plain[3]]), **close)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_plain_product_is_a_linear_layer(bias):
+    x, weight = draw(3, 70, 37, seed=1).requires_grad_(), draw(3, 45, 37, seed=2).requires_grad_()
+    b = draw(3, 45, seed=3) if bias else None
+    grads = torch.zeros_like(weight), torch.zeros_like(b) if bias else None
+    y = gpu_kernels().PlainProduct.apply(x, weight, b, grads)
+    up = draw(3, 70, 45, seed=4)
+    (dx,) = torch.autograd.grad(y, x, up)
+    close = {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(y, torch.bmm(x, weight.mT) + (b.unsqueeze(1) if bias else 0), **close)
+    torch.testing.assert_close(dx, torch.bmm(up, weight), **close)
+    torch.testing.assert_close(grads[0], torch.bmm(up.mT, x), **close)
+    if bias:
+        torch.testing.assert_close(grads[1], up.sum(1), **close)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 37])
+def test_the_mean_nll_is_cross_entropy(classes):
+    logits = draw(60, classes, seed=1).mul_(5).requires_grad_()
+    labels = torch.arange(60, device="cuda") % classes
+    found = gpu_kernels().MeanNLL.apply(logits, labels, 3)
+    (grad,) = torch.autograd.grad(found.sum(), logits)
+    each = torch.nn.functional.cross_entropy(logits, labels, reduction="none").view(3, 20).mean(1)
+    (expected,) = torch.autograd.grad(each.sum(), logits)
+    torch.testing.assert_close(found, each, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("std", [False, True])
 @pytest.mark.parametrize("parts", [0, 1, 2])
 def test_the_update_kernel_is_the_plain_update(std, parts):

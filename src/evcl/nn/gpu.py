@@ -131,6 +131,90 @@ class StackedDraw(torch.autograd.Function):
 
 
 @triton.jit
+def _shift(y, bias, n, rows, outs, stride, BLOCK: tl.constexpr):
+    """y += b, in place."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    place = (at // (rows * outs)).to(tl.int64) * stride + at % outs
+    value = tl.load(y + at, mask=inside) + tl.load(bias + place, mask=inside)
+    tl.store(y + at, value, mask=inside)
+
+
+@triton.jit
+def _sum(g, grad_bias, rows, outs, stride, ROWS: tl.constexpr, OUTS: tl.constexpr):
+    """db += the sum of g over the examples."""
+    r = tl.program_id(0)
+    o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    total = tl.zeros((OUTS,), tl.float32)
+    for start in range(0, rows, ROWS):
+        b = start + tl.arange(0, ROWS)
+        at = (r * rows + b[:, None]) * outs + o[None, :]
+        total += tl.sum(tl.load(g + at, mask=(b[:, None] < rows) & (o[None, :] < outs), other=0.0), 0)
+    place = r.to(tl.int64) * stride + o
+    tl.store(grad_bias + place, tl.load(grad_bias + place, mask=o < outs) + total, mask=o < outs)
+
+
+class PlainProduct(torch.autograd.Function):
+    """y = x W + b on [R, B, i] for weights that are points; gradients go to their place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        weight, bias, ctx.grads = rest
+        ctx.save_for_backward(x, weight)
+        y = torch.bmm(x, weight.mT)
+        if bias is not None:
+            r, b, o = y.shape
+            _shift[(triton.cdiv(y.numel(), BLOCK),)](y, bias, y.numel(), b, o, bias.stride(0), BLOCK=BLOCK)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        g = gradients[0].contiguous()
+        x, weight = ctx.saved_tensors
+        grad_weight, grad_bias = ctx.grads
+        r, b, o = g.shape
+        if grad_bias is not None:
+            _sum[(r, triton.cdiv(o, 32))](g, grad_bias, b, o, grad_bias.stride(0), ROWS=64, OUTS=32)
+        grad_weight.baddbmm_(g.mT, x)
+        return torch.bmm(g, weight) if ctx.needs_input_grad[0] else None, None, None, None
+
+
+@triton.jit
+def _nll(logits, labels, loss, grad, n, classes, rows, CLASSES: tl.constexpr):
+    """One row: its NLL, and the gradient of the mean over `rows` rows."""
+    row = tl.program_id(0)
+    c = tl.arange(0, CLASSES)
+    z = tl.load(logits + row * classes + c, mask=c < classes, other=-float("inf"))
+    label = tl.load(labels + row)
+    top = tl.max(z, 0)
+    e = tl.exp(z - top)
+    total = tl.sum(e, 0)
+    hit = c == label
+    tl.store(loss + row, tl.log(total) + top - tl.sum(tl.where(hit, z, 0.0), 0))
+    tl.store(grad + row * classes + c, (e / total - tl.where(hit, 1.0, 0.0)) / rows, mask=c < classes)
+
+
+class MeanNLL(torch.autograd.Function):
+    """[R]: the mean NLL of logits [R*B, classes]; the gradient is that of the sum over the replicas."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *rest: Any) -> Tensor:
+        labels, replicas = rest
+        logits = logits.contiguous()
+        n, classes = logits.shape
+        loss, grad = logits.new_empty(n), torch.empty_like(logits)
+        rows = n // replicas
+        _nll[(n,)](logits, labels, loss, grad, n, classes, rows, CLASSES=triton.next_power_of_2(classes))
+        ctx.save_for_backward(grad)
+        return loss.view(replicas, rows).mean(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (grad,) = ctx.saved_tensors
+        return grad, None, None
+
+
+@triton.jit
 def _one_minus_exp(x):
     """1 - exp(x), without the loss of digits near 0."""
     return tl.where(x > -0.1, -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))), 1 - tl.exp(x))

@@ -45,6 +45,7 @@ class Weights:
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw
         self.grads: Grads | None = None  # where a training step wants the gradients; None: autograd returns them
         self.low: torch.dtype | None = None  # of the products in training, where it is not the weights' own
+        self.kernels = False  # train with the kernels of gpu.py
         self.stacked: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # on a GPU: [2, R, *shape], see gpu.py
 
 
@@ -194,10 +195,10 @@ class Linear(BayesianLayer):
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same, with gradients that go straight into the flat buffers."""
-        if self.weights.stacked is not None and isinstance(self.weights.noise, DeviceNoise):
-            return self._train_stacked(x, weight, *self.weights.stacked, self.weights.noise)
         grads, noise = self.weights.grads, None
         assert grads is not None
+        if self.weights.kernels:
+            return self._train_on_gpu(x, weight, bias, grads)
         named = [self.names.get(p) for p in ("weight", "bias")]
         mean_grads = tuple(None if n is None else grads.mean[n] for n in named)
         variance_grads: tuple[Tensor | None, ...] = (None, None)
@@ -210,16 +211,18 @@ class Linear(BayesianLayer):
         out: Tensor = _local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.low)
         return out
 
-    def _train_stacked(
-        self, x: Tensor, leaf: Tensor, values: dict[str, Tensor], grads: dict[str, Tensor], noise: DeviceNoise
-    ) -> Tensor:
-        from evcl.nn.gpu import StackedDraw
+    def _train_on_gpu(self, x: Tensor, weight: Tensor, bias: Tensor | None, grads: Grads) -> Tensor:
+        from evcl.nn import gpu
 
         names = [self.names.get(p) for p in ("weight", "bias")]
-        weight, bias = (None if name is None else values[name] for name in names)
-        places = tuple(None if name is None else grads[name] for name in names)
-        draw: Callable[..., Tensor] = StackedDraw.apply
-        return draw(x, weight, bias, places, noise.seed, noise.salt(), leaf)
+        if self.weights.stacked is None:
+            plain: Callable[..., Tensor] = gpu.PlainProduct.apply
+            return plain(x, weight, bias, tuple(None if name is None else grads.mean[name] for name in names))
+        values, places = ([None if name is None else part[name] for name in names] for part in self.weights.stacked)
+        noise = self.weights.noise
+        assert isinstance(noise, DeviceNoise)
+        draw: Callable[..., Tensor] = gpu.StackedDraw.apply
+        return draw(x, *values, places, noise.seed, noise.salt(), weight)
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         if parameter == "bias":

@@ -62,6 +62,7 @@ class BayesianNetwork(nn.Module):
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
         self.weights.grads = self.weights.stacked = None
+        self.weights.kernels = False
         if grads is not None:
             views = [None if flat is None else layout.views(flat) for flat in grads]
             self.weights.grads = Grads(views[0] or {}, views[1])
@@ -95,7 +96,8 @@ class BayesianNetwork(nn.Module):
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
         """The outputs of these heads side by side: [R*B, classes]."""
         features = self(x)
-        return torch.cat([self.heads[k](features) for k in heads], dim=1)
+        outputs: list[Tensor] = [self.heads[k](features) for k in heads]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def names_of(self, heads: Sequence[int]) -> list[str]:
         """The trunk's names and these heads'."""

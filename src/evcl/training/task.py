@@ -69,6 +69,9 @@ class Pool:
         logits = network.logits(x.flatten(0, 1), self.heads)
         if self.head_of is not None:  # an example's classes are those of its own head
             logits = logits.masked_fill(self.foreign[self.head_of[rows.flatten()]], -torch.inf)
+        if network.weights.kernels:
+            nll: Tensor = gpu_kernels().MeanNLL.apply(logits, y.flatten(), rows.shape[0])
+            return nll
         return F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape).mean(1)
 
 
@@ -125,6 +128,7 @@ class Step:
             self.grad_mean = torch.zeros_like(q.mean)
             self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
             network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
+        network.weights.kernels = kernels is not None
         self.q = q
         self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
         self.adam_mean = Adam(q.mean, s.lr)
@@ -152,12 +156,11 @@ class Step:
         pull = self.pull or Pull()
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         adam = self.adam_mean
-        adam.count += 1
-        update(adam.weights, adam.first, adam.second, adam.count, self.rates[0], self.grad_mean, None, springs[:1])
+        count = adam.count.add_(1)  # of both
+        update(adam.weights, adam.first, adam.second, count, self.rates[0], self.grad_mean, None, springs[:1])
         if self.adam_log_std is not None:
             adam = self.adam_log_std
-            adam.count += 1
-            state = (adam.weights, adam.first, adam.second, adam.count, self.rates[1], self.grad_variance)
+            state = (adam.weights, adam.first, adam.second, count, self.rates[1], self.grad_variance)
             update(*state, self.variance, springs[1:])
 
     def _update(self) -> None:
