@@ -19,16 +19,20 @@ Shape = tuple[int, ...]
 class Layout:
     """Where each named tensor lies along the flat axis P.
 
-    With `align`, each starts at a multiple of so many numbers, which matrix units want; what lies between is padding.
+    With `align`, each starts at a multiple of so many numbers, and so does each row of a matrix, which matrix units
+    want; what lies between is padding.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], align: int = 1) -> None:
         self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self.spans: dict[str, slice] = {}
+        self.rows: dict[str, int] = {}  # numbers in a row, padding included
         self.size = 0
         for name, shape in self.shapes.items():
-            self.spans[name] = slice(self.size, self.size + prod(shape))
-            self.size += -(-prod(shape) // align) * align
+            *outer, inner = shape or (1,)  # a single number has no axis
+            self.rows[name] = -(-inner // align) * align
+            start, self.size = self.size, self.size + prod(outer) * self.rows[name]
+            self.spans[name] = slice(start, self.size)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
@@ -37,7 +41,11 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each named part of `flat` [R, P] as [R, *shape]; views, not copies."""
-        return {name: flat[:, span].view(-1, *self.shapes[name]) for name, span in self.spans.items()}
+        found = {}
+        for name, shape in self.shapes.items():
+            part = flat[:, self.spans[name]]
+            found[name] = part.view(-1, *shape[:-1], self.rows[name])[..., : shape[-1]] if shape else part[:, 0]
+        return found
 
     def part(self, names: Iterable[str], align: int = 1) -> Layout:
         """The layout of these names alone, in their order here."""
@@ -45,16 +53,18 @@ class Layout:
         return Layout({name: shape for name, shape in self.shapes.items() if name in wanted}, align)
 
     def gather(self, flat: Tensor, part: Layout) -> Tensor:
-        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]; padding is 0."""
+        """A contiguous copy [R, P'] of the `part` of `flat` [R, P], or [P'] of [P]; padding is 0."""
         copy = flat.new_zeros(*flat.shape[:-1], part.size)
-        for name, span in part.spans.items():
-            copy[..., span] = flat[..., self.spans[name]]
+        there, here = part.views(copy.view(-1, part.size)), self.views(flat.view(-1, self.size))
+        for name in part.shapes:
+            there[name].copy_(here[name])
         return copy
 
     def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
         """Write what `gather` took back into `flat`."""
-        for name, span in part.spans.items():
-            flat[..., self.spans[name]] = values[..., span]
+        here, there = self.views(flat.view(-1, self.size)), part.views(values.view(-1, part.size))
+        for name in part.shapes:
+            here[name].copy_(there[name])
 
     def relaid(self, flat: Tensor, new: Layout, fill: Callable[[str, Tensor], Tensor]) -> Tensor:
         """`flat` in a layout where names were added or grew along their first axis.
