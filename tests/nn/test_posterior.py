@@ -37,13 +37,12 @@ def test_a_snapshot_does_not_move(generator):
 shapes = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
 
 
-@given(shapes, st.integers(1, 3), st.sampled_from([1, 4]), st.data())
-def test_gather_and_scatter_are_inverse(shapes, r, align, data):
-    layout = Layout({f"w{i}": shape for i, shape in enumerate([(), *shapes])})
+@given(shapes, st.integers(1, 3), st.data())
+def test_gather_and_scatter_are_inverse(shapes, r, data):
+    layout = Layout({f"w{i}": shape for i, shape in enumerate(shapes)})
     names = data.draw(st.sets(st.sampled_from(sorted(layout.shapes)), min_size=1))
     flat = torch.arange(r * layout.size, dtype=torch.float64).view(r, -1)
-    part = layout.part(names, align)
-    assert all(span.start % align == 0 and part.rows[name] % align == 0 for name, span in part.spans.items())
+    part = layout.part(names)
     taken = layout.gather(flat, part)
     for name, view in part.views(taken).items():
         assert torch.equal(view, layout.views(flat)[name])

@@ -18,25 +18,20 @@ BLOCK = 1024
 
 
 @triton.jit
-def _stack(x, xx, n, half, width, row, BLOCK: tl.constexpr):
-    """xx = (x, x^2), in rows of `row` numbers; the second half starts at `half`."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = (at // width).to(tl.int64) * row + at % width
+def _stack(x, xx, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n)
-    tl.store(xx + place, value, mask=at < n)
-    tl.store(xx + half + place, value * value, mask=at < n)
+    tl.store(xx + at, value, mask=at < n)
+    tl.store(xx + n + at, value * value, mask=at < n)
 
 
 @triton.jit
-def _draw(
-    mv, bias, var_bias, seed, salt, y, ratio, n, half, rows, outs, row, stride, BIAS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _draw(mv, bias, var_bias, seed, salt, y, ratio, n, rows, outs, stride, BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """y = m + b + eps s, s = sqrt(v + c); ratio = eps / s. `stride` is the step from one replica's bias to the next."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    place = (at // outs).to(tl.int64) * row + at % outs
-    m = tl.load(mv + place, mask=inside)
-    v = tl.load(mv + half + place, mask=inside)
+    m = tl.load(mv + at, mask=inside)
+    v = tl.load(mv + n + at, mask=inside)
     if BIAS:
         place = (at // (rows * outs)).to(tl.int64) * stride + at % outs
         m += tl.load(bias + place, mask=inside)
@@ -54,10 +49,9 @@ def _back(
     gh,
     grad_bias,
     grad_var_bias,
-    half,
+    n,
     rows,
     outs,
-    row,
     stride,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -70,13 +64,12 @@ def _back(
     sum_h = tl.zeros((OUTS,), tl.float32)
     for start in range(0, rows, ROWS):
         b = start + tl.arange(0, ROWS)
-        line = r * rows + b[:, None]
+        at = (r * rows + b[:, None]) * outs + o[None, :]
         inside = (b[:, None] < rows) & (o[None, :] < outs)
-        value = tl.load(g + line * outs + o[None, :], mask=inside, other=0.0)
-        h = value * tl.load(ratio + line * outs + o[None, :], mask=inside, other=0.0)
-        place = line.to(tl.int64) * row + o[None, :]
-        tl.store(gh + place, value, mask=inside)
-        tl.store(gh + half + place, h, mask=inside)
+        value = tl.load(g + at, mask=inside, other=0.0)
+        h = value * tl.load(ratio + at, mask=inside, other=0.0)
+        tl.store(gh + at, value, mask=inside)
+        tl.store(gh + n + at, h, mask=inside)
         sum_g += tl.sum(value, 0)
         sum_h += tl.sum(h, 0)
     if BIAS:
@@ -88,19 +81,11 @@ def _back(
 
 
 @triton.jit
-def _combine(d, x, dx, n, half, width, row, BLOCK: tl.constexpr):
-    """dx = d_0 + x d_1"""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _combine(d, x, dx, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    place = (at // width).to(tl.int64) * row + at % width
-    value = tl.load(d + place, mask=inside) + tl.load(x + at, mask=inside) * tl.load(d + half + place, mask=inside)
+    value = tl.load(d + at, mask=inside) + tl.load(x + at, mask=inside) * tl.load(d + n + at, mask=inside)
     tl.store(dx + at, value, mask=inside)
-
-
-def _padded(like: Tensor, *shape: int) -> Tensor:
-    """An empty tensor whose rows start at multiples of four numbers, which matrix units want."""
-    *outer, width = shape
-    return like.new_empty(*outer, -(-width // 4) * 4)[..., :width]
 
 
 class StackedDraw(torch.autograd.Function):
@@ -112,16 +97,14 @@ class StackedDraw(torch.autograd.Function):
         x = x.contiguous()
         r, b, i = x.shape
         o = weight.shape[2]
-        xx, mv = _padded(x, 2 * r, b, i), _padded(x, 2 * r, b, o)
-        row = xx.stride(1)
-        _stack[(triton.cdiv(x.numel(), BLOCK),)](x, xx, x.numel(), r * b * row, i, row, BLOCK=BLOCK)
-        torch.bmm(xx, weight.flatten(0, 1).mT, out=mv)
+        xx = x.new_empty(2 * r, b, i)
+        _stack[(triton.cdiv(x.numel(), BLOCK),)](x, xx, x.numel(), BLOCK=BLOCK)
+        mv = torch.bmm(xx, weight.flatten(0, 1).mT)
         y, ratio = x.new_empty(r, b, o), x.new_empty(r, b, o)
-        n, row = y.numel(), mv.stride(1)
+        n = y.numel()
         biases = (bias[0], bias[1], bias.stride(1)) if bias is not None else (y, y, 0)
         _draw[(triton.cdiv(n, BLOCK),)](
-            mv, biases[0], biases[1], seed, salt, y, ratio, n, r * b * row, b, o, row, biases[2],
-            BIAS=bias is not None, BLOCK=BLOCK,
+            mv, biases[0], biases[1], seed, salt, y, ratio, n, b, o, biases[2], BIAS=bias is not None, BLOCK=BLOCK
         )  # fmt: skip
         ctx.save_for_backward(x, xx, weight, ratio)
         return y
@@ -132,22 +115,18 @@ class StackedDraw(torch.autograd.Function):
         x, xx, weight, ratio = ctx.saved_tensors
         grad_weight, grad_bias = ctx.grads
         r, b, o = g.shape
-        gh = _padded(g, 2 * r, b, o)
-        row = gh.stride(1)
+        gh = g.new_empty(2 * r, b, o)
         biases = (grad_bias[0], grad_bias[1], grad_bias.stride(1)) if grad_bias is not None else (g, g, 0)
         _back[(r, triton.cdiv(o, 32))](
-            g, ratio, gh, biases[0], biases[1], r * b * row, b, o, row, biases[2],
+            g, ratio, gh, biases[0], biases[1], g.numel(), b, o, biases[2],
             BIAS=grad_bias is not None, ROWS=64, OUTS=32,
         )  # fmt: skip
         grad_weight.flatten(0, 1).baddbmm_(gh.mT, xx)
         dx = None
         if ctx.needs_input_grad[0]:
-            d = _padded(x, *xx.shape)
-            torch.bmm(gh, weight.flatten(0, 1), out=d)
-            dx, row = torch.empty_like(x), d.stride(1)
-            _combine[(triton.cdiv(x.numel(), BLOCK),)](
-                d, x, dx, x.numel(), r * b * row, x.shape[2], row, BLOCK=BLOCK
-            )  # fmt: skip
+            d = torch.bmm(gh, weight.flatten(0, 1))
+            dx = torch.empty_like(x)
+            _combine[(triton.cdiv(x.numel(), BLOCK),)](d, x, dx, x.numel(), BLOCK=BLOCK)
         return dx, None, None, None, None, None, None
 
 
@@ -184,7 +163,7 @@ class PlainProduct(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         y = torch.bmm(x, weight.mT)
         if bias is not None:
-            _, b, o = y.shape
+            r, b, o = y.shape
             _shift[(triton.cdiv(y.numel(), BLOCK),)](y, bias, y.numel(), b, o, bias.stride(0), BLOCK=BLOCK)
         return y
 

@@ -19,20 +19,16 @@ Shape = tuple[int, ...]
 class Layout:
     """Where each named tensor lies along the flat axis P.
 
-    With `align`, each starts at a multiple of so many numbers, and so does each row of a matrix, which matrix units
-    want; what lies between is padding.
+    With `align`, each starts at a multiple of so many numbers, which matrix units want; what lies between is padding.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], align: int = 1) -> None:
         self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self.spans: dict[str, slice] = {}
-        self.rows: dict[str, int] = {}  # numbers in a row, padding included
         self.size = 0
         for name, shape in self.shapes.items():
-            *outer, inner = shape or (1,)  # a single number has no axis
-            self.rows[name] = -(-inner // align) * align
-            start, self.size = self.size, self.size + prod(outer) * self.rows[name]
-            self.spans[name] = slice(start, self.size)
+            self.spans[name] = slice(self.size, self.size + prod(shape))
+            self.size += -(-prod(shape) // align) * align
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
@@ -41,11 +37,7 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each named part of `flat` [R, P] as [R, *shape]; views, not copies."""
-        found = {}
-        for name, shape in self.shapes.items():
-            part = flat[:, self.spans[name]]
-            found[name] = part.view(-1, *shape[:-1], self.rows[name])[..., : shape[-1]] if shape else part[:, 0]
-        return found
+        return {name: flat[:, span].view(-1, *self.shapes[name]) for name, span in self.spans.items()}
 
     def part(self, names: Iterable[str], align: int = 1) -> Layout:
         """The layout of these names alone, in their order here."""
@@ -53,18 +45,16 @@ class Layout:
         return Layout({name: shape for name, shape in self.shapes.items() if name in wanted}, align)
 
     def gather(self, flat: Tensor, part: Layout) -> Tensor:
-        """A contiguous copy [R, P'] of the `part` of `flat` [R, P], or [P'] of [P]; padding is 0."""
+        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]; padding is 0."""
         copy = flat.new_zeros(*flat.shape[:-1], part.size)
-        there, here = part.views(copy.view(-1, part.size)), self.views(flat.view(-1, self.size))
-        for name in part.shapes:
-            there[name].copy_(here[name])
+        for name, span in part.spans.items():
+            copy[..., span] = flat[..., self.spans[name]]
         return copy
 
     def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
         """Write what `gather` took back into `flat`."""
-        here, there = self.views(flat.view(-1, self.size)), part.views(values.view(-1, part.size))
-        for name in part.shapes:
-            here[name].copy_(there[name])
+        for name, span in part.spans.items():
+            flat[..., self.spans[name]] = values[..., span]
 
     def relaid(self, flat: Tensor, new: Layout, fill: Callable[[str, Tensor], Tensor]) -> Tensor:
         """`flat` in a layout where names were added or grew along their first axis.
