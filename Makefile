@@ -35,6 +35,10 @@ check: $(VENV)/ready
 
 perf: $(VENV)/ready
 	$(BIN)/python perf/step.py
+	$(BIN)/python perf/fisher.py
+	$(BIN)/python perf/tasks.py
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	  && $(BIN)/python perf/gpu.py || echo "perf/gpu.py needs an NVIDIA GPU: left out"
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

@@ -163,7 +163,7 @@ class PlainProduct(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         y = torch.bmm(x, weight.mT)
         if bias is not None:
-            r, b, o = y.shape
+            _, b, o = y.shape
             _shift[(triton.cdiv(y.numel(), BLOCK),)](y, bias, y.numel(), b, o, bias.stride(0), BLOCK=BLOCK)
         return y
 
