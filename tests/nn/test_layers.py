@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -83,6 +85,67 @@ def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape,
     scale = (variance / draws).sqrt()
     assert ((y.mean(0) - expected).abs() < 6 * scale).all()
     torch.testing.assert_close(y.var(0), variance, rtol=0.2, atol=0)
+
+
+class Handed:
+    """The same noise for every call with as many numbers."""
+
+    def normal(self, shape, like):
+        count = math.prod(shape)
+        source = torch.Generator().manual_seed(count)
+        return torch.randn(count, generator=source, dtype=like.dtype).view(tuple(shape))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (2, 5)], ids=["rows", "sequence"])
+def test_the_training_pass_written_out_is_autograds(replicas, bayesian, bias, shape, generator):
+    """Outputs, gradients of the input, and gradients in the flat buffers: the mean's, and twice the variance's."""
+    plain = nn.Sequential(nn.Linear(5, 4, bias=bias), nn.ReLU(inplace=True), nn.Linear(4, 3, bias=bias)).double()
+    network = bayesianize(plain, init_std=0.3, replicas=replicas, dtype=torch.float64)
+    mean = network.posterior.mean + torch.randn(network.posterior.mean.shape, generator=generator, dtype=torch.float64)
+    variance = network.posterior.variance() if bayesian else None
+    x = torch.randn(replicas * 7, *shape, generator=generator, dtype=torch.float64)
+    up = torch.randn(replicas * 7, *shape[:-1], 3, generator=generator, dtype=torch.float64)
+    network.weights.noise = Handed()
+
+    slow_x = x.clone().requires_grad_()
+    leaves = network.bind(mean, variance, network.layout)
+    slow = network.trunk(slow_x)
+    grads = torch.autograd.grad((slow * up).sum(), [slow_x, *leaves])
+    half = len(network.layout.shapes)
+    wanted = [torch.cat([g.flatten(1) for g in part], 1) for part in (grads[1 : 1 + half], grads[1 + half :]) if part]
+
+    fast_x = x.clone().requires_grad_()
+    flat = torch.zeros_like(mean), torch.zeros_like(mean) if bayesian else None
+    network.bind(mean, variance, network.layout, flat)
+    fast = network.trunk(fast_x)
+    (fast * up).sum().backward()
+    network.collect_gradients()
+    close = {"rtol": 1e-10, "atol": 1e-12}
+    torch.testing.assert_close(fast, slow, **close)
+    torch.testing.assert_close(fast_x.grad, grads[0], **close)
+    torch.testing.assert_close(flat[0], wanted[0], **close)
+    if bayesian:
+        torch.testing.assert_close(flat[1], 2 * wanted[1], **close)
+
+
+def test_products_in_bf16_are_close_and_the_state_stays_float32(generator):
+    network = bayesianize(nn.Linear(50, 40), init_std=0.1)
+    x = torch.randn(64, 50, generator=generator)
+    found = []
+    for low in (None, torch.bfloat16):
+        network.weights.noise, network.weights.low = Handed(), low
+        flat = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
+        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, flat)
+        y = network.trunk(x)
+        y.square().mean().backward()
+        found.append((y, *flat))
+    for exact, rough in zip(*found, strict=True):
+        assert rough.dtype == torch.float32
+        assert (rough - exact).norm() < 0.02 * exact.norm()
+        assert not torch.equal(rough, exact)
 
 
 def test_a_row_of_zeros_without_a_bias_has_a_gradient(generator):

@@ -17,6 +17,8 @@ from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
 from evcl.training.task import OnEpoch, Pool, Step, TaskData, capturing, matmul_precision, optimise
 
+KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB
+
 
 @dataclass(frozen=True)
 class State:
@@ -67,6 +69,7 @@ class Run:
         self.importance = torch.zeros_like(mean)
         self.used = mean.new_zeros(mean.shape[1])
         self.rounds = 0  # trained so far; it numbers the generators
+        self._kept: tuple[Gaussian, tuple[int, ...], list[Tensor]] | None = None  # the draws of the last prediction
 
     # --- heads -----------------------------------------------------------------------------------------------------
 
@@ -215,8 +218,17 @@ class Run:
             count += 1
         return torch.as_tensor(total) / count
 
-    def draws(self, heads: Iterable[int]) -> Iterator[Tensor]:
-        """The weight draws [R, P] of every prediction: a function of the seed, whatever the heads asked for."""
+    def draws(self, heads: Iterable[int]) -> Sequence[Tensor] | Iterator[Tensor]:
+        """The weight draws [R, P] of every prediction, kept until the posterior changes if they are not too large."""
+        posterior, wanted = self.network.posterior, tuple(heads)
+        if posterior.mean.numel() * self.settings.get("predict_samples", 1) > KEPT_NUMBERS:
+            return self._draws(wanted)
+        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != wanted:
+            self._kept = (posterior, wanted, list(self._draws(wanted)))
+        return self._kept[2]
+
+    def _draws(self, heads: Iterable[int]) -> Iterator[Tensor]:
+        """Each a function of the seed, whatever the heads asked for."""
         mean, log_std = self.network.posterior.mean, self.network.posterior.log_std
         if log_std is None:
             yield mean
