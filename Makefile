@@ -37,8 +37,8 @@ perf: $(VENV)/ready
 	$(BIN)/python perf/step.py
 	$(BIN)/python perf/fisher.py
 	$(BIN)/python perf/tasks.py
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
-	  && $(BIN)/python perf/gpu.py || echo "perf/gpu.py needs an NVIDIA GPU: left out"
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

@@ -153,6 +153,7 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
         (["run", "split-digits", "--validation", "1.5"], "validation must be"),
         (["run", "split-digits", "--resume"], "--resume is not in this version yet"),
         (["run", "split-digits", "--device", "cpu", "--precision", "tf32"], "must be one of fp32, bf16, not 'tf32'"),
+        (["run", "split-digits", "--device", "cuda"], "device cuda cannot be used: torch finds no GPU here"),
         (["run", "split-digits", "--device", "tpu"], "device must be auto, cpu or cuda, not 'tpu'"),
         (["run", "split-digits", "--data-dir", "x"], "--data-dir: there is no folder x"),
         (["run", "split-digits", "--bogus"], "No such option"),
@@ -161,7 +162,8 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
         (["demo", "--epochs", "0"], "epochs must be"),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(evcl, tmp_path, arguments, message):
+def test_wrong_usage_is_one_line_and_status_2(evcl, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     status, _, err = evcl(*arguments)
     assert status == 2
     assert message in err

@@ -104,6 +104,27 @@ def test_prediction_advances_no_generator():
     assert torch.equal(a, b)
 
 
+def test_kept_draws_follow_the_posterior():
+    x, y = blobs(n=40)
+    learner = small(init_std=0.1, epochs=1)
+    learner.learn((x, y))
+    before = learner.predict_proba(x)
+    learner._run.network.posterior.mean.mul_(0.5)
+    assert not np.allclose(learner.predict_proba(x), before)
+    learner.learn((x, 1 - y), head="0")
+    fresh = learner._run._draws([0])
+    assert all(torch.equal(a, b) for a, b in zip(learner._run.draws([0]), fresh, strict=True))
+
+
+def test_torchs_own_precision_settings_do_no_harm():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        small(epochs=1).learn((X, Y))
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
 def test_more_draws_average_more_weights():
     x, y = blobs(n=40)
     found = []

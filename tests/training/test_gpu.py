@@ -8,7 +8,7 @@ import torch
 import evcl
 from evcl.methods import METHODS
 from evcl.nn.layers import LocalDraw
-from evcl.randomness import DeviceNoise, generator
+from evcl.randomness import DeviceNoise
 from evcl.settings import resolve
 from evcl.training import Adam, Run, TaskData
 from evcl.training.adam import fused_update
@@ -148,6 +148,69 @@ def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     assert sorted(captures) == [24, 24, 64, 64]  # 600 examples in batches of 64, two tasks
 
 
-def test_graphs_give_the_same_result_twice():
-    assert torch.equal(stream("evcl", 3, "cuda"), stream("evcl", 3, "cuda"))
-    assert generator(0, "x").initial_seed() == generator(0, "x").initial_seed()
+def posterior(**options):
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 100, 20, generator=source).cuda()
+    network = options.pop("network", None) or evcl.nn.mlp(20, [50, 50])
+    method = options.pop("method", METHODS["evcl"])
+    rates = options.pop("rates", [1e-3] * 3)
+    settings = [resolve(method.name, method.known_settings, {"epochs": 2, "lr": lr}) for lr in rates]
+    run = Run(network, method, settings, range(3), draw=True, device="cuda", **options)
+    for k in range(2):
+        head = run.add_head(run.features(x[0, :1].to(run.network.posterior.mean)), 2)
+        run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), head)])
+    run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), k) for k in range(2)])  # jointly
+    found = run.network.posterior
+    assert found.mean.isfinite().all()
+    return found.mean if found.log_std is None else torch.cat([found.mean, found.log_std])
+
+
+def convolutional():
+    make = torch.nn.utils.skip_init
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 4, 5)), make(torch.nn.Conv2d, 1, 3, 2), torch.nn.ReLU(), torch.nn.Dropout(0.1),
+        torch.nn.Flatten(), make(torch.nn.Linear, 36, 8),
+    )  # fmt: skip
+
+
+def test_graphs_give_the_same_weights_twice():
+    assert torch.equal(posterior(), posterior())
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "huber"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_everything_trains_in_every_precision(method, precision):
+    posterior(method=METHODS[method], precision=precision)
+
+
+@pytest.mark.parametrize("method", ["evcl", "ewc", "huber"])
+def test_other_layers_other_rates_and_float64(method):
+    posterior(method=METHODS[method], network=convolutional())
+    posterior(method=METHODS[method], rates=[1e-3, 1e-2, 1e-4])
+    posterior(method=METHODS[method], dtype=torch.float64)
+
+
+def test_a_stiffness_that_is_broadcast():
+    def terms(memory, s, n):
+        return [evcl.methods.Elastic(memory.prior, memory.used.expand_as(memory.importance))]
+
+    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms))
+
+
+def test_the_process_keeps_its_precision():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        posterior(precision="fp32")
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def test_a_network_that_waits_for_the_device_is_named():
+    class Waits(torch.nn.Module):
+        def forward(self, x):
+            return x * float(x.max())
+
+    learner = evcl.Naive(Waits(), epochs=1).to("cuda")
+    with pytest.raises(evcl.EvclError, match="cannot be captured as a CUDA graph"):
+        learner.learn((torch.randn(20, 4), torch.arange(20) % 2))

@@ -260,6 +260,14 @@ def test_evcl_vcl_and_ewc_end_above_naive():
     assert found["evcl"] > found["vcl"]
 
 
+def test_a_precision_that_cannot_be_kept_is_refused():
+    settings = resolve("naive", METHODS["naive"].known_settings, {})
+    with pytest.raises(evcl.EvclError, match="precision must be fp32, tf32 or bf16, not 'fp8'"):
+        Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True, precision="fp8")
+    with pytest.raises(evcl.EvclError, match="for linear layers only, and not for Conv2d"):
+        Run(convolutional(), METHODS["naive"], [settings], [0], draw=True, precision="bf16")
+
+
 def test_an_idle_head_does_not_move():
     benchmark = evcl.benchmarks.get("split-digits")
     learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)

@@ -1,7 +1,7 @@
 """Several runs at once.
 
-On a CPU: a process a run, one thread each, since two threads inside one small product are slower than one. On a GPU: a
-thread a run, each with a stream of its own, since the kernels of one run do not fill it.
+On a CPU: a process a run, one thread each, since two threads inside one small product are slower than one. On a GPU:
+one after another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ import torch
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, Event, execute
 
-GPU_WORKERS = 3
 _events: Any = None
 
 
@@ -43,8 +43,9 @@ def execute_all(
     configs: Sequence[Config], on_event: Callable[[int, Event], None], workers: int | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them."""
-    if any(config.device == "cuda" for config in configs):
-        yield from _execute_on_gpu(configs, on_event, workers or GPU_WORKERS)
+    if any(config.device == "cuda" for config in configs):  # one GPU: one after another, each with all its seeds
+        for index, config in enumerate(configs):
+            yield index, execute(config, partial(on_event, index))
         return
     workers = min(workers or cores(), len(configs))
     context = multiprocessing.get_context("spawn")
@@ -64,23 +65,6 @@ def execute_all(
                 for process in processes:
                     process.terminate()
                 raise
-
-
-def _execute_on_gpu(
-    configs: Sequence[Config], on_event: Callable[[int, Event], None], workers: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    def work(index: int, config: Config) -> tuple[int, dict[str, Any]]:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            return index, execute(config, lambda event: on_event(index, event))
-
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(work, index, config) for index, config in enumerate(configs)]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _drain(events: Any, on_event: Callable[[int, Event], None]) -> None:

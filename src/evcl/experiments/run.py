@@ -121,7 +121,7 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
     seconds = time.perf_counter() - start
-    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": config.precision}
+    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": config.precision, "device": config.device}
     return {
         "schema": SCHEMA,
         **_identity(config),
@@ -195,7 +195,8 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[s
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     if found is not None and not overwrite:
-        usual = {**found["config"], **config.settings, "tasks": config.tasks, "precision": config.precision}
+        usual = {**found["config"], **config.settings, "tasks": config.tasks}
+        usual |= {"precision": config.precision, "device": config.device}
         wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
         if wanted == {key: found[key] for key in wanted}:
             return found

@@ -180,7 +180,7 @@ class PlainProduct(torch.autograd.Function):
 
 
 @triton.jit
-def _nll(logits, labels, loss, grad, n, classes, rows, CLASSES: tl.constexpr):
+def _nll(logits, labels, loss, grad, classes, rows, CLASSES: tl.constexpr):
     """One row: its NLL, and the gradient of the mean over `rows` rows."""
     row = tl.program_id(0)
     c = tl.arange(0, CLASSES)
@@ -204,7 +204,7 @@ class MeanNLL(torch.autograd.Function):
         n, classes = logits.shape
         loss, grad = logits.new_empty(n), torch.empty_like(logits)
         rows = n // replicas
-        _nll[(n,)](logits, labels, loss, grad, n, classes, rows, CLASSES=triton.next_power_of_2(classes))
+        _nll[(n,)](logits, labels, loss, grad, classes, rows, CLASSES=triton.next_power_of_2(classes))
         ctx.save_for_backward(grad)
         return loss.view(replicas, rows).mean(1)
 

@@ -31,7 +31,10 @@ class Layout:
             self.size += -(-prod(shape) // align) * align
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
+        return isinstance(other, Layout) and (list(self.shapes.items()), self.spans) == (
+            list(other.shapes.items()),
+            other.spans,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -2,12 +2,11 @@
 
 `Adam` moves one buffer: by torch's fused kernel, in one pass, where all replicas have one learning rate, and by our own
 operations where each replica, a row of the buffer, has its own: torch's takes one a tensor. `fused_update` is a whole
-update written as one expression, which torch.compile makes one kernel of on a GPU.
+update written as one expression, the plain form of the kernel in nn/gpu.py, and used where that is not.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +19,7 @@ class Adam:
     """Moves `weights` [R, P] in place; `lr` is a number or [R, 1]."""
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
-        self.weights, self.lr, self.steps = weights, lr, 0
+        self.weights, self.lr = weights, lr
         self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
         self.count = torch.zeros((), device=weights.device)
 
@@ -43,13 +42,13 @@ class Adam:
                 maximize=False,
             )
             return
-        self.steps += 1
+        steps = self.count.add_(1).double()  # on the device, so that a graph can be made of this
         self.first.lerp_(grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
         torch.sqrt(self.second, out=scratch)
-        scratch.div_(math.sqrt(1 - BETA2**self.steps)).add_(EPSILON)
+        scratch.div_((1 - BETA2**steps).sqrt()).add_(EPSILON)
         torch.div(self.first, scratch, out=scratch)
-        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**self.steps)))
+        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**steps)))
 
 
 def fused_update(
@@ -65,7 +64,7 @@ def fused_update(
     """One step of Adam on means (`variance` None) or log sigmas, the terms' pull included; empties `grad`.
 
     The same as `Pull.add_mean_gradient` or `Pull.add_log_std_gradient` and then `Adam.step`, but without a number on
-    the host, so that it can be captured in a graph, and in one expression, so that it can be compiled into one pass.
+    the host, so that it can be captured in a graph.
     `springs` are the stiffness and centre of each part of the pull: the mean's, or the linear and the square one. For
     log sigmas `grad` is twice that of the variance, and `variance` is set for the next step.
     """

@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evcl.errors import EvclError
 from evcl.methods import FinishedTask, Memory, Method
-from evcl.nn import Gaussian, Layout, bayesianize, he_uniform, head_names
+from evcl.nn import Gaussian, Layout, Linear, bayesianize, he_uniform, head_names
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
 from evcl.training.task import OnEpoch, Pool, Step, TaskData, capturing, matmul_precision, optimise
 
-KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB
+KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class Run:
             device=device,
             dtype=dtype,
         )
+        if precision not in ("fp32", "tf32", "bf16"):
+            raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
+        if precision == "bf16":
+            self.network.weights.low = torch.bfloat16
+            others = [la for la in self.network.bayesian_layers() if la.names and not isinstance(la, Linear)]
+            if others:
+                raise EvclError(
+                    f"bf16 products are there for linear layers only, and not for {type(others[0]).__name__}"
+                )
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         log_std = self._log("prior_std").to(mean).expand_as(mean).clone() if method.bayesian else None
@@ -69,7 +79,7 @@ class Run:
         self.importance = torch.zeros_like(mean)
         self.used = mean.new_zeros(mean.shape[1])
         self.rounds = 0  # trained so far; it numbers the generators
-        self._kept: tuple[Gaussian, tuple[int, ...], list[Tensor]] | None = None  # the draws of the last prediction
+        self._kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
 
     # --- heads -----------------------------------------------------------------------------------------------------
 
@@ -153,8 +163,8 @@ class Run:
             layout.gather(self.used, part),
         )
         terms = self.method.terms(memory, s, len(pool))
-        self.network.weights.low = torch.bfloat16 if self.precision == "bf16" else None
-        with matmul_precision(self.precision):
+        self._kept = None
+        with matmul_precision(self.precision) if on_gpu else nullcontext():
             step = Step(self.network, part, q, terms, s, reference, stacked=on_gpu and noise is None)
             optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
             self._remember(part, step.q, memory, tasks, s)
@@ -223,8 +233,9 @@ class Run:
         posterior, wanted = self.network.posterior, tuple(heads)
         if posterior.mean.numel() * self.settings.get("predict_samples", 1) > KEPT_NUMBERS:
             return self._draws(wanted)
-        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != wanted:
-            self._kept = (posterior, wanted, list(self._draws(wanted)))
+        versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
+        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
+            self._kept = (posterior, (wanted, versions), list(self._draws(wanted)))
         return self._kept[2]
 
     def _draws(self, heads: Iterable[int]) -> Iterator[Tensor]:
@@ -290,6 +301,7 @@ class Run:
         self.settings = Settings(settings)
 
     def _take(self, tensors: dict[str, Tensor]) -> None:
+        self._kept = None
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.prior = Gaussian(tensors["prior.mean"], tensors.get("prior.log_std"))
         self.importance, self.used = tensors["importance"], tensors["used"]

@@ -87,13 +87,19 @@ def gpu_kernels() -> Any:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Products of float32 in TF32 on a GPU's matrix units, for as long as this lasts."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    """On a GPU: products and convolutions of float32 in TF32, or exactly, for as long as this lasts.
+
+    Torch keeps this for the whole process, so that programs in several threads must all want the same.
+    """
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
     try:
+        for place in places:
+            place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
 
 
 class Step:
@@ -129,6 +135,9 @@ class Step:
             self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
             network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
         network.weights.kernels = kernels is not None
+        for part in (self.pull.mean, self.pull.linear, self.pull.square) if kernels and self.pull else ():
+            if part is not None:  # a kernel reads [R, P] numbers of each
+                part.w, part.c = part.w.expand_as(q.mean).contiguous(), part.c.expand_as(q.mean).contiguous()
         self.q = q
         self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
         self.adam_mean = Adam(q.mean, s.lr)
@@ -295,8 +304,14 @@ class GraphedSteps:
         return self.total
 
     def _capture(self, size: int) -> None:
-        with capturing:
-            self._capture_alone(size)
+        try:
+            with capturing:
+                self._capture_alone(size)
+        except RuntimeError as error:
+            raise EvclError(
+                "the step cannot be captured as a CUDA graph: a network, layer or term must not wait for the device "
+                f"(.item(), boolean indexing); on a CPU it may ({str(error).splitlines()[0]})"
+            ) from error
 
     def _capture_alone(self, size: int) -> None:
         rows = torch.zeros(len(self.seeds), size, dtype=torch.long, device=self.total.device)
@@ -304,7 +319,7 @@ class GraphedSteps:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # what is compiled, allocated or chosen at the first calls stays out of the graph
+            for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
                 self.step(self.pool, rows, self.noise)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
