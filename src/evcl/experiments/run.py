@@ -106,8 +106,15 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
         for seed in (config.seeds if seeded else config.seeds[:1])
     ]
     network = nn.mlp(streams[0].inputs, streams[0].hidden)
-    where = {"device": config.device, "precision": config.precision}
-    run = Run(network, method, [settings] * len(config.seeds), config.seeds, draw=True, **where)  # type: ignore[arg-type]
+    run = Run(
+        network,
+        method,
+        [settings] * len(config.seeds),
+        config.seeds,
+        draw=True,
+        device=config.device,
+        precision=config.precision,
+    )
     tasks = len(streams[0])
 
     def after_epoch(task: int, progress: Progress) -> None:

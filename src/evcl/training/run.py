@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Run:
         draw: bool,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        unsupported: str = "error",
+        unsupported: Literal["error", "deterministic"] = "error",
         precision: str = "fp32",
     ) -> None:
         """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights."""
@@ -59,7 +59,7 @@ class Run:
             init_std=[s.init_std for s in settings] if method.bayesian else None,
             generators=[generator(seed, "init") for seed in seeds] if draw else None,
             replicas=len(seeds),
-            unsupported=unsupported,  # type: ignore[arg-type]
+            unsupported=unsupported,
             device=device,
             dtype=dtype,
         )
