@@ -238,16 +238,16 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
         def on_event(index: int, event: Event) -> None:
             if not bars.tasks[index].started:
                 bars.start_task(ids[index])
-            fields = {"state": f"task {event.task + 1}/{event.tasks}"}
+            state = f"task {event.task + 1}/{event.tasks}"
             if event.accuracy is not None:
-                fields["state"] += f"  {100 * event.accuracy:.1f}%"
+                state += f"  {100 * event.accuracy:.1f}%"
             joint = methods.get(configs[index].method).joint
             done, total = (
                 (event.epoch, event.epochs)
                 if joint
                 else (event.task * event.epochs + event.epoch, event.tasks * event.epochs)
             )
-            bars.update(ids[index], completed=done, total=total, **fields)  # type: ignore[arg-type]
+            bars.update(ids[index], completed=done, total=total, state=state)
 
         yield on_event
 

@@ -100,7 +100,10 @@ def test_a_stream_of_ones_own_has_a_validation_part_too():
 
 def _register(name, **says):
     """A benchmark of two tasks, as CONTRIBUTING shows it: `build` looks at nothing it is asked."""
-    build = lambda request: from_arrays([arrays(0, 1), arrays(2, 3)])  # noqa: E731
+
+    def build(request):
+        return from_arrays([arrays(0, 1), arrays(2, 3)])
+
     return register(Entry(name, "mine", build, seeded=False, **says))
 
 

@@ -9,8 +9,7 @@ from evcl.nn import Gaussian, Layout
 
 
 def gaussian(generator, r=3, p=7):
-    draw = lambda: torch.randn(r, p, generator=generator, dtype=torch.float64)  # noqa: E731
-    return Gaussian(draw(), draw())
+    return Gaussian(*(torch.randn(r, p, generator=generator, dtype=torch.float64) for _ in range(2)))
 
 
 def test_kl_is_the_one_of_torch_distributions(generator):
@@ -56,7 +55,10 @@ def test_growing_keeps_what_was_there():
     old = Layout({"trunk": (2, 2), "head": (2, 3), "other": (2,)})
     new = Layout({"trunk": (2, 2), "head": (4, 3), "other": (2,), "more": (1,)})
     flat = torch.arange(1.0, old.size + 1).view(1, -1)
-    added = lambda name, part: torch.cat([part, -torch.ones(1, new.part([name]).size - part.shape[1])], 1)  # noqa: E731
+
+    def added(name, part):
+        return torch.cat([part, -torch.ones(1, new.part([name]).size - part.shape[1])], 1)
+
     found = new.views(old.relaid(flat, new, added))
     before = old.views(flat)
     assert torch.equal(found["trunk"], before["trunk"])

@@ -64,8 +64,7 @@ class BayesianNetwork(nn.Module):
         self.weights.grads = self.weights.stacked = None
         self.weights.kernels = False
         if grads is not None:
-            views = [None if flat is None else layout.views(flat) for flat in grads]
-            self.weights.grads = Grads(views[0] or {}, views[1])
+            self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
         return leaves
 
     def bind_stacked(self, values: Tensor, grads: Tensor, layout: Layout) -> None:
