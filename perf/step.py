@@ -16,6 +16,7 @@ import torch
 
 import evcl
 from evcl.methods import METHODS
+from evcl.nn.chain import find_chain
 from evcl.randomness import GeneratorNoise, generator
 from evcl.settings import resolve, stack
 from evcl.training import Pool, Run, Step, TaskData
@@ -55,10 +56,12 @@ def step(method: str, hidden: list[int], classes: int, precision: str = "fp32") 
     memory = evcl.methods.Memory(run.prior, run.importance, run.used)
     s = stack([settings], x)
     network.weights.low = torch.bfloat16 if precision == "bf16" else None
-    one = Step(network, network.layout, network.posterior.snapshot(), run.method.terms(memory, s, len(pool)), s)
+    terms = run.method.terms(memory, s, len(pool))
+    chain = find_chain(network, x)
+    one = Step(network, network.layout, network.posterior.snapshot(), terms, s, pool, chain)
     rows = torch.arange(BATCH).unsqueeze(0)
     noise = GeneratorNoise([source])
-    return lambda: one(pool, rows, noise)
+    return lambda: one(rows, noise)
 
 
 def timed(run: Callable[[], object], repeats: int = 10) -> float:

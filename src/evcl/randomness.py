@@ -22,34 +22,28 @@ def generator(seed: int, purpose: str, *indices: int, device: torch.device | str
 
 
 class Noise(Protocol):
-    """Where layers draw from while they train. Shapes start with the replica axis R."""
+    """Where layers draw from while they train: it fills a tensor whose first axis is the replicas'."""
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor: ...
+    def normal_(self, out: Tensor) -> Tensor: ...
 
-    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor: ...
+    def uniform_(self, out: Tensor) -> Tensor: ...
 
 
 class DeviceNoise:
     """One generator for all replicas: one draw a call, as a GPU wants it.
 
-    Kernels that draw for themselves take `seed`, a number on the device that changes at each step, and a `salt` that
-    differs from call to call.
+    Kernels that draw for themselves take `seed`, a number on the device that changes at each step.
     """
 
     def __init__(self, source: torch.Generator) -> None:
         self.source = source
         self.seed = torch.zeros(1, dtype=torch.long, device=source.device)
-        self._calls = 0
 
-    def salt(self) -> int:
-        self._calls += 1
-        return self._calls << 32
+    def normal_(self, out: Tensor) -> Tensor:
+        return out.normal_(generator=self.source)
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return like.new_empty(shape).normal_(generator=self.source)
-
-    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return like.new_empty(shape).uniform_(generator=self.source)
+    def uniform_(self, out: Tensor) -> Tensor:
+        return out.uniform_(generator=self.source)
 
 
 class GeneratorNoise:
@@ -58,14 +52,12 @@ class GeneratorNoise:
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.generators = generators
 
-    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        out = like.new_empty(shape)
+    def normal_(self, out: Tensor) -> Tensor:
         for row, source in zip(out, self.generators, strict=True):
             row.normal_(generator=source)
         return out
 
-    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        out = like.new_empty(shape)
+    def uniform_(self, out: Tensor) -> Tensor:
         for row, source in zip(out, self.generators, strict=True):
             row.uniform_(generator=source)
         return out

@@ -50,7 +50,6 @@ def test_the_fused_update_is_the_steps_own(bayesian, generator):
             pull.add_mean_gradient(slow.weights, wanted, scratch[0])
         slow.step(wanted, scratch[0])
         fused_update(fast.weights, fast.first, fast.second, count, lr, grad, variance, parts)
-        assert torch.equal(grad, torch.zeros_like(grad))
     torch.testing.assert_close(fast.weights, slow.weights, rtol=1e-10, atol=1e-12)
     if bayesian:
         torch.testing.assert_close(variance, (2 * slow.weights).exp(), rtol=1e-10, atol=1e-12)

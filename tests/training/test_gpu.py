@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import evcl
 from evcl.methods import METHODS
-from evcl.nn.layers import LocalDraw
+from evcl.nn.chain import Chain, find_chain, find_places, padded
 from evcl.randomness import DeviceNoise
 from evcl.settings import resolve
-from evcl.training import Adam, Run, TaskData
+from evcl.training import Adam, Pool, Run, TaskData
 from evcl.training.adam import fused_update
 from evcl.training.task import GraphedSteps, gpu_kernels
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # then there is no GPU either
+    pass
+else:
+
+    @triton.jit
+    def drawn(out, seed, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.randn(seed, at), mask=at < n)
+
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -21,69 +36,68 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
 
 
+class Handed:
+    """The noise that the kernels draw, layer by layer, for plain operations."""
+
+    def __init__(self, seed):
+        self.seed, self.layer = seed, 0
+
+    def normal_(self, out):
+        self.layer += 1
+        found = torch.empty(out.shape, device="cuda")
+        drawn[(triton.cdiv(found.numel(), 1024),)](found, self.seed + (self.layer << 32), found.numel(), BLOCK=1024)
+        return out.copy_(found)
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_stacked_pass_is_the_plain_one(bias):
-    """The same outputs and gradients as LocalDraw, given the noise that the kernel drew."""
-    r, b, i, o = 3, 70, 37, 45
-    x = draw(r, b, i, seed=1).requires_grad_()
-    weight = torch.stack([draw(r, o, i, seed=2), draw(r, o, i, seed=3).square() * 0.01])
-    biases = torch.stack([draw(r, o, seed=4), draw(r, o, seed=5).square() * 0.01]) if bias else None
-    grads = torch.zeros_like(weight), torch.zeros_like(biases) if bias else None
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, shared):
+    """The same NLL and gradients as plain operations in float64, given the noise that the kernels drew."""
+    linear = partial(torch.nn.utils.skip_init, torch.nn.Linear, bias=bias)
+    relu = torch.nn.ReLU()
+    network = torch.nn.Sequential(linear(37, 44), relu, linear(44, 30), relu)
+    method = METHODS["evcl" if bayesian else "ewc"]
+    settings = [resolve(method.name, method.known_settings, {"init_std": 0.1} if bayesian else {})] * 3
+    run = Run(network, method, settings, range(3), draw=True, device="cuda")
+    tasks = []
+    for k in range(heads):
+        x = draw(1 if shared else 3, 90, 37, seed=k)
+        y = torch.arange(90, device="cuda").expand(len(x), 90) % (2 + k)
+        tasks.append(TaskData(x, y, run.add_head(30, 2 + k)))
+    pool, layout, names = Pool(tasks, run.classes), run.network.layout, run.network.names_of(range(heads))
+    found = find_chain(run.network, pool.x)
+    rows = torch.stack([torch.randperm(len(pool), generator=torch.Generator().manual_seed(r))[:70] for r in range(3)])
     noise = DeviceNoise(torch.Generator("cuda").manual_seed(0))
-    leaf = torch.zeros(1, device="cuda", requires_grad=True)
-    y = gpu_kernels().StackedDraw.apply(x, weight, biases, grads, noise.seed, noise.salt(), leaf)
-    up = draw(r, b, o, seed=6)
-    (dx,) = torch.autograd.grad(y, x, up)
-
-    with torch.no_grad():
-        mean = torch.bmm(x, weight[0].mT) + (biases[0].unsqueeze(1) if bias else 0)
-        std = (torch.bmm(x.square(), weight[1].mT) + (biases[1].unsqueeze(1) if bias else 0)).sqrt()
-        eps = (y - mean) / std
-    assert abs(float(eps.mean())) < 0.05
-    assert abs(float(eps.std()) - 1) < 0.05
-    again = gpu_kernels().StackedDraw.apply(x, weight, biases, grads, noise.seed, noise.salt(), leaf)
-    assert not torch.equal(again, y)  # another salt, other noise
-
-    plain = [torch.zeros_like(weight[0]), torch.zeros_like(biases[0]) if bias else None,
-             torch.zeros_like(weight[1]), torch.zeros_like(biases[1]) if bias else None]  # fmt: skip
-    twin = x.detach().clone().requires_grad_()
-    parts = (weight[0].clone().requires_grad_(), biases[0] if bias else None, weight[1], biases[1] if bias else None)
-    out = LocalDraw.apply(twin, *parts, eps, plain, None)
-    (expected,) = torch.autograd.grad(out, twin, up)
-    close = {"rtol": 1e-3, "atol": 1e-3}
-    torch.testing.assert_close(out, y, **close)
-    torch.testing.assert_close(dx, expected, **close)
-    torch.testing.assert_close(grads[0], torch.stack([plain[0], plain[2]]), **close)
-    if bias:
-        torch.testing.assert_close(grads[1], torch.stack([plain[1], plain[3]]), **close)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_plain_product_is_a_linear_layer(bias):
-    x, weight = draw(3, 70, 37, seed=1).requires_grad_(), draw(3, 45, 37, seed=2).requires_grad_()
-    b = draw(3, 45, seed=3) if bias else None
-    grads = torch.zeros_like(weight), torch.zeros_like(b) if bias else None
-    y = gpu_kernels().PlainProduct.apply(x, weight, b, grads)
-    up = draw(3, 70, 45, seed=4)
-    (dx,) = torch.autograd.grad(y, x, up)
-    close = {"rtol": 1e-3, "atol": 1e-3}
-    torch.testing.assert_close(y, torch.bmm(x, weight.mT) + (b.unsqueeze(1) if bias else 0), **close)
-    torch.testing.assert_close(dx, torch.bmm(up, weight), **close)
-    torch.testing.assert_close(grads[0], torch.bmm(up.mT, x), **close)
-    if bias:
-        torch.testing.assert_close(grads[1], up.sum(1), **close)
-
-
-@pytest.mark.parametrize("classes", [2, 10, 37])
-def test_the_mean_nll_is_cross_entropy(classes):
-    logits = draw(60, classes, seed=1).mul_(5).requires_grad_()
-    labels = torch.arange(60, device="cuda") % classes
-    found = gpu_kernels().MeanNLL.apply(logits, labels, 3)
-    (grad,) = torch.autograd.grad(found.sum(), logits)
-    each = torch.nn.functional.cross_entropy(logits, labels, reduction="none").view(3, 20).mean(1)
-    (expected,) = torch.autograd.grad(each.sum(), logits)
-    torch.testing.assert_close(found, each, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-7)
+    noise.seed.fill_(5)
+    posterior, results = run.network.posterior, []
+    for part, kind, dtype, device, source in (
+        (
+            layout.part(names, padded(found, layout, pool.heads, 4), 4),
+            gpu_kernels().Chain,
+            torch.float32,
+            "cuda",
+            noise,
+        ),
+        (layout.part(names), Chain, torch.float64, "cpu", Handed(5)),
+    ):
+        mean = layout.gather(posterior.mean, part).to(device, dtype)
+        values = mean.unsqueeze(0)
+        if bayesian:
+            values = torch.stack([mean, (2 * layout.gather(posterior.log_std, part).to(device, dtype)).exp()])
+        grads = torch.full_like(values, 7.0)
+        there = Pool([TaskData(t.x.to(device, dtype), t.y.to(device), t.head) for t in tasks], run.classes)
+        nll = kind(find_places(found, part, pool.heads), values, grads, there, None)(rows.to(device), source)
+        results.append([nll.cpu().double(), *(v.cpu().double() for flat in grads for v in part.views(flat).values())])
+        if device == "cuda":  # a padded unit gets no gradient, so that it stays what it is
+            inside = torch.zeros_like(grads[0])
+            for view in part.views(inside).values():
+                view.fill_(1)
+            end = part.spans[names[-1]].stop  # of what the chain writes to
+            assert not (grads * (1 - inside))[..., :end].any()
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("std", [False, True])
@@ -100,17 +114,16 @@ def test_the_update_kernel_is_the_plain_update(std, parts):
             grad = draw(3, 501, seed=30 + k)
             adam.count += 1
             update(adam.weights, adam.first, adam.second, adam.count, lr, grad, variance, springs)
-            assert not grad.any()
         found.append([adam.weights, adam.first, adam.second, *([variance] if std else [])])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def stream(method, replicas, device, epochs=30):
+def stream(method, replicas, device, epochs=30, batch_size=64):
     source = torch.Generator().manual_seed(0)
     x = torch.randn(1, 600, 20, generator=source)
     y = ((x[..., 0] + x[..., 1]) > 0).long()
-    settings = resolve(method, METHODS[method].known_settings, {"epochs": epochs, "lr": 3e-3})
+    settings = resolve(method, METHODS[method].known_settings, {"epochs": epochs, "batch_size": batch_size, "lr": 3e-3})
     run = Run(
         evcl.nn.mlp(20, [50, 50]), METHODS[method], [settings] * replicas, range(replicas), draw=True, device=device
     )
@@ -132,7 +145,9 @@ def test_a_gpu_learns_what_a_cpu_learns(method):
 def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     captures = []
     capture = GraphedSteps._capture
-    monkeypatch.setattr(GraphedSteps, "_capture", lambda self, size: captures.append(size) or capture(self, size))
+    monkeypatch.setattr(
+        GraphedSteps, "_capture", lambda self, size, steps: captures.append((size, steps)) or capture(self, size, steps)
+    )
     epoch = GraphedSteps.epoch
 
     def watched(self, number, batch):
@@ -146,7 +161,10 @@ def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
 
     monkeypatch.setattr(GraphedSteps, "epoch", watched)
     stream("evcl", 3, "cuda", epochs=4)
-    assert sorted(captures) == [24, 24, 64, 64]  # 600 examples in batches of 64, two tasks
+    assert captures == 2 * [(64, 1), (24, 1)]  # 600 examples in batches of 64, two tasks
+    captures.clear()
+    stream("evcl", 3, "cuda", epochs=4, batch_size=50)
+    assert captures == 2 * [(50, 10), (50, 1)]
 
 
 def posterior(**options):

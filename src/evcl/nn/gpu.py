@@ -1,8 +1,9 @@
-"""A linear layer's training pass and the update, in few kernels: on a GPU a step is as long as its list of kernels.
+"""`chain.py` and the update in few kernels: on a GPU a step is as long as its list of kernels.
 
-Means and variances lie in one buffer [2, R, P], so that their products are one batched product over 2R, and the rest is
-four small Triton kernels around it. The noise is drawn inside the kernel that uses it. `LocalDraw` in layers.py and
-`fused_update` in training/adam.py are the same in plain operations; the tests compare them where there is a GPU.
+Means and variances lie in one buffer [2, R, P], so that their products are one batched product over 2R; all that lies
+between two products is one Triton kernel, which draws its noise where it uses it. Widths are padded to what the matrix
+units want; a padded unit is always 0. `Chain` in chain.py and `fused_update` in training/adam.py are the same in plain
+operations; the tests compare them where there is a GPU.
 """
 
 from __future__ import annotations
@@ -14,50 +15,114 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evcl.nn.chain import Examples, Place
+from evcl.randomness import DeviceNoise, Noise
+
 BLOCK = 1024
 
 
 @triton.jit
-def _stack(x, xx, n, BLOCK: tl.constexpr):
+def _gather(x, rows, xx, n, examples, ins, stored, size, SHARED: tl.constexpr, DRAW: tl.constexpr, BLOCK: tl.constexpr):
+    """xx = (x, x^2) of the examples `rows` [R, size]; one row a program."""
+    row = tl.program_id(0)
+    source = tl.load(rows + row)
+    if not SHARED:
+        source += (row // size).to(tl.int64) * examples
+    c = tl.arange(0, BLOCK)
+    value = tl.load(x + source * ins + c, mask=c < ins, other=0.0)
+    at = row.to(tl.int64) * stored + c
+    tl.store(xx + at, value, mask=c < stored)
+    if DRAW:
+        tl.store(xx + n + at, value * value, mask=c < stored)
+
+
+@triton.jit
+def _activate(mv, bias, var_bias, seed, salt, xx, ratio, n, rows, outs, units, stride,
+              DRAW: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """xx = (y, y^2), y = relu(m + b + eps s), s = sqrt(v + c); ratio = eps / s. `stride`: from a replica's bias on."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < n)
-    tl.store(xx + at, value, mask=at < n)
-    tl.store(xx + n + at, value * value, mask=at < n)
-
-
-@triton.jit
-def _draw(mv, bias, var_bias, seed, salt, y, ratio, n, rows, outs, stride, BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """y = m + b + eps s, s = sqrt(v + c); ratio = eps / s. `stride` is the step from one replica's bias to the next."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    m = tl.load(mv + at, mask=inside)
-    v = tl.load(mv + n + at, mask=inside)
+    o = at % outs
+    y = tl.load(mv + at, mask=inside, other=0.0).to(tl.float32)
+    place = at // (rows * outs) * stride + o
     if BIAS:
-        place = (at // (rows * outs)).to(tl.int64) * stride + at % outs
-        m += tl.load(bias + place, mask=inside)
-        v += tl.load(var_bias + place, mask=inside)
-    s = tl.sqrt(tl.maximum(v, 1e-30))
-    eps = tl.randn(tl.load(seed) + salt, at)
-    tl.store(y + at, m + eps * s, mask=inside)
-    tl.store(ratio + at, eps / s, mask=inside)
+        y += tl.load(bias + place, mask=inside, other=0.0)
+    if DRAW:
+        v = tl.load(mv + n + at, mask=inside, other=0.0).to(tl.float32)
+        if BIAS:
+            v += tl.load(var_bias + place, mask=inside, other=0.0)
+        s = tl.sqrt(tl.maximum(v, 1e-30))
+        eps = tl.where(o < units, tl.randn(tl.load(seed) + salt, at), 0.0)
+        y += eps * s
+        tl.store(ratio + at, eps / s, mask=inside)
+    y = tl.where(o < units, tl.maximum(y, 0.0), 0.0)
+    tl.store(xx + at, y, mask=inside)
+    if DRAW:
+        tl.store(xx + n + at, y * y, mask=inside)
 
 
 @triton.jit
-def _back(
-    g,
-    ratio,
-    gh,
-    grad_bias,
-    grad_var_bias,
-    n,
-    rows,
-    outs,
-    stride,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTS: tl.constexpr,
-):
-    """gh = (g, h), h = g ratio; the biases' gradients are their sums over the examples."""
+def _loss(mv, bias, var_bias, seed, salt, rows, y, columns, gh, grad_bias, grad_var_bias, nll, n, examples, size,
+          classes, stride, SHARED: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr, ROWS: tl.constexpr,
+          CLASSES: tl.constexpr):  # fmt: skip
+    """The heads: logits, the mean NLL, its gradients gh = (g, h) and their sums over the examples; one replica a program."""
+    r = tl.program_id(0)
+    c = tl.arange(0, CLASSES)
+    known = c < classes
+    place = r.to(tl.int64) * stride + c
+    shift = tl.load(bias + place, mask=known, other=0.0)
+    if DRAW:
+        spread = tl.load(var_bias + place, mask=known, other=0.0)
+        source_seed = tl.load(seed) + salt
+    total = tl.zeros((), tl.float32)
+    sum_g = tl.zeros((CLASSES,), tl.float32)
+    sum_h = tl.zeros((CLASSES,), tl.float32)
+    for start in range(0, size, ROWS):
+        b = start + tl.arange(0, ROWS)
+        present = b < size
+        row = r * size + b
+        at = row[:, None] * classes + c[None, :]
+        inside = present[:, None] & known[None, :]
+        z = tl.load(mv + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+        if DRAW:
+            v = tl.load(mv + n + at, mask=inside, other=0.0).to(tl.float32) + spread[None, :]
+            s = tl.sqrt(tl.maximum(v, 1e-30))
+            eps = tl.randn(source_seed, at)
+            z += eps * s
+        source = tl.load(rows + row, mask=present, other=0)
+        own = known[None, :] & (b[:, None] >= 0)
+        if HEADS:
+            own = own & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
+            own = own & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
+        z = tl.where(own, z, -float("inf"))
+        if not SHARED:
+            source += r.to(tl.int64) * examples
+        hit = c[None, :] == tl.load(y + source, mask=present, other=0)[:, None]
+        top = tl.max(z, 1)
+        e = tl.exp(z - top[:, None])
+        whole = tl.sum(e, 1)
+        loss = tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1)
+        total += tl.sum(tl.where(present, loss, 0.0), 0)
+        g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
+        tl.store(gh + at, g, mask=inside)
+        sum_g += tl.sum(g, 0)
+        if DRAW:
+            h = g * eps / s
+            tl.store(gh + n + at, h, mask=inside)
+            sum_h += tl.sum(h, 0)
+    tl.store(nll + r, total / size)
+    tl.store(grad_bias + place, sum_g, mask=known)
+    if DRAW:
+        tl.store(grad_var_bias + place, sum_h, mask=known)
+
+
+@triton.jit
+def _back(d, xx, ratio, gh, grad_bias, grad_var_bias, n, rows, outs, stride,
+          DRAW: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr):  # fmt: skip
+    """gh = (g, h) of a layer with ReLU from its outputs y and the products d of the layer above; the biases' gradients.
+
+    g = d_0 + y d_1 where y > 0, h = g ratio.
+    """
     r = tl.program_id(0)
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     sum_g = tl.zeros((OUTS,), tl.float32)
@@ -66,152 +131,111 @@ def _back(
         b = start + tl.arange(0, ROWS)
         at = (r * rows + b[:, None]) * outs + o[None, :]
         inside = (b[:, None] < rows) & (o[None, :] < outs)
-        value = tl.load(g + at, mask=inside, other=0.0)
-        h = value * tl.load(ratio + at, mask=inside, other=0.0)
-        tl.store(gh + at, value, mask=inside)
-        tl.store(gh + n + at, h, mask=inside)
-        sum_g += tl.sum(value, 0)
-        sum_h += tl.sum(h, 0)
+        y = tl.load(xx + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(d + at, mask=inside, other=0.0).to(tl.float32)
+        if DRAW:
+            g += y * tl.load(d + n + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.where(y > 0, g, 0.0)
+        tl.store(gh + at, g, mask=inside)
+        sum_g += tl.sum(g, 0)
+        if DRAW:
+            h = g * tl.load(ratio + at, mask=inside, other=0.0)
+            tl.store(gh + n + at, h, mask=inside)
+            sum_h += tl.sum(h, 0)
     if BIAS:
         place = r.to(tl.int64) * stride + o
-        old = tl.load(grad_bias + place, mask=o < outs)
-        tl.store(grad_bias + place, old + sum_g, mask=o < outs)
-        old = tl.load(grad_var_bias + place, mask=o < outs)
-        tl.store(grad_var_bias + place, old + sum_h, mask=o < outs)
+        tl.store(grad_bias + place, sum_g, mask=o < outs)
+        if DRAW:
+            tl.store(grad_var_bias + place, sum_h, mask=o < outs)
 
 
-@triton.jit
-def _combine(d, x, dx, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    value = tl.load(d + at, mask=inside) + tl.load(x + at, mask=inside) * tl.load(d + n + at, mask=inside)
-    tl.store(dx + at, value, mask=inside)
+class Chain:
+    """`chain.Chain` on a GPU."""
 
+    def __init__(
+        self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
+    ) -> None:
+        self.places, self.examples, self.values, self.grads, self.low = places, examples, values, grads, low
+        self.x = examples.x.flatten(2).to(low or values.dtype)
+        self.weights = values if low is None else values.to(low)
+        self.buffers: dict[int, _Buffers] = {}
 
-class StackedDraw(torch.autograd.Function):
-    """`LocalDraw` on x [R, B, i] with weights and gradients of means and variances stacked, [2, R, ...]."""
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        assert isinstance(noise, DeviceNoise)
+        size = rows.shape[1]
+        if size not in self.buffers:
+            self.buffers[size] = _Buffers(self, size)
+        if self.low is not None:
+            self.weights.copy_(self.values)
+        self._forward(self.buffers[size], rows, noise.seed)
+        self._backward(self.buffers[size])
+        return self.buffers[size].nll
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        weight, bias, ctx.grads, seed, salt, _ = rest
-        x = x.contiguous()
-        r, b, i = x.shape
-        o = weight.shape[2]
-        xx = x.new_empty(2 * r, b, i)
-        _stack[(triton.cdiv(x.numel(), BLOCK),)](x, xx, x.numel(), BLOCK=BLOCK)
-        mv = torch.bmm(xx, weight.flatten(0, 1).mT)
-        y, ratio = x.new_empty(r, b, o), x.new_empty(r, b, o)
-        n = y.numel()
-        biases = (bias[0], bias[1], bias.stride(1)) if bias is not None else (y, y, 0)
-        _draw[(triton.cdiv(n, BLOCK),)](
-            mv, biases[0], biases[1], seed, salt, y, ratio, n, b, o, biases[2], BIAS=bias is not None, BLOCK=BLOCK
+    def _forward(self, of: _Buffers, rows: Tensor, seed: Tensor) -> None:
+        """All the way to the gradients of the logits."""
+        draw, (r, size) = len(self.values) == 2, rows.shape
+        x, y, columns = self.x, self.examples.y, self.examples.columns
+        stored = self.places[0].ins
+        _gather[(r * size,)](
+            x, rows, of.xx[0], r * size * stored, x.shape[1], x.shape[2], stored, size,
+            SHARED=len(x) == 1, DRAW=draw, BLOCK=triton.next_power_of_2(stored),
         )  # fmt: skip
-        ctx.save_for_backward(x, xx, weight, ratio)
-        return y
+        for layer, place in enumerate(self.places):
+            torch.bmm(of.xx[layer], place.weights(self.weights).flatten(0, 1).mT, out=of.mv[layer])
+            n, (bias, var_bias) = r * size * place.outs, self._biases(place, self.values)
+            stride, salt = self.values.stride(1), (layer + 1) << 32
+            if layer + 1 < len(self.places):
+                _activate[(triton.cdiv(n, BLOCK),)](
+                    of.mv[layer], bias, var_bias, seed, salt, of.xx[layer + 1], of.ratio[layer], n, size, place.outs,
+                    place.units, stride, DRAW=draw, BIAS=place.bias is not None, BLOCK=BLOCK,
+                )  # fmt: skip
+                continue
+            classes = triton.next_power_of_2(place.outs)
+            _loss[(r,)](
+                of.mv[layer], bias, var_bias, seed, salt, rows, y, y if columns is None else columns, of.gh[layer],
+                *self._biases(place, self.grads), of.nll, n, y.shape[1], size, place.outs, stride,
+                SHARED=len(y) == 1, HEADS=columns is not None, DRAW=draw, CLASSES=classes,
+                ROWS=max(1, min(64, 4096 // classes)),
+            )  # fmt: skip
+
+    def _backward(self, of: _Buffers) -> None:
+        draw, (r, size) = len(self.values) == 2, of.shape
+        for layer, place in reversed(list(enumerate(self.places))):
+            if layer + 1 < len(self.places):
+                _back[(r, triton.cdiv(place.outs, 32))](
+                    of.d[layer + 1], of.xx[layer + 1], of.ratio[layer], of.gh[layer],
+                    *self._biases(place, self.grads), r * size * place.outs, size, place.outs, self.grads.stride(1),
+                    DRAW=draw, BIAS=place.bias is not None, ROWS=64, OUTS=32,
+                )  # fmt: skip
+            grad = place.weights(self.grads).flatten(0, 1)
+            if self.low is None:
+                grad.baddbmm_(of.gh[layer].mT, of.xx[layer], beta=0)
+            else:
+                grad.copy_(torch.bmm(of.gh[layer].mT, of.xx[layer]))
+            if layer > 0:
+                torch.bmm(of.gh[layer], place.weights(self.weights).flatten(0, 1), out=of.d[layer])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        g = gradients[0].contiguous()
-        x, xx, weight, ratio = ctx.saved_tensors
-        grad_weight, grad_bias = ctx.grads
-        r, b, o = g.shape
-        gh = g.new_empty(2 * r, b, o)
-        biases = (grad_bias[0], grad_bias[1], grad_bias.stride(1)) if grad_bias is not None else (g, g, 0)
-        _back[(r, triton.cdiv(o, 32))](
-            g, ratio, gh, biases[0], biases[1], g.numel(), b, o, biases[2],
-            BIAS=grad_bias is not None, ROWS=64, OUTS=32,
-        )  # fmt: skip
-        grad_weight.flatten(0, 1).baddbmm_(gh.mT, xx)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            d = torch.bmm(gh, weight.flatten(0, 1))
-            dx = torch.empty_like(x)
-            _combine[(triton.cdiv(x.numel(), BLOCK),)](d, x, dx, x.numel(), BLOCK=BLOCK)
-        return dx, None, None, None, None, None, None
+    def _biases(place: Place, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The means' and the variances'; something to point at where there are none."""
+        found = place.biases(flat)
+        return (flat, flat) if found is None else (found[0], found[-1])
 
 
-@triton.jit
-def _shift(y, bias, n, rows, outs, stride, BLOCK: tl.constexpr):
-    """y += b, in place."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    place = (at // (rows * outs)).to(tl.int64) * stride + at % outs
-    value = tl.load(y + at, mask=inside) + tl.load(bias + place, mask=inside)
-    tl.store(y + at, value, mask=inside)
+class _Buffers:
+    """What a chain's pass writes for batches of one size: [S * R, size, ...], and of `ratio` [R, size, ...]."""
 
+    def __init__(self, chain: Chain, size: int) -> None:
+        s, r = chain.values.shape[:2]
+        self.shape = r, size
 
-@triton.jit
-def _sum(g, grad_bias, rows, outs, stride, ROWS: tl.constexpr, OUTS: tl.constexpr):
-    """db += the sum of g over the examples."""
-    r = tl.program_id(0)
-    o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    total = tl.zeros((OUTS,), tl.float32)
-    for start in range(0, rows, ROWS):
-        b = start + tl.arange(0, ROWS)
-        at = (r * rows + b[:, None]) * outs + o[None, :]
-        total += tl.sum(tl.load(g + at, mask=(b[:, None] < rows) & (o[None, :] < outs), other=0.0), 0)
-    place = r.to(tl.int64) * stride + o
-    tl.store(grad_bias + place, tl.load(grad_bias + place, mask=o < outs) + total, mask=o < outs)
+        def each(widths: list[int], copies: int = s * r, like: Tensor = chain.weights) -> list[Tensor]:
+            return [like.new_empty(copies, size, width) for width in widths]
 
-
-class PlainProduct(torch.autograd.Function):
-    """y = x W + b on [R, B, i] for weights that are points; gradients go to their place."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        weight, bias, ctx.grads = rest
-        ctx.save_for_backward(x, weight)
-        y = torch.bmm(x, weight.mT)
-        if bias is not None:
-            _, b, o = y.shape
-            _shift[(triton.cdiv(y.numel(), BLOCK),)](y, bias, y.numel(), b, o, bias.stride(0), BLOCK=BLOCK)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        g = gradients[0].contiguous()
-        x, weight = ctx.saved_tensors
-        grad_weight, grad_bias = ctx.grads
-        r, b, o = g.shape
-        if grad_bias is not None:
-            _sum[(r, triton.cdiv(o, 32))](g, grad_bias, b, o, grad_bias.stride(0), ROWS=64, OUTS=32)
-        grad_weight.baddbmm_(g.mT, x)
-        return torch.bmm(g, weight) if ctx.needs_input_grad[0] else None, None, None, None
-
-
-@triton.jit
-def _nll(logits, labels, loss, grad, classes, rows, CLASSES: tl.constexpr):
-    """One row: its NLL, and the gradient of the mean over `rows` rows."""
-    row = tl.program_id(0)
-    c = tl.arange(0, CLASSES)
-    z = tl.load(logits + row * classes + c, mask=c < classes, other=-float("inf"))
-    label = tl.load(labels + row)
-    top = tl.max(z, 0)
-    e = tl.exp(z - top)
-    total = tl.sum(e, 0)
-    hit = c == label
-    tl.store(loss + row, tl.log(total) + top - tl.sum(tl.where(hit, z, 0.0), 0))
-    tl.store(grad + row * classes + c, (e / total - tl.where(hit, 1.0, 0.0)) / rows, mask=c < classes)
-
-
-class MeanNLL(torch.autograd.Function):
-    """[R]: the mean NLL of logits [R*B, classes]; the gradient is that of the sum over the replicas."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, *rest: Any) -> Tensor:
-        labels, replicas = rest
-        logits = logits.contiguous()
-        n, classes = logits.shape
-        loss, grad = logits.new_empty(n), torch.empty_like(logits)
-        rows = n // replicas
-        _nll[(n,)](logits, labels, loss, grad, classes, rows, CLASSES=triton.next_power_of_2(classes))
-        ctx.save_for_backward(grad)
-        return loss.view(replicas, rows).mean(1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (grad,) = ctx.saved_tensors
-        return grad, None, None
+        ins, outs = [place.ins for place in chain.places], [place.outs for place in chain.places]
+        self.xx, self.d, self.mv, self.gh = each(ins), each(ins), each(outs), each(outs)
+        self.ratio = each(outs, r, chain.values)
+        self.nll = chain.values.new_empty(r)
 
 
 @triton.jit
@@ -244,7 +268,6 @@ def _update(w, first, second, grad, count, lr, v, a, c, d, u, n, columns,
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, s, mask=inside)
     tl.store(w + at, weight, mask=inside)
-    tl.store(grad + at, tl.zeros_like(g), mask=inside)
     if STD:
         tl.store(v + at, tl.exp(2 * weight), mask=inside)
 

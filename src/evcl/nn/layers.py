@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl.errors import EvclError
-from evcl.randomness import DeviceNoise, Noise
+from evcl.randomness import Noise
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
 
@@ -45,8 +45,6 @@ class Weights:
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw
         self.grads: Grads | None = None  # where a training step wants the gradients; None: autograd returns them
         self.low: torch.dtype | None = None  # of the products in training, where it is not the weights' own
-        self.kernels = False  # train with the kernels of gpu.py
-        self.stacked: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # on a GPU: [2, R, *shape], see gpu.py
 
 
 class BayesianLayer(nn.Module):
@@ -86,7 +84,7 @@ class BayesianLayer(nn.Module):
         if self.weights.noise is None:
             raise RuntimeError("a draw needs a noise source")
         shape = (self.weights.replicas, mean.shape[0] // self.weights.replicas, *mean.shape[1:])
-        noise = self.weights.noise.normal(shape, mean).view_as(mean)
+        noise = self.weights.noise.normal_(mean.new_empty(shape)).view_as(mean)
         # A row of zeros without a bias has no variance, and sqrt has no slope at 0.
         return torch.addcmul(mean, noise, variance.clamp_min(1e-30).sqrt())
 
@@ -197,32 +195,17 @@ class Linear(BayesianLayer):
         """The same, with gradients that go straight into the flat buffers."""
         grads, noise = self.weights.grads, None
         assert grads is not None
-        if self.weights.kernels:
-            return self._train_on_gpu(x, weight, bias, grads)
         named = [self.names.get(p) for p in ("weight", "bias")]
         mean_grads = tuple(None if n is None else grads.mean[n] for n in named)
         variance_grads: tuple[Tensor | None, ...] = (None, None)
         if self.weights.variance is not None:
             assert self.weights.noise is not None
             assert grads.variance is not None
-            noise = self.weights.noise.normal((*x.shape[:2], weight.shape[1]), weight)
+            noise = self.weights.noise.normal_(weight.new_empty(*x.shape[:2], weight.shape[1]))
             variance_grads = tuple(None if n is None else grads.variance[n] for n in named)
         variances = self.variance("weight"), self.variance("bias")
         out: Tensor = _local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.low)
         return out
-
-    def _train_on_gpu(self, x: Tensor, weight: Tensor, bias: Tensor | None, grads: Grads) -> Tensor:
-        from evcl.nn import gpu
-
-        names = [self.names.get(p) for p in ("weight", "bias")]
-        if self.weights.stacked is None:
-            plain: Callable[..., Tensor] = gpu.PlainProduct.apply
-            return plain(x, weight, bias, tuple(None if name is None else grads.mean[name] for name in names))
-        values, places = ([None if name is None else part[name] for name in names] for part in self.weights.stacked)
-        noise = self.weights.noise
-        assert isinstance(noise, DeviceNoise)
-        draw: Callable[..., Tensor] = gpu.StackedDraw.apply
-        return draw(x, *values, places, noise.seed, noise.salt(), weight)
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         if parameter == "bias":
@@ -324,5 +307,5 @@ class Dropout(BayesianLayer):
             return torch.zeros_like(x)
         shape = [*x.shape[: x.dim() - self.positions], *[1] * self.positions]
         r = self.weights.replicas
-        keep = noise.uniform((r, shape[0] // r, *shape[1:]), x).view(shape) >= self.p
+        keep = noise.uniform_(x.new_empty(r, shape[0] // r, *shape[1:])).view(shape) >= self.p
         return x * keep / (1 - self.p)

@@ -61,18 +61,10 @@ class BayesianNetwork(nn.Module):
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
-        self.weights.grads = self.weights.stacked = None
-        self.weights.kernels = False
+        self.weights.grads = None
         if grads is not None:
             self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
         return leaves
-
-    def bind_stacked(self, values: Tensor, grads: Tensor, layout: Layout) -> None:
-        """`bind`, with means and variances in one buffer [2, R, P], and their gradients in another."""
-        self.bind(values[0], values[1], layout, (grads[0], grads[1]))
-        views = [layout.views(flat.flatten(0, 1)) for flat in (values, grads)]
-        both = [{name: view.unflatten(0, (2, -1)) for name, view in found.items()} for found in views]
-        self.weights.stacked = both[0], both[1]
 
     def collect_gradients(self) -> None:
         """Bring the gradients that autograd left at the weights (of layers that know no better) to their place."""
@@ -99,8 +91,8 @@ class BayesianNetwork(nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def names_of(self, heads: Sequence[int]) -> list[str]:
-        """The trunk's names and these heads'."""
-        return [*self.trunk_names, *(name for k in heads for name in head_names(k).values())]
+        """The trunk's names and these heads', their weights side by side and then their biases."""
+        return [*self.trunk_names, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
 
     def add_head(self) -> int:
         """A layer for one more head, and its number; `with_head` gives the layout with room for its weights."""

@@ -19,45 +19,53 @@ Shape = tuple[int, ...]
 class Layout:
     """Where each named tensor lies along the flat axis P.
 
-    With `align`, each starts at a multiple of so many numbers, which matrix units want; what lies between is padding.
+    With `stored`, a tensor lies in a larger one of that shape; what is around it is padding, and stays 0.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], align: int = 1) -> None:
+    def __init__(self, shapes: Mapping[str, Shape], stored: Mapping[str, Shape] | None = None, align: int = 1) -> None:
+        """P is a multiple of `align`."""
         self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
+        self.stored: dict[str, Shape] = {**self.shapes, **(stored or {})}
         self.spans: dict[str, slice] = {}
         self.size = 0
-        for name, shape in self.shapes.items():
+        for name, shape in self.stored.items():
             self.spans[name] = slice(self.size, self.size + prod(shape))
-            self.size += -(-prod(shape) // align) * align
+            self.size += prod(shape)
+        self.size = -(-self.size // align) * align
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and (list(self.shapes.items()), self.spans) == (
+        return isinstance(other, Layout) and (list(self.shapes.items()), self.stored) == (
             list(other.shapes.items()),
-            other.spans,
+            other.stored,
         )
 
     __hash__ = None  # type: ignore[assignment]
 
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each named part of `flat` [R, P] as [R, *shape]; views, not copies."""
-        return {name: flat[:, span].view(-1, *self.shapes[name]) for name, span in self.spans.items()}
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        """The named part of `flat` [..., P] as [..., *shape]; a view, not a copy."""
+        part = flat[..., self.spans[name]].view(*flat.shape[:-1], *self.stored[name])
+        for axis, length in enumerate(self.shapes[name]):
+            part = part.narrow(flat.dim() - 1 + axis, 0, length)
+        return part
 
-    def part(self, names: Iterable[str], align: int = 1) -> Layout:
-        """The layout of these names alone, in their order here."""
-        wanted = set(names)
-        return Layout({name: shape for name, shape in self.shapes.items() if name in wanted}, align)
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        return {name: self.view(flat, name) for name in self.shapes}
+
+    def part(self, names: Iterable[str], stored: Mapping[str, Shape] | None = None, align: int = 1) -> Layout:
+        """The layout of these names alone, in this order."""
+        return Layout({name: self.shapes[name] for name in names}, stored, align)
 
     def gather(self, flat: Tensor, part: Layout) -> Tensor:
-        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]; padding is 0."""
+        """A contiguous copy [..., P'] of the `part` of `flat` [..., P]."""
         copy = flat.new_zeros(*flat.shape[:-1], part.size)
-        for name, span in part.spans.items():
-            copy[..., span] = flat[..., self.spans[name]]
+        for name in part.shapes:
+            part.view(copy, name).copy_(self.view(flat, name))
         return copy
 
     def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
         """Write what `gather` took back into `flat`."""
-        for name, span in part.spans.items():
-            flat[..., self.spans[name]] = values[..., span]
+        for name in part.shapes:
+            self.view(flat, name).copy_(part.view(values, name))
 
     def relaid(self, flat: Tensor, new: Layout, fill: Callable[[str, Tensor], Tensor]) -> Tensor:
         """`flat` in a layout where names were added or grew along their first axis.

@@ -61,7 +61,7 @@ def fused_update(
     variance: Tensor | None,
     springs: Sequence[tuple[Tensor, Tensor] | None],
 ) -> None:
-    """One step of Adam on means (`variance` None) or log sigmas, the terms' pull included; empties `grad`.
+    """One step of Adam on means (`variance` None) or log sigmas, the terms' pull included.
 
     The same as `Pull.add_mean_gradient` or `Pull.add_log_std_gradient` and then `Adam.step`, but without a number on
     the host, so that it can be captured in a graph.
@@ -87,4 +87,3 @@ def fused_update(
     weights.copy_(new)
     if variance is not None:
         variance.copy_((2 * new).exp())
-    grad.zero_()

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from evcl.errors import EvclError
 from evcl.methods import FinishedTask, Memory, Method
 from evcl.nn import Gaussian, Layout, Linear, bayesianize, he_uniform, head_names
+from evcl.nn.chain import find_chain, padded
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
 from evcl.training.task import OnEpoch, Pool, Step, TaskData, capturing, matmul_precision, optimise
 
+ALIGNED = 4  # widths on a GPU are multiples of this: 16 bytes
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
 
 
@@ -155,7 +157,11 @@ class Run:
         layout = self.network.layout
         pool = Pool(tasks, self.classes)
         on_gpu = self.network.posterior.mean.is_cuda
-        part = layout.part(self.network.names_of(pool.heads), align=4 if on_gpu else 1)
+        chain = None if reference or (on_gpu and noise is not None) else find_chain(self.network, pool.x)
+        names = self.network.names_of(pool.heads)
+        part = layout.part(names)
+        if on_gpu and chain is not None:
+            part = layout.part(names, padded(chain, layout, pool.heads, ALIGNED), ALIGNED)
         q = self._gathered(self.network.posterior, part)
         memory = Memory(
             self._gathered(self.prior, part),
@@ -165,7 +171,7 @@ class Run:
         terms = self.method.terms(memory, s, len(pool))
         self._kept = None
         with matmul_precision(self.precision) if on_gpu else nullcontext():
-            step = Step(self.network, part, q, terms, s, reference, stacked=on_gpu and noise is None)
+            step = Step(self.network, part, q, terms, s, pool, chain, reference)
             optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
             self._remember(part, step.q, memory, tasks, s)
 

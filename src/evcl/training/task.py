@@ -16,6 +16,7 @@ from torch import Tensor
 from evcl.errors import Diverged, EvclError
 from evcl.methods import Pull, Term, autograd_gradients, collapse
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn.chain import Chain, Names, find_places, foreign
 from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
 from evcl.settings import Settings
 from evcl.training.adam import Adam, fused_update
@@ -48,30 +49,23 @@ class Pool:
         for k in self.heads:
             starts[k] = total
             total += classes(k)
-        y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
-        x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
-        self.data = TaskData(x, y, -1)
-        self.head_of: Tensor | None = None
-        if len(self.heads) > 1:
+        self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
+        self.y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
+        self.columns: Tensor | None = None
+        if len(self.heads) > 1:  # an example's classes are those of its own head
+            own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
-            which = torch.tensor([self.heads.index(task.head) for task in tasks])
-            self.head_of = which.repeat_interleave(sizes).to(y.device)
-            self.foreign = torch.ones(len(self.heads), total, dtype=torch.bool, device=y.device)
-            for i, k in enumerate(self.heads):
-                self.foreign[i, starts[k] : starts[k] + classes(k)] = False
+            self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
 
     def __len__(self) -> int:
-        return self.data.y.shape[1]
+        return self.y.shape[1]
 
     def nll(self, network: BayesianNetwork, rows: Tensor) -> Tensor:
         """[R]: the mean negative log-likelihood of the examples `rows` [R, B]."""
-        x, y = self.data.take(rows)
+        x, y = TaskData(self.x, self.y, -1).take(rows)
         logits = network.logits(x.flatten(0, 1), self.heads)
-        if self.head_of is not None:  # an example's classes are those of its own head
-            logits = logits.masked_fill(self.foreign[self.head_of[rows.flatten()]], -torch.inf)
-        if network.weights.kernels:
-            nll: Tensor = gpu_kernels().MeanNLL.apply(logits, y.flatten(), rows.shape[0])
-            return nll
+        if self.columns is not None:
+            logits = logits.masked_fill(foreign(self.columns[rows.flatten()], logits.shape[1]), -torch.inf)
         return F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape).mean(1)
 
 
@@ -102,10 +96,29 @@ def matmul_precision(precision: str) -> Iterator[None]:
             place.fp32_precision = value
 
 
-class Step:
-    """One step of training: NLL by autograd, the method's terms in closed form, Adam, all on flat buffers.
+class ByAutograd:
+    """The gradients of any network: `Chain`'s task, for networks that are none."""
 
-    `reference` sends the method's terms through autograd instead: slow, obvious, for the tests.
+    def __init__(self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, pool: Pool) -> None:
+        self.network, self.pool, self.grads = network, pool, grads
+        both = len(values) == 2
+        network.bind(values[0], values[1] if both else None, layout, (grads[0], grads[1] if both else None))
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        self.network.weights.noise = noise
+        self.grads.zero_()
+        with torch.enable_grad():
+            nll = self.pool.nll(self.network, rows)
+            nll.sum().backward()
+        self.network.collect_gradients()
+        return nll.detach()
+
+
+class Step:
+    """One step of training: the NLL's gradients, the method's terms in closed form, Adam, all on flat buffers.
+
+    `chain` names the network's layers if it is one. `reference` sends the method's terms through autograd instead:
+    slow, obvious, for the tests.
     """
 
     def __init__(
@@ -115,30 +128,29 @@ class Step:
         q: Gaussian,
         terms: Sequence[Term],
         s: Settings,
+        pool: Pool,
+        chain: Names | None = None,
         reference: bool = False,
-        stacked: bool = False,
     ) -> None:
-        """`stacked`: means and variances in one buffer, for a GPU's kernels."""
         self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
-        kernels = gpu_kernels() if stacked and q.mean.dtype == torch.float32 and network.weights.low is None else None
-        self.network, self.variance = network, q.variance()
-        self.grad_variance: Tensor | None = None
-        if kernels is not None and self.variance is not None:
-            both, grads = torch.stack([q.mean, self.variance]), q.mean.new_zeros(2, *q.mean.shape)
-            q = Gaussian(both[0], q.log_std)
-            self.variance, self.grad_mean, self.grad_variance = both[1], grads[0], grads[1]
-            network.bind_stacked(both, grads, layout)
+        variance = q.variance()
+        values = torch.stack([q.mean] if variance is None else [q.mean, variance])
+        grads = torch.zeros_like(values)
+        self.q = q = Gaussian(values[0], q.log_std)
+        self.variance = None if variance is None else values[1]
+        self.grad_mean, self.grad_variance = grads[0], None if variance is None else grads[1]
+        kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
+        self.gradients: Callable[[Tensor, Noise], Tensor]
+        if chain is None or (values.is_cuda and kernels is None):
+            self.gradients = ByAutograd(network, layout, values, grads, pool)
         else:
-            self.grad_mean = torch.zeros_like(q.mean)
-            self.grad_variance = None if q.log_std is None else torch.zeros_like(q.mean)
-            network.bind(q.mean, self.variance, layout, (self.grad_mean, self.grad_variance))
-        network.weights.kernels = kernels is not None
+            kind = kernels.Chain if values.is_cuda else Chain
+            self.gradients = kind(find_places(chain, layout, pool.heads), values, grads, pool, network.weights.low)
         for part in (self.pull.mean, self.pull.linear, self.pull.square) if kernels and self.pull else ():
             if part is not None:  # a kernel reads [R, P] numbers of each
                 part.w, part.c = part.w.expand_as(q.mean).contiguous(), part.c.expand_as(q.mean).contiguous()
-        self.q = q
         self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
         self.adam_mean = Adam(q.mean, s.lr)
         self.adam_log_std = None if q.log_std is None else Adam(q.log_std, s.lr * s.std_lr_scale)
@@ -148,18 +160,14 @@ class Step:
         rates = (s.lr, s.lr * s.get("std_lr_scale", 1.0))
         self.rates = [torch.as_tensor(rate).to(q.mean).expand(len(q.mean), 1).contiguous() for rate in rates]
 
-    def __call__(self, pool: Pool, rows: Tensor, noise: Noise) -> Tensor:
-        """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R]."""
-        self.network.weights.noise = noise
-        with torch.enable_grad():
-            nll = pool.nll(self.network, rows)
-            nll.sum().backward()
-        self.network.collect_gradients()
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R], valid until the next."""
+        nll = self.gradients(rows, noise)
         if self.fused is not None:
             self._fused_update(self.fused)
         else:
             self._update()
-        return nll.detach()
+        return nll
 
     def _fused_update(self, update: Callable[..., None]) -> None:
         pull = self.pull or Pull()
@@ -179,7 +187,6 @@ class Step:
         if extra[0] is not None:
             self.grad_mean += extra[0]
         self.adam_mean.step(self.grad_mean, self.scratch)
-        self.grad_mean.zero_()
         if self.adam_log_std is None or self.variance is None or self.grad_variance is None:
             return
         grad = self.grad_variance.mul_(self.variance)  # the chain rule: now of log sigma
@@ -189,7 +196,6 @@ class Step:
             grad += extra[1]
         self.adam_log_std.step(grad, self.scratch)
         torch.mul(self.adam_log_std.weights, 2, out=self.variance).exp_()
-        grad.zero_()
 
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes."""
@@ -264,69 +270,83 @@ class EagerSteps:
         )
         total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
         for rows in order.split(batch, 1):
-            total += self.step(self.pool, rows, noise) * rows.shape[1]
+            total.add_(self.step(rows, noise), alpha=rows.shape[1])
         return total
 
 
+MANY = 10  # steps in one graph: what lies between two graphs takes as long as a kernel
 # A capture must not meet another thread's backward pass: autograd has one thread a device for all of them.
 capturing = threading.Lock()
 
 
 class GraphedSteps:
-    """On a GPU: a step is captured once for each batch size, and replayed; nothing waits for the host in an epoch.
+    """On a GPU: steps are captured as graphs, and replayed; nothing waits for the host in an epoch.
 
-    One generator draws for all replicas, so that a replica's numbers depend on the seeds beside it.
+    There are three graphs: of many full batches, of one, and of the last one, which may be smaller. One generator draws
+    for all replicas, so that a replica's numbers depend on the seeds beside it.
     """
 
     def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int) -> None:
-        self.step, self.pool, self.seeds, self.round = step, pool, seeds, round_
-        self.generator = generator(0, "gpu", device=step.q.mean.device)
+        self.step, self.seeds, self.round = step, seeds, round_
+        device = step.q.mean.device
+        self.generator = generator(0, "gpu", device=device)
         self.noise = DeviceNoise(self.generator)
-        self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=step.q.mean.device)
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=device)
+        self.order = torch.zeros(len(seeds), len(pool), dtype=torch.long, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)  # in the order, of the next batch
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def epoch(self, epoch: int, batch: int) -> Tensor:
+        full, rest = divmod(self.order.shape[1], batch)
+        plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
+        for shape, times in plan:
+            if times and shape not in self.graphs:
+                self.graphs[shape] = self._capture(*shape)
         key = ",".join(map(str, self.seeds))
-        n, r = len(self.pool), len(self.seeds)
-        sizes = {min(batch, n), n % batch or min(batch, n)}
-        for size in sizes - self.graphs.keys():
-            self._capture(size)
         seed = generator(0, f"gpu {key}", self.round, epoch).initial_seed()
         self.generator.manual_seed(seed)
         self.noise.seed.fill_(seed >> 1)
-        keys = torch.rand(r, n, device=self.total.device, generator=self.generator)
-        order = keys.argsort(1)
+        keys = torch.rand(self.order.shape, device=self.total.device, generator=self.generator)
+        self.order.copy_(keys.argsort(1))
+        self.position.zero_()
         self.total.zero_()
-        for rows in order.split(batch, 1):
-            graph, static = self.graphs[rows.shape[1]]
-            static.copy_(rows)
-            graph.replay()
+        for shape, times in plan:
+            for _ in range(times):
+                self.graphs[shape].replay()
         return self.total
 
-    def _capture(self, size: int) -> None:
+    def _capture(self, size: int, steps: int) -> torch.cuda.CUDAGraph:
         try:
             with capturing:
-                self._capture_alone(size)
+                return self._capture_alone(size, steps)
         except RuntimeError as error:
             raise EvclError(
                 "the step cannot be captured as a CUDA graph: a network, layer or term must not wait for the device "
                 f"(.item(), boolean indexing); on a CPU it may ({str(error).splitlines()[0]})"
             ) from error
 
-    def _capture_alone(self, size: int) -> None:
-        rows = torch.zeros(len(self.seeds), size, dtype=torch.long, device=self.total.device)
+    def _capture_alone(self, size: int, steps: int) -> torch.cuda.CUDAGraph:
+        inside = torch.arange(size, device=self.total.device)
         kept = [buffer.clone() for buffer in self.step.buffers()]
+
+        def once() -> None:
+            rows = self.order.index_select(1, inside + self.position)
+            self.noise.seed += 1
+            self.total.add_(self.step(rows, self.noise), alpha=size)
+            self.position += size
+
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
-                self.step(self.pool, rows, self.noise)
+                self.position.zero_()
+                once()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other programs may run beside this one
-            self.noise.seed += 1
-            self.total += self.step(self.pool, rows, self.noise) * size
+            for _ in range(steps):
+                once()
         for buffer, value in zip(self.step.buffers(), kept, strict=True):
             buffer.copy_(value)
-        self.graphs[size] = (graph, rows)
+        return graph

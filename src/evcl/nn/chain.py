@@ -1,0 +1,253 @@
+"""The training pass of a feed-forward network, written out: linear layers with a ReLU between them, and a softmax.
+
+Autograd spends as long on issuing such a network's operations as the machine on their products, and takes memory at
+each of them. Here every operation writes into a buffer that is there already. With S = 2 for means and variances, or
+S = 1 for weights that are points, and the layers' inputs x_0, x_1, ...:
+
+    m = x W + b      v = x^2 var(W) + var(b)      t = eps / sqrt(v)      next x = relu(m + t v)
+
+and backwards, from the gradient g of a layer's output,
+
+    h = t g     dW = g^T x     db = sum g     2 dvar(W) = h^T x^2     2 dvar(b) = sum h     dx = g W + x (h var(W))
+
+The tests compare it with autograd on the network itself. `gpu.py` has the same in a GPU's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from evcl.nn.layers import Linear
+from evcl.nn.mlp import MLP
+from evcl.nn.network import BayesianNetwork, head_names
+from evcl.nn.posterior import Layout
+from evcl.randomness import Noise
+
+
+class Examples(Protocol):
+    """What a chain learns from; `evcl.training.Pool` is one."""
+
+    x: Tensor  # [R or 1, N, ...]
+    y: Tensor  # [R or 1, N], positions among the classes of all heads, side by side
+    columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
+
+
+class Place(NamedTuple):
+    """Where a layer's weights lie in flat buffers [S, R, P], as they are stored."""
+
+    weight: slice
+    bias: slice | None
+    outs: int
+    ins: int
+    units: int  # of `outs`, those that are not padding
+
+    def weights(self, flat: Tensor) -> Tensor:
+        """[S, R, o, i]"""
+        return flat[..., self.weight].view(*flat.shape[:-1], self.outs, self.ins)
+
+    def biases(self, flat: Tensor) -> Tensor | None:
+        """[S, R, o]"""
+        return None if self.bias is None else flat[..., self.bias]
+
+
+Names = list[tuple[str, str | None]]  # of each layer's weight and bias
+
+
+def find_chain(network: BayesianNetwork, x: Tensor) -> Names | None:
+    """The layers of a trunk that is a chain, for inputs like x [R, N, ...]; None if it is something else.
+
+    A chain is an `mlp`, or an `nn.Sequential` of `nn.Linear` and `nn.ReLU` in turn, perhaps behind an `nn.Flatten`.
+    """
+    trunk = network.trunk
+    modules = list(trunk) if type(trunk) in (nn.Sequential, MLP) else []  # type: ignore[call-overload]
+    if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
+        del modules[0]
+    elif x.dim() != 3:
+        return None
+    linear, between = modules[::2], modules[1::2]
+    plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
+    watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules())
+    if not linear or len(linear) != len(between) or not plain or watched:
+        return None
+    found = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]
+    if network.layout.shapes[found[0][0]][1] != x[0, 0].numel():  # the network itself says what is wrong
+        return None
+    names = [name for pair in found for name in pair if name is not None]
+    return found if len(names) == len(set(names)) else None  # tied weights need their gradients added up
+
+
+def padded(chain: Names, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
+    """Shapes with widths rounded up, as a GPU's matrix units want them; a head's classes stay as they are."""
+
+    def up(n: int) -> int:
+        return -(-n // multiple) * multiple
+
+    shapes = layout.shapes
+    stored = {name: tuple(map(up, shapes[name])) for pair in chain for name in pair if name is not None}
+    for k in heads:
+        name = head_names(k)["weight"]
+        stored[name] = (shapes[name][0], up(shapes[name][1]))
+    return stored
+
+
+def find_places(chain: Names, layout: Layout, heads: Sequence[int]) -> list[Place]:
+    """The trunk's layers, and the heads as one last layer: the layout has their weights side by side."""
+    spans, stored = layout.spans, layout.stored
+    found = [
+        Place(spans[w], None if b is None else spans[b], stored[w][0], stored[w][1], layout.shapes[w][0])
+        for w, b in chain
+    ]
+    first, last = head_names(heads[0]), head_names(heads[-1])
+    weight, bias = (slice(spans[first[k]].start, spans[last[k]].stop) for k in ("weight", "bias"))
+    classes = bias.stop - bias.start
+    return [*found, Place(weight, bias, classes, stored[first["weight"]][1], classes)]
+
+
+class Chain:
+    """Calling it with rows [R, B] puts the gradients of their mean NLL into `grads`, and returns it, [R].
+
+    `values` and `grads` are [S, R, P]: means and variances, or points; of a variance, twice the gradient. With `low`,
+    the pass is computed in that precision; values, gradients and the loss stay in their own.
+    """
+
+    def __init__(
+        self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
+    ) -> None:
+        self.places, self.examples, self.full = places, examples, (values, grads)
+        self.low = None if low is None else (values.to(low), grads.to(low))
+        self.x = examples.x.flatten(2).to(low or values.dtype)
+        self.passes: dict[int, _Pass] = {}
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        size = rows.shape[1]
+        if size not in self.passes:
+            self.passes[size] = _Pass(self, size)
+        if self.low is None:
+            return self.passes[size](rows, noise)
+        self.low[0].copy_(self.full[0])
+        nll = self.passes[size](rows, noise)
+        self.full[1].copy_(self.low[1])
+        return nll
+
+
+class _Layer:
+    """One layer's buffers, and its products as operands and a place for the result, one for each s and r."""
+
+    def __init__(self, place: Place, values: Tensor, grads: Tensor, x: Tensor, bottom: bool) -> None:
+        """`x` [S, R, B, i] is the layer's input and, with variances, its square."""
+        self.bayesian, self.biased = len(values) == 2, place.bias is not None
+        shape = (*x.shape[:3], place.outs)
+        self.y, self.gh = x.new_empty(shape), x.new_empty(shape)  # y: the next layer's x
+        d, self.variance, self.ratio = torch.empty_like(x), x.new_empty(shape[1:]), x.new_empty(shape[1:])
+        self.noise = values.new_empty(shape[1:])
+        # Indexing a tensor takes as long as a small operation on it: once is enough.
+        (self.x, self.square), (self.out, self.out_square) = (
+            t.unbind() if self.bayesian else (t[0], t[0]) for t in (x, self.y)
+        )
+        (self.g, self.h), (self.d, self.d_square) = (
+            t.unbind() if self.bayesian else (t[0], t[0]) for t in (self.gh, d)
+        )
+        weight, grad_weight = (_each(place.weights(flat)) for flat in (values, grads))
+        xs, gs = _each(x), _each(self.gh)
+        outs = [*self.out, *self.variance][: len(xs)]
+        biases = place.biases(values)
+        self.forward = list(
+            zip(outs if biases is None else _each(biases), xs, [w.mT for w in weight], outs, strict=True)
+        )
+        self.for_weight = list(zip([g.mT for g in gs], xs, grad_weight, strict=True))
+        self.for_input = [] if bottom else list(zip(gs, weight, _each(d), strict=True))
+        self.grad_bias = place.biases(grads)
+
+    def activate(self, noise: Noise, last: bool) -> None:
+        """out <- relu(x W + b + t v), and its square beside it; of the last layer, without the ReLU."""
+        for bias, x, weight, out in self.forward:
+            torch.addmm(bias, x, weight, out=out, beta=int(self.biased))
+        if self.bayesian:
+            if not self.biased:  # a row of zeros has no variance
+                self.variance.clamp_min_(1e-30)
+            torch.rsqrt(self.variance, out=self.ratio).mul_(noise.normal_(self.noise))
+            self.out.addcmul_(self.ratio, self.variance)
+        if not last:
+            self.out.clamp_min_(0)
+            if self.bayesian:
+                torch.mul(self.out, self.out, out=self.out_square)
+
+    def differentiate(self) -> None:
+        """From g, the gradient of the output: those of the weights, and the two products for the input's."""
+        if self.bayesian:
+            torch.mul(self.g, self.ratio, out=self.h)
+        for a, b, out in self.for_weight:
+            torch.mm(a, b, out=out)
+        if self.grad_bias is not None:
+            torch.sum(self.gh, 2, out=self.grad_bias)
+        for a, b, out in self.for_input:
+            torch.mm(a, b, out=out)
+
+    def pass_on(self, below: _Layer) -> None:
+        """The gradient of the input, back through the ReLU of the layer below."""
+        if self.bayesian:
+            self.d.addcmul_(self.x, self.d_square)
+        torch.ops.aten.threshold_backward.grad_input(self.d, self.x, 0, grad_input=below.g)
+
+
+class _Pass:
+    """A chain's forward and backward pass for batches of one size."""
+
+    def __init__(self, chain: Chain, size: int) -> None:
+        values, grads = chain.low or chain.full
+        replicas, y = range(values.shape[1]), chain.examples.y
+        self.columns = chain.examples.columns
+        self.inputs, self.targets = ([data[r % len(data)] for r in replicas] for data in (chain.x, y))
+        x = values.new_empty(*values.shape[:2], size, chain.x.shape[2])
+        self.layers: list[_Layer] = []
+        for place in chain.places:
+            self.layers.append(_Layer(place, values, grads, x, bottom=not self.layers))
+            x = self.layers[-1].y
+        full, shape = chain.full[0], x.shape[1:]
+        self.logits, self.log_p, self.g = (full.new_empty(shape) for _ in range(3))
+        self.labels = torch.empty(*shape[:2], 1, dtype=torch.long)
+        self.places = list(self.labels.squeeze(2))
+        self.minus, self.of_label = full.new_full((*shape[:2], 1), -1.0), full.new_empty(*shape[:2], 1)
+        self.nll = full.new_empty(shape[0])
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        bottom, top = self.layers[0], self.layers[-1]
+        for r, (x, y, label) in enumerate(zip(self.inputs, self.targets, self.places, strict=True)):
+            torch.index_select(x, 0, rows[r], out=bottom.x[r])
+            torch.index_select(y, 0, rows[r], out=label)
+        if bottom.bayesian:
+            torch.mul(bottom.x, bottom.x, out=bottom.square)
+        for layer in self.layers:
+            layer.activate(noise, layer is top)
+        top.g.copy_(self._loss(top.out, rows))
+        top.differentiate()
+        for below, layer in zip(self.layers[-2::-1], self.layers[:0:-1], strict=True):
+            layer.pass_on(below)
+            below.differentiate()
+        return self.nll
+
+    def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """The gradient of the mean NLL; the NLL itself goes to `self.nll`."""
+        self.logits.copy_(logits)
+        if self.columns is not None:
+            self.logits.masked_fill_(foreign(self.columns[rows], logits.shape[2]), -torch.inf)
+        torch.log_softmax(self.logits, 2, out=self.log_p)
+        torch.gather(self.log_p, 2, self.labels, out=self.of_label)
+        torch.mean(self.of_label, (1, 2), out=self.nll).neg_()
+        torch.exp(self.log_p, out=self.g).scatter_add_(2, self.labels, self.minus)
+        return self.g.div_(rows.shape[1])
+
+
+def _each(flat: Tensor) -> list[Tensor]:
+    """[S, R, ...] -> S * R parts."""
+    return list(flat.flatten(0, 1).unbind(0))
+
+
+def foreign(columns: Tensor, classes: int) -> Tensor:
+    """[..., classes]: which classes are outside an example's own `columns` [..., 2]."""
+    place = torch.arange(classes, device=columns.device)
+    return (place < columns[..., :1]) | (place >= columns[..., 1:])

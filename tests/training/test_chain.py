@@ -1,0 +1,139 @@
+"""The written-out training pass of a feed-forward network, against autograd on the network itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import evcl
+from evcl.methods import METHODS, Memory
+from evcl.nn import bayesianize
+from evcl.nn.chain import Chain, find_chain, find_places, padded
+from evcl.randomness import GeneratorNoise
+from evcl.settings import resolve
+from evcl.training import Pool, Run, Step, TaskData
+from evcl.training.task import ByAutograd
+
+linear = partial(nn.utils.skip_init, nn.Linear)
+
+
+class Handed:
+    """Noise that is a function of the replica and the example: two heads draw what their one layer draws."""
+
+    def normal_(self, out):
+        r, b, _ = out.shape
+        return out.copy_(torch.linspace(-2, 2, r * b).view(r, b, 1))
+
+
+def passes(replicas, bayesian, bias, heads, shared, dtype=torch.float64, low=None):
+    """[(nll, gradients)] of the chain and of autograd, for the same rows and noise."""
+    source = torch.Generator().manual_seed(0)
+    plain = nn.Sequential(
+        nn.Flatten(), linear(6, 5, bias=bias), nn.ReLU(), linear(5, 4, bias=bias), nn.ReLU(inplace=True)
+    )
+    method = METHODS["evcl" if bayesian else "ewc"]
+    settings = [resolve(method.name, method.known_settings, {"init_std": 0.3} if bayesian else {})] * replicas
+    run = Run(plain, method, settings, range(replicas), draw=True, dtype=dtype)
+    tasks = []
+    for k in range(heads):
+        x = torch.randn(1 if shared else replicas, 9, 2, 3, generator=source, dtype=dtype)
+        x[:, 0] = 0  # without a bias there is no variance here
+        tasks.append(TaskData(x, torch.arange(9).expand(len(x), 9) % (2 + k), run.add_head(4, 2 + k)))
+    network, pool = run.network, Pool(tasks, run.classes)
+    layout = network.layout.part(network.names_of(pool.heads))
+    rows = torch.stack([torch.randperm(len(pool), generator=source)[:8] for _ in range(replicas)])
+    mean, log_std = (None if t is None else network.layout.gather(t, layout) for t in
+                     (network.posterior.mean, network.posterior.log_std))  # fmt: skip
+    values = torch.stack([mean, (2 * log_std).exp()]) if bayesian else mean.unsqueeze(0)
+    chain = find_chain(network, pool.x)
+    found = []
+    for kind in (Chain, ByAutograd):
+        grads = torch.full_like(values, 7.0)
+        if kind is Chain:
+            gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
+        else:
+            gradients = ByAutograd(network, layout, values, grads, pool)
+        nll = gradients(rows, Handed())
+        found.append((nll.clone(), grads))
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_chain_is_autograds(replicas, bayesian, bias, heads, shared):
+    fast, slow = passes(replicas, bayesian, bias, heads, shared)
+    torch.testing.assert_close(fast[0], slow[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_chain_in_bf16_is_close_and_keeps_float32():
+    rough, exact = passes(2, True, True, 1, True, dtype=torch.float32, low=torch.bfloat16)
+    for a, b in zip(rough, exact, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 0.05 * b.norm()
+        assert not torch.equal(a, b)
+
+
+def test_what_is_a_chain():
+    x = torch.zeros(1, 9, 6)
+
+    def known(*modules, like=x):
+        return find_chain(bayesianize(nn.Sequential(*modules)), like) is not None
+
+    assert find_chain(bayesianize(evcl.nn.mlp(6, [4, 3])), x) is not None
+    assert known(linear(6, 4), nn.ReLU())
+    assert known(nn.Flatten(), linear(6, 4), nn.ReLU(), like=x.view(1, 9, 2, 3))
+    assert not known(linear(6, 4), nn.ReLU(), like=x.view(1, 9, 1, 6))  # along a sequence
+    assert not known(linear(6, 4), nn.ReLU(), like=x[..., :5])
+    assert not known(linear(6, 4), nn.Tanh())
+    assert not known(linear(6, 4), nn.ReLU(), nn.Dropout())
+    assert not known(linear(6, 4))
+    shared = linear(6, 6)
+    assert not known(shared, nn.ReLU(), shared, nn.ReLU())
+    watched = bayesianize(nn.Sequential(linear(6, 4), nn.ReLU()))
+    watched.trunk[0].register_forward_hook(lambda *_: None)
+    assert find_chain(watched, x) is None
+
+
+def test_a_step_takes_no_memory():
+    """Once it has run: of batches of both sizes."""
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"batch_size": 8, "epochs": 1})
+    run = Run(evcl.nn.mlp(6, [5, 5]), METHODS["evcl"], [settings], [0], draw=True)
+    head = run.add_head(5, 2)
+    task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), head)
+    run.train([task])
+    pool, network = Pool([task], run.classes), run.network
+    terms = run.method.terms(Memory(run.prior, run.importance, run.used), run.settings, len(pool))
+    chain = find_chain(network, pool.x)
+    step = Step(network, network.layout, network.posterior.snapshot(), terms, run.settings, pool, chain)
+    source = GeneratorNoise([torch.Generator().manual_seed(0)])
+    for size in (8, 4):
+        rows = torch.arange(size).unsqueeze(0)
+        step(rows, source)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            step(rows, source)
+        taken = {e.key: e.self_cpu_memory_usage for e in profile.key_averages() if e.self_cpu_memory_usage}
+        assert all(abs(taken) <= 64 for taken in taken.values()), taken  # a number on its way into an operation
+
+
+def test_padding_rounds_widths_and_leaves_classes():
+    run = Run(evcl.nn.mlp(6, [5, 3]), METHODS["naive"], [resolve("naive", METHODS["naive"].known_settings, {})], [0],
+              draw=True)  # fmt: skip
+    run.add_head(3, 2)
+    chain = find_chain(run.network, torch.zeros(1, 9, 6))
+    names = run.network.names_of([0])
+    layout = run.network.layout.part(names, padded(chain, run.network.layout, [0], 4), 4)
+    assert [layout.stored[name] for name in names] == [(8, 8), (8,), (4, 8), (4,), (2, 4), (2,)]
+    assert layout.size % 4 == 0
+    flat = run.network.posterior.mean
+    taken = run.network.layout.gather(flat, layout)
+    assert taken.count_nonzero() == flat.count_nonzero()
+    back = torch.zeros_like(flat)
+    run.network.layout.scatter_(back, layout, taken)
+    assert torch.equal(back, flat)
