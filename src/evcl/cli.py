@@ -138,7 +138,7 @@ def run(
         console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
     else:
         with _progress([config]) as on_event:
-            result = experiments.execute(config, lambda event: on_event(0, event))
+            ((_, result),) = experiments.execute_all([config], on_event)
         experiments.write_result(folder, result)
     _print_tables([result])
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
@@ -241,13 +241,7 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
             state = f"task {event.task + 1}/{event.tasks}"
             if event.accuracy is not None:
                 state += f"  {100 * event.accuracy:.1f}%"
-            joint = methods.get(configs[index].method).joint
-            done, total = (
-                (event.epoch, event.epochs)
-                if joint
-                else (event.task * event.epochs + event.epoch, event.tasks * event.epochs)
-            )
-            bars.update(ids[index], completed=done, total=total, state=state)
+            bars.update(ids[index], completed=event.done, state=state)
 
         yield on_event
 
@@ -256,7 +250,8 @@ def _line(config: Config, event: Event) -> None:
     if event.accuracy is not None:
         seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
         learned = f"task {event.task + 1} of {event.tasks} learned"
-        console.print(f"{config.name}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
+        whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
+        console.print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
 
 
 def _print_tables(results: list[dict[str, Any]]) -> None:

@@ -3,19 +3,62 @@ from __future__ import annotations
 import pytest
 
 from evcl.experiments import configure, execute, execute_all
+from evcl.experiments.run import MEASURES, execute_together, programs
 
 GIVEN = {"epochs": 1}
 
 
 def test_runs_in_parallel_are_the_runs_alone():
-    configs = [configure("split-digits", m, seeds=[3], tasks=2, given=GIVEN) for m in ("evcl", "naive")]
+    configs = [configure("split-digits", m, seeds=[3, 1], tasks=2, given=GIVEN) for m in ("evcl", "naive")]
     events = []
     found = dict(execute_all(configs, lambda index, event: events.append((index, event.task)), workers=2))
     for index, config in enumerate(configs):
-        alone = execute(config)
-        for key in alone.keys() - {"seconds"}:
+        alone = execute(config)  # both seeds in one program: they agree up to rounding
+        assert found[index].keys() == alone.keys()
+        for key in ("benchmark", "method", "preset", "config", "seeds", "environment"):
             assert found[index][key] == alone[key]
+        for key in MEASURES:
+            assert found[index][key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=1e-3)
     assert {(0, 0), (0, 1), (1, 0), (1, 1)} == set(events)
+
+
+def test_a_seed_alone_is_the_same_in_a_process_of_its_own():
+    configs = [configure("split-digits", "evcl", seeds=[seed], tasks=2, given=GIVEN) for seed in (3, 1)]
+    found = dict(execute_all(configs, lambda *_: None, workers=1))
+    for index, config in enumerate(configs):
+        alone = execute(config)
+        assert {**found[index], "seconds": 0} == {**alone, "seconds": 0}
+
+
+def test_progress_counts_every_seed():
+    config, heard = configure("split-digits", "naive", seeds=[3, 1, 2], tasks=2, given=GIVEN), []
+    list(execute_all([config], lambda _, event: heard.append(event), workers=1))
+    assert [event.done for event in heard] == sorted(event.done for event in heard)
+    assert heard[-1].done == 1
+    assert {event.seeds for event in heard} == {(3,), (1,), (2,)}
+
+
+def test_what_can_share_a_program():
+    def some(method, given=None, **options):
+        return configure("split-digits", method, given=given, **options)
+
+    configs = [some("evcl"), some("vcl"), some("ewc"), some("evcl", {"strength": 7.0}), some("evcl", {"epochs": 2}),
+               some("vcl", seeds=[5]), some("evcl", {"fisher": "sampled"}), some("joint"), some("naive")]  # fmt: skip
+    assert programs(configs, replicas=100) == [[0, 1, 3], [2, 8], [4], [5], [6], [7]]
+    assert programs(configs[:4], replicas=6) == [[0, 1], [2], [3]]
+
+
+def test_methods_that_share_a_program_learn_as_they_do_alone():
+    given = {"epochs": 3, "init_std": 0.05}
+    configs = [configure("permuted-digits", "evcl", seeds=[3, 1], tasks=3, given={**given, "strength": strength})
+               for strength in (1.0, 1e4)]  # fmt: skip
+    configs.insert(1, configure("permuted-digits", "vcl", seeds=[3, 1], tasks=3, given=given))
+    for config, found in zip(configs, execute_together(configs), strict=True):
+        alone = execute(config)
+        assert found["config"] == alone["config"]
+        for key in MEASURES:
+            assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)
+        assert found["average_accuracy"]["per_seed"] == pytest.approx(alone["average_accuracy"]["per_seed"], abs=5e-3)
 
 
 def test_one_that_fails_says_why():

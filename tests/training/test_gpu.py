@@ -44,9 +44,10 @@ class Handed:
 
     def normal_(self, out):
         self.layer += 1
-        found = torch.empty(out.shape, device="cuda")
+        width = out.shape[2] if self.layer == 3 else -(-out.shape[2] // 4) * 4  # padded, but not the heads
+        found = torch.empty(*out.shape[:2], width, device="cuda")
         drawn[(triton.cdiv(found.numel(), 1024),)](found, self.seed + (self.layer << 32), found.numel(), BLOCK=1024)
-        return out.copy_(found)
+        return out.copy_(found[..., : out.shape[2]])
 
 
 @pytest.mark.parametrize("bayesian", [True, False])

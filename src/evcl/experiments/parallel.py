@@ -1,7 +1,7 @@
 """Several runs at once.
 
-On a CPU: a process a run, one thread each, since two threads inside one small product are slower than one. On a GPU:
-one after another.
+On a CPU: a process a seed, one thread each, since two threads inside one small product are slower than one. On a GPU:
+runs of one shape share a program, and a few programs run at a time, each in a thread: one alone leaves gaps.
 """
 
 from __future__ import annotations
@@ -10,21 +10,51 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from functools import partial
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from evcl.experiments.plugins import load_plugins
-from evcl.experiments.run import Config, Event, execute
+from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
+from evcl.training import matmul_precision
 
-_events: Any = None
+REPLICAS, PROGRAMS = 100, 4  # on a GPU: of one program, and programs at a time
+OnEvent = Callable[[int, Event], None]
+Result = dict[str, Any]
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def execute_all(
+    configs: Sequence[Config], on_event: OnEvent, workers: int | None = None
+) -> Iterator[tuple[int, Result]]:
+    """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them."""
+    parts: dict[tuple[str, str], list[int]] = {}
+    for i, config in enumerate(configs):
+        parts.setdefault((config.device, config.precision), []).append(i)
+    for (device, precision), members in parts.items():
+        some = [configs[i] for i in members]
+
+        def heard(i: int, event: Event, members: list[int] = members) -> None:
+            on_event(members[i], event)
+
+        if device == "cuda":
+            with matmul_precision(precision):  # torch keeps one for the whole process
+                yield from ((members[i], result) for i, result in _on_gpu(some, heard))
+        else:
+            yield from ((members[i], result) for i, result in _on_cpu(some, heard, workers))
+
+
+# --- on a CPU: processes -------------------------------------------------------------------------------------------
+
+_events: Any = None
 
 
 def _start(events: Any) -> None:
@@ -35,30 +65,35 @@ def _start(events: Any) -> None:
     load_plugins()
 
 
-def _work(index: int, config: Config) -> dict[str, Any]:
+def _work(index: int, config: Config) -> Result:
     return execute(config, lambda event: _events.put((index, event)))
 
 
-def execute_all(
-    configs: Sequence[Config], on_event: Callable[[int, Event], None], workers: int | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them."""
-    if any(config.device == "cuda" for config in configs):  # one GPU: one after another, each with all its seeds
-        for index, config in enumerate(configs):
-            yield index, execute(config, partial(on_event, index))
+def _on_cpu(configs: Sequence[Config], on_event: OnEvent, workers: int | None) -> Iterator[tuple[int, Result]]:
+    """Every seed by itself."""
+    seeds = [(i, k, replace(c, seeds=(seed,))) for i, c in enumerate(configs) for k, seed in enumerate(c.seeds)]
+    parts = [[0.0] * len(config.seeds) for config in configs]
+    ended: list[dict[int, Result]] = [{} for _ in configs]
+
+    def heard(index: int, event: Event) -> None:
+        i, k, _ = seeds[index]
+        parts[i][k] = event.done
+        on_event(i, replace(event, done=sum(parts[i]) / len(parts[i])))
+
+    if len(seeds) == 1:
+        yield 0, execute(configs[0], lambda event: on_event(0, event))
         return
-    workers = min(workers or cores(), len(configs))
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         events = manager.Queue()
-        with ProcessPoolExecutor(workers, context, _start, (events,)) as pool:
-            pending = {pool.submit(_work, i, config): i for i, config in enumerate(configs)}
+        with ProcessPoolExecutor(min(workers or cores(), len(seeds)), context, _start, (events,)) as pool:
+            pending = {pool.submit(_work, index, config): index for index, (_, _, config) in enumerate(seeds)}
             try:
-                while pending:
-                    done, _ = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
-                    _drain(events, on_event)
-                    for future in done:
-                        yield pending.pop(future), future.result()
+                for index, result in _as_they_end(pending, events, heard):
+                    i, k, _ = seeds[index]
+                    ended[i][k] = result
+                    if len(ended[i]) == len(configs[i].seeds):
+                        yield i, merge([found for _, found in sorted(ended[i].items())])
             except BaseException:
                 processes = list(pool._processes.values())  # shutdown forgets them
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -67,7 +102,41 @@ def execute_all(
                 raise
 
 
-def _drain(events: Any, on_event: Callable[[int, Event], None]) -> None:
+# --- on a GPU: threads ---------------------------------------------------------------------------------------------
+
+
+def _on_gpu(configs: Sequence[Config], on_event: OnEvent) -> Iterator[tuple[int, Result]]:
+    groups = programs(configs, REPLICAS)
+    events: queue.Queue[tuple[int, Event]] = queue.Queue()
+    stopped = threading.Event()
+
+    def work(group: Sequence[int]) -> list[Result]:
+        def tell(i: int, event: Event) -> None:
+            if stopped.is_set():
+                raise RuntimeError("stopped")
+            events.put((group[i], event))
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return execute_together([configs[i] for i in group], tell)
+
+    with ThreadPoolExecutor(PROGRAMS) as pool, ExitStack() as stack:
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        stack.callback(stopped.set)
+        pending = {pool.submit(work, group): group for group in groups}
+        for group, results in _as_they_end(pending, events, on_event):
+            yield from zip(group, results, strict=True)
+
+
+def _as_they_end(pending: dict[Future[Any], Any], events: Any, on_event: OnEvent) -> Iterator[tuple[Any, Any]]:
+    """(what a future stands for, its result), with the events on the way."""
+    while pending:
+        done, _ = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
+        _drain(events, on_event)
+        for future in done:
+            yield pending.pop(future), future.result()
+
+
+def _drain(events: Any, on_event: OnEvent) -> None:
     try:
         while True:
             on_event(*events.get_nowait())

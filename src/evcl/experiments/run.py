@@ -87,10 +87,10 @@ def _where(device: str, precision: str | None) -> tuple[str, str]:
 class Event:
     """Where a run stands: after an epoch, and with `accuracy` (the mean over the tasks seen) after a task."""
 
+    seeds: tuple[int, ...]  # those that it is about
     task: int
     tasks: int
-    epoch: int
-    epochs: int
+    done: float  # part of the whole run, from 0 to 1
     accuracy: float | None = None
 
 
@@ -99,45 +99,92 @@ OnEvent = Callable[[Event], None]
 
 def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`."""
-    method, settings = methods.get(config.method), config.settings
-    seeded = benchmarks.BENCHMARKS[config.benchmark].seeded
+    return execute_together([config], lambda _, event: on_event and on_event(event))[0]
+
+
+def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
+    """Which configurations can share a program, of at most so many replicas: those that differ in real numbers only.
+
+    Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
+    """
+    found: list[tuple[Any, dict[str, Any], list[int]]] = []
+    for i, config in enumerate(configs):
+        method = methods.get(config.method)
+        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
+        key = (*where, config.settings.validation, method.bayesian, method.joint)
+        fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
+        for other, known, members in found:
+            agree = all(known.get(name, value) == value for name, value in fixed.items())
+            if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
+                known.update(fixed)
+                members.append(i)
+                break
+        else:
+            found.append((key, fixed, [i]))
+    return [members for _, _, members in found]
+
+
+def execute_together(
+    configs: Sequence[Config], on_event: Callable[[int, Event], object] = lambda _, event: None
+) -> list[dict[str, Any]]:
+    """The results of configurations that share a program (see `programs`), each seed a replica; they share its time."""
+    lead, count = configs[0], len(configs[0].seeds)
+    seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
-        benchmarks.get(config.benchmark, seed, config.tasks, settings.validation)
-        for seed in (config.seeds if seeded else config.seeds[:1])
+        benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
+        for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
-    network = nn.mlp(streams[0].inputs, streams[0].hidden)
+    followed = [methods.get(config.method) for config in configs for _ in lead.seeds]
+    everything = {name: value for config in configs for name, value in config.settings.items()}
+    settings = [Settings({**everything, **config.settings}) for config in configs for _ in lead.seeds]
     run = Run(
-        network,
-        method,
-        [settings] * len(config.seeds),
-        config.seeds,
+        nn.mlp(streams[0].inputs, streams[0].hidden),
+        methods.together(followed),
+        settings,
+        lead.seeds * len(configs),
         draw=True,
-        device=config.device,
-        precision=config.precision,
+        device=lead.device,
+        precision=lead.precision,
     )
     tasks = len(streams[0])
 
     def after_epoch(task: int, progress: Progress) -> None:
-        if on_event is not None:
-            on_event(Event(task, tasks, progress.epoch, progress.epochs))
+        done = progress.epoch / progress.epochs
+        for i, config in enumerate(configs):
+            on_event(i, Event(config.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
 
     def after_task(task: int, accuracy: Tensor) -> None:
-        if on_event is not None:
-            on_event(Event(task, tasks, settings.epochs, settings.epochs, float(accuracy.mean())))
+        for i, (config, part) in enumerate(zip(configs, accuracy.split(count), strict=True)):
+            on_event(i, Event(config.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
 
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
-    seconds = time.perf_counter() - start
-    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": config.precision, "device": config.device}
-    return {
-        "schema": SCHEMA,
-        **_identity(config),
-        "config": {**settings, **shape},
-        "seeds": list(config.seeds),
-        **_measures(found),
-        "seconds": round(seconds, 3),
-        "environment": environment(config.device),
-    }
+    seconds = (time.perf_counter() - start) / len(configs)
+    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": lead.precision, "device": lead.device}
+    return [
+        {
+            "schema": SCHEMA,
+            **_identity(config),
+            "config": {**config.settings, **shape},
+            "seeds": list(config.seeds),
+            **_measures(found, range(i * count, (i + 1) * count)),
+            "seconds": round(seconds, 3),
+            "environment": environment(config.device),
+        }
+        for i, config in enumerate(configs)
+    ]
+
+
+def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of one configuration's seeds, run one by one, as one result."""
+    whole = dict(results[0])
+    whole["seeds"] = [seed for result in results for seed in result["seeds"]]
+    whole["accuracy"] = [matrix for result in results for matrix in result["accuracy"]]
+    whole["seconds"] = round(sum(result["seconds"] for result in results), 3)
+    for name in MEASURES:
+        each = [value for result in results for value in result[name]["per_seed"]]
+        whole[name] = _summary([math.nan if value is None else value for value in each])
+    return whole
 
 
 def _identity(config: Config) -> dict[str, Any]:
@@ -156,23 +203,26 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def _measures(found: StreamResult) -> dict[str, Any]:
-    matrices = found.accuracy.numpy()
+MEASURES = ("average_accuracy", "forgetting", "backward_transfer", "nll", "ece")
+
+
+def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
+    matrices = found.accuracy[list(replicas)].numpy()
     tasks = list(zip(found.probabilities, found.labels, strict=True))
 
     def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
-        """The mean over tasks, after the last one, of a measure of seed r's predictions."""
+        """The mean over tasks, after the last one, of a measure of replica r's predictions."""
         return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
 
-    seeds = range(len(matrices))
-    return {
-        "accuracy": [[[_number(v) for v in row] for row in matrix] for matrix in matrices.tolist()],
-        "average_accuracy": _summary([metrics.average_accuracy(m) for m in matrices]),
-        "forgetting": _summary([metrics.forgetting(m) for m in matrices]),
-        "backward_transfer": _summary([metrics.backward_transfer(m) for m in matrices]),
-        "nll": _summary([per_task(metrics.nll, r) for r in seeds]),
-        "ece": _summary([per_task(metrics.expected_calibration_error, r) for r in seeds]),
-    }
+    values = (
+        [metrics.average_accuracy(m) for m in matrices],
+        [metrics.forgetting(m) for m in matrices],
+        [metrics.backward_transfer(m) for m in matrices],
+        [per_task(metrics.nll, r) for r in replicas],
+        [per_task(metrics.expected_calibration_error, r) for r in replicas],
+    )
+    accuracy = [[[_number(v) for v in row] for row in matrix] for matrix in matrices.tolist()]
+    return {"accuracy": accuracy, **{name: _summary(each) for name, each in zip(MEASURES, values, strict=True)}}
 
 
 def _number(value: float) -> float | None:

@@ -6,6 +6,7 @@ from evcl.methods.joint import JOINT
 from evcl.methods.method import METHODS, FinishedTask, Memory, Method, elastic, get, register
 from evcl.methods.naive import NAIVE
 from evcl.methods.terms import KL, Centred, Elastic, Pull, Quadratic, Term, autograd_gradients, collapse
+from evcl.methods.together import together
 from evcl.methods.vcl import VCL
 
 for _method in (EVCL, VCL, EWC, NAIVE, JOINT):  # the order of `evcl list`
@@ -27,4 +28,5 @@ __all__ = [
     "elastic",
     "get",
     "register",
+    "together",
 ]

@@ -31,8 +31,8 @@ from evcl.randomness import Noise
 class Examples(Protocol):
     """What a chain learns from; `evcl.training.Pool` is one."""
 
-    x: Tensor  # [R or 1, N, ...]
-    y: Tensor  # [R or 1, N], positions among the classes of all heads, side by side
+    x: Tensor  # [U, N, ...]: replica r learns from row r mod U
+    y: Tensor  # [U, N], positions among the classes of all heads, side by side
     columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
 
 

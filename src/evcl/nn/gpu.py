@@ -22,12 +22,10 @@ BLOCK = 1024
 
 
 @triton.jit
-def _gather(x, rows, xx, n, examples, ins, stored, size, SHARED: tl.constexpr, DRAW: tl.constexpr, BLOCK: tl.constexpr):
-    """xx = (x, x^2) of the examples `rows` [R, size]; one row a program."""
+def _gather(x, rows, xx, n, own, examples, ins, stored, size, DRAW: tl.constexpr, BLOCK: tl.constexpr):
+    """xx = (x, x^2) of the examples `rows` [R, size]; one row a program. There is data for `own` replicas."""
     row = tl.program_id(0)
-    source = tl.load(rows + row)
-    if not SHARED:
-        source += (row // size).to(tl.int64) * examples
+    source = tl.load(rows + row) + (row // size % own).to(tl.int64) * examples
     c = tl.arange(0, BLOCK)
     value = tl.load(x + source * ins + c, mask=c < ins, other=0.0)
     at = row.to(tl.int64) * stored + c
@@ -62,8 +60,8 @@ def _activate(mv, bias, var_bias, seed, salt, xx, ratio, n, rows, outs, units, s
 
 
 @triton.jit
-def _loss(mv, bias, var_bias, seed, salt, rows, y, columns, gh, grad_bias, grad_var_bias, nll, n, examples, size,
-          classes, stride, SHARED: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr, ROWS: tl.constexpr,
+def _loss(mv, bias, var_bias, seed, salt, rows, y, columns, gh, grad_bias, grad_var_bias, nll, n, own, examples,
+          size, classes, stride, HEADS: tl.constexpr, DRAW: tl.constexpr, ROWS: tl.constexpr,
           CLASSES: tl.constexpr):  # fmt: skip
     """The heads: logits, the mean NLL, its gradients gh = (g, h) and their sums over the examples; one replica a program."""
     r = tl.program_id(0)
@@ -90,13 +88,12 @@ def _loss(mv, bias, var_bias, seed, salt, rows, y, columns, gh, grad_bias, grad_
             eps = tl.randn(source_seed, at)
             z += eps * s
         source = tl.load(rows + row, mask=present, other=0)
-        own = known[None, :] & (b[:, None] >= 0)
+        open_ = known[None, :] & (b[:, None] >= 0)
         if HEADS:
-            own = own & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
-            own = own & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
-        z = tl.where(own, z, -float("inf"))
-        if not SHARED:
-            source += r.to(tl.int64) * examples
+            open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
+            open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
+        z = tl.where(open_, z, -float("inf"))
+        source += (r % own).to(tl.int64) * examples
         hit = c[None, :] == tl.load(y + source, mask=present, other=0)[:, None]
         top = tl.max(z, 1)
         e = tl.exp(z - top[:, None])
@@ -177,8 +174,8 @@ class Chain:
         x, y, columns = self.x, self.examples.y, self.examples.columns
         stored = self.places[0].ins
         _gather[(r * size,)](
-            x, rows, of.xx[0], r * size * stored, x.shape[1], x.shape[2], stored, size,
-            SHARED=len(x) == 1, DRAW=draw, BLOCK=triton.next_power_of_2(stored),
+            x, rows, of.xx[0], r * size * stored, len(x), x.shape[1], x.shape[2], stored, size,
+            DRAW=draw, BLOCK=triton.next_power_of_2(stored),
         )  # fmt: skip
         for layer, place in enumerate(self.places):
             torch.bmm(of.xx[layer], place.weights(self.weights).flatten(0, 1).mT, out=of.mv[layer])
@@ -193,9 +190,9 @@ class Chain:
             classes = triton.next_power_of_2(place.outs)
             _loss[(r,)](
                 of.mv[layer], bias, var_bias, seed, salt, rows, y, y if columns is None else columns, of.gh[layer],
-                *self._biases(place, self.grads), of.nll, n, y.shape[1], size, place.outs, stride,
-                SHARED=len(y) == 1, HEADS=columns is not None, DRAW=draw, CLASSES=classes,
-                ROWS=max(1, min(64, 4096 // classes)),
+                *self._biases(place, self.grads), of.nll, n, len(y), y.shape[1], size, place.outs, stride,
+                HEADS=columns is not None, DRAW=draw, CLASSES=classes, num_warps=8,
+                ROWS=max(1, min(triton.next_power_of_2(size), 8192 // classes)),
             )  # fmt: skip
 
     def _backward(self, of: _Buffers) -> None:

@@ -3,7 +3,7 @@
 from evcl.training.adam import Adam
 from evcl.training.run import Run, State
 from evcl.training.stream import StreamResult, learn_stream
-from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, optimise
+from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, matmul_precision, optimise
 
 __all__ = [
     "Adam",
@@ -16,5 +16,6 @@ __all__ = [
     "StreamResult",
     "TaskData",
     "learn_stream",
+    "matmul_precision",
     "optimise",
 ]

@@ -219,7 +219,7 @@ class Run:
 
     @torch.no_grad()
     def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int = 4096) -> Tensor:
-        """Probabilities [R, N, classes] for x [R or 1, N, ...], averaged over fixed draws of the weights."""
+        """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
         network, r = self.network, len(self.seeds)
         network.weights.noise = None
         total: Tensor | float = 0.0
@@ -227,8 +227,9 @@ class Run:
         for weights in self.draws([head]) if draws is None else draws:
             network.bind(weights, None, network.layout)
             pieces = []
-            for xs in x.expand(r, *x.shape[1:]).split(max(1, chunk // r), 1):
-                logits = network.logits(xs.flatten(0, 1).clone(), [head])  # a forward may write to its input
+            for xs in x.split(max(1, chunk // r), 1):
+                copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to its input
+                logits = network.logits(copies.flatten(0, 1), [head])
                 pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
             total = total + torch.cat(pieces, 1)
             count += 1

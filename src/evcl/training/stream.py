@@ -22,7 +22,7 @@ class StreamResult:
 
     accuracy: Tensor
     probabilities: list[Tensor]  # a task: [R, N, classes]
-    labels: list[Tensor]  # a task: [R or 1, N], positions among the classes
+    labels: list[Tensor]  # a task: [U, N] (see TaskData), positions among the classes
 
 
 OnTask = Callable[[int, Tensor], None]
@@ -34,7 +34,7 @@ def learn_stream(
     on_epoch: Callable[[int, Progress], None] | None = None,
     on_task: OnTask | None = None,
 ) -> StreamResult:
-    """Let the run learn a stream; `streams` holds one benchmark a replica, or one for all of them.
+    """Let the run learn a stream; replica r learns `streams[r mod len(streams)]`.
 
     `on_epoch(task, progress)` and `on_task(task, accuracy [R, tasks seen])` report on the way.
     """
@@ -58,7 +58,8 @@ def learn_stream(
             data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
             probabilities.append(run.predict(data.x, data.head, draws))
             labels.append(data.y)
-            accuracy[:, last, k] = (probabilities[k].argmax(2) == data.y).double().mean(1).cpu()
+            y = data.y.repeat(len(run.seeds) // len(data.y), 1)
+            accuracy[:, last, k] = (probabilities[k].argmax(2) == y).double().mean(1).cpu()
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     return StreamResult(accuracy, probabilities, labels)
@@ -73,7 +74,7 @@ def _head(run: Run, task: Task, heads: dict[str, int]) -> int:
 
 
 def _data(run: Run, tasks: Sequence[Task], parts: Sequence[Examples], head: int) -> TaskData:
-    """The same task of each replica, on the run's device: labels become positions among the classes."""
+    """The same task of each stream, on the run's device: labels become positions among the classes."""
     mean = run.network.posterior.mean
     y = torch.stack([positions(part.y.tolist(), task.classes) for task, part in zip(tasks, parts, strict=True)])
     x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)

@@ -24,7 +24,7 @@ from evcl.training.adam import Adam, fused_update
 
 @dataclass(frozen=True)
 class TaskData:
-    """x [R, N, ...] and y [R, N], or with a first axis of 1 where all replicas share the data."""
+    """x [U, N, ...] and y [U, N]: replica r learns from row r mod U, so that U = 1 is data that all of them share."""
 
     x: Tensor
     y: Tensor  # positions among the head's classes
@@ -36,8 +36,8 @@ class TaskData:
             flat = rows.flatten()
             x, y = self.x[0].index_select(0, flat), self.y[0].index_select(0, flat)
             return x.unflatten(0, rows.shape), y.view(rows.shape)
-        replica = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-        return self.x[replica, rows], self.y[replica, rows]
+        own = (torch.arange(len(rows), device=rows.device) % len(self.x)).unsqueeze(1)
+        return self.x[own, rows], self.y[own, rows]
 
 
 class Pool:
@@ -293,6 +293,7 @@ class GraphedSteps:
         self.noise = DeviceNoise(self.generator)
         self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=device)
         self.order = torch.zeros(len(seeds), len(pool), dtype=torch.long, device=device)
+        self.columns = torch.arange(len(pool), device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # in the order, of the next batch
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
@@ -326,11 +327,10 @@ class GraphedSteps:
             ) from error
 
     def _capture_alone(self, size: int, steps: int) -> torch.cuda.CUDAGraph:
-        inside = torch.arange(size, device=self.total.device)
         kept = [buffer.clone() for buffer in self.step.buffers()]
 
         def once() -> None:
-            rows = self.order.index_select(1, inside + self.position)
+            rows = self.order.index_select(1, self.columns[:size] + self.position)
             self.noise.seed += 1
             self.total.add_(self.step(rows, self.noise), alpha=size)
             self.position += size
