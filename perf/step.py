@@ -64,7 +64,7 @@ def step(method: str, hidden: list[int], classes: int, precision: str = "fp32") 
     return lambda: one(rows, noise)
 
 
-def timed(run: Callable[[], object], repeats: int = 10) -> float:
+def timed(run: Callable[[], object], repeats: int = 30) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         run()

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Where files are kept, and writing one whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evcl.errors import EvclError
+
+
+def cache_folder() -> Path:
+    """EVCL_CACHE, else the platform's folder for caches."""
+    given = os.environ.get("EVCL_CACHE")
+    if given:
+        return Path(given).expanduser().absolute()
+    import pooch
+
+    return Path(pooch.os_cache("evcl"))
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:

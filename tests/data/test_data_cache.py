@@ -20,6 +20,7 @@ import tiny
 from evcl import data
 from evcl.data import cache as store
 from evcl.errors import EvclError
+from evcl.files import cache_folder
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_without_the_variable_it_is_the_platforms_folder(monkeypatch):
     import platformdirs
 
     monkeypatch.delenv("EVCL_CACHE")
-    assert store.root() == Path(platformdirs.user_cache_dir("evcl"))
+    assert cache_folder() == Path(platformdirs.user_cache_dir("evcl"))
 
 
 def test_verify_counts_images_that_occur_twice(add, tmp_path):

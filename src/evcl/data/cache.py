@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,23 +20,13 @@ from evcl.data import progress
 from evcl.data.catalog import Entry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 from evcl.errors import EvclError
-from evcl.files import write_atomically
+from evcl.files import cache_folder, write_atomically
 
 SOURCE = "source.json"
 
 
-def root() -> Path:
-    """EVCL_CACHE, else the platform's folder for caches."""
-    given = os.environ.get("EVCL_CACHE")
-    if given:
-        return Path(given).expanduser().absolute()
-    import pooch
-
-    return Path(pooch.os_cache("evcl"))
-
-
 def folder(entry: Entry) -> Path:
-    return root() / entry.name
+    return cache_folder() / entry.name
 
 
 def sha256(array: UInt8) -> str:

@@ -27,6 +27,7 @@ from evcl.data import cache, formats, progress
 from evcl.data.catalog import Entry, File, Package
 from evcl.data.formats import Arrays, SourceFailed, first_line
 from evcl.errors import EvclError
+from evcl.files import cache_folder
 
 CONNECT, STALL = 5.0, 20.0  # seconds until a host that does not answer, or stops sending, is given up
 CLIENT = 600.0  # seconds for a package client
@@ -86,7 +87,7 @@ def user_folder(data_dir: Path | None) -> Path | None:
 
 def downloads(entry: Entry) -> Path:
     """Where files of the web are kept until they are decoded, and where a user may put them by hand."""
-    return cache.root() / "downloads" / entry.name
+    return cache_folder() / "downloads" / entry.name
 
 
 def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> EvclError:

@@ -10,17 +10,19 @@ and backwards, from the gradient g of a layer's output,
 
     h = t g     dW = g^T x     db = sum g     2 dvar(W) = h^T x^2     2 dvar(b) = sum h     dx = g W + x (h var(W))
 
-The tests compare it with autograd on the network itself. `gpu.py` has the same in a GPU's kernels.
+The tests compare it with autograd on the network itself. What lies between two products is one pass of native.c where
+that is there; `gpu.py` has the same in a GPU's kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from evcl.native import Native, native
 from evcl.nn.layers import Linear
 from evcl.nn.mlp import MLP
 from evcl.nn.network import BayesianNetwork, head_names
@@ -137,7 +139,7 @@ class Chain:
 class _Layer:
     """One layer's buffers, and its products as operands and a place for the result, one for each s and r."""
 
-    def __init__(self, place: Place, values: Tensor, grads: Tensor, x: Tensor, bottom: bool) -> None:
+    def __init__(self, place: Place, values: Tensor, grads: Tensor, x: Tensor, below: _Layer | None) -> None:
         """`x` [S, R, B, i] is the layer's input and, with variances, its square."""
         self.bayesian, self.biased = len(values) == 2, place.bias is not None
         shape = (*x.shape[:3], place.outs)
@@ -159,13 +161,30 @@ class _Layer:
             zip(outs if biases is None else _each(biases), xs, [w.mT for w in weight], outs, strict=True)
         )
         self.for_weight = list(zip([g.mT for g in gs], xs, grad_weight, strict=True))
-        self.for_input = [] if bottom else list(zip(gs, weight, _each(d), strict=True))
+        self.for_input = [] if below is None else list(zip(gs, weight, _each(d), strict=True))
         self.grad_bias = place.biases(grads)
+        compiled = native() if self.bayesian and x.dtype == torch.float32 else None
+        self.finish = self.through_relu = None  # one pass of native.c each
+        if compiled is not None:
+            self.finish = compiled.bind(
+                "activate", self.out.numel(), self.out, self.out_square, self.ratio, self.variance
+            )
+            if below is not None:
+                state = (below.g, below.h, self.d, self.d_square, self.x, below.ratio)
+                self.through_relu = compiled.bind("pass_on", below.g.numel(), *state)
 
     def activate(self, noise: Noise, last: bool) -> None:
-        """out <- relu(x W + b + t v), and its square beside it; of the last layer, without the ReLU."""
+        """out <- relu(x W + b + t v), and its square beside it; of the last layer, without the ReLU.
+
+        By native.c, the last layer is left to the loss.
+        """
         for bias, x, weight, out in self.forward:
             torch.addmm(bias, x, weight, out=out, beta=int(self.biased))
+        if self.finish is not None:
+            noise.normal_(self.ratio)
+            if not last:
+                self.finish()
+            return
         if self.bayesian:
             if not self.biased:  # a row of zeros has no variance
                 self.variance.clamp_min_(1e-30)
@@ -177,9 +196,7 @@ class _Layer:
                 torch.mul(self.out, self.out, out=self.out_square)
 
     def differentiate(self) -> None:
-        """From g, the gradient of the output: those of the weights, and the two products for the input's."""
-        if self.bayesian:
-            torch.mul(self.g, self.ratio, out=self.h)
+        """From g and h: the gradients of the weights, and the two products for the input's."""
         for a, b, out in self.for_weight:
             torch.mm(a, b, out=out)
         if self.grad_bias is not None:
@@ -188,10 +205,15 @@ class _Layer:
             torch.mm(a, b, out=out)
 
     def pass_on(self, below: _Layer) -> None:
-        """The gradient of the input, back through the ReLU of the layer below."""
+        """The gradient of the input, back through the ReLU of the layer below: its g and h."""
+        if self.through_relu is not None:
+            self.through_relu()
+            return
         if self.bayesian:
             self.d.addcmul_(self.x, self.d_square)
         torch.ops.aten.threshold_backward.grad_input(self.d, self.x, 0, grad_input=below.g)
+        if self.bayesian:
+            torch.mul(below.g, below.ratio, out=below.h)
 
 
 class _Pass:
@@ -205,41 +227,75 @@ class _Pass:
         x = values.new_empty(*values.shape[:2], size, chain.x.shape[2])
         self.layers: list[_Layer] = []
         for place in chain.places:
-            self.layers.append(_Layer(place, values, grads, x, bottom=not self.layers))
+            self.layers.append(_Layer(place, values, grads, x, self.layers[-1] if self.layers else None))
             x = self.layers[-1].y
         full, shape = chain.full[0], x.shape[1:]
-        self.logits, self.log_p, self.g = (full.new_empty(shape) for _ in range(3))
+        self.log_p, self.of_label = full.new_empty(shape), full.new_empty(*shape[:2], 1)
         self.labels = torch.empty(*shape[:2], 1, dtype=torch.long)
-        self.places = list(self.labels.squeeze(2))
-        self.minus, self.of_label = full.new_full((*shape[:2], 1), -1.0), full.new_empty(*shape[:2], 1)
-        self.nll = full.new_empty(shape[0])
+        self.minus, self.nll = full.new_full((*shape[:2], 1), -1.0), full.new_empty(shape[0])
+        self.rows = torch.empty(*shape[:2], dtype=torch.long)
+        self.parts = list(
+            zip(self.inputs, self.targets, self.rows, self.layers[0].x, self.labels.squeeze(2), strict=True)
+        )
+        self.own = None if self.columns is None else torch.empty(*shape[:2], 2, dtype=torch.long)
+        self._bind(native() if values.dtype == torch.float32 and len(values) == 2 else None)
+
+    def _bind(self, compiled: Native | None) -> None:
+        """What is one pass of native.c, a replica each."""
+        self.takes: list[Callable[[], None]] = []
+        self.losses: list[Callable[[], None]] = []
+        if compiled is None:
+            return
+        bottom, top = self.layers[0], self.layers[-1]
+        for r, (x, _, rows, out, labels) in enumerate(self.parts):
+            self.takes.append(compiled.bind("take", *out.shape, rows, x.contiguous(), out, bottom.square[r]))
+            own = None if self.own is None else self.own[r]
+            state = [t[r] for t in (top.out, top.variance, top.ratio, top.g, top.h)]
+            self.losses.append(compiled.bind("loss", *top.out.shape[1:], labels, own, self.nll[r], *state))
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
-        bottom, top = self.layers[0], self.layers[-1]
-        for r, (x, y, label) in enumerate(zip(self.inputs, self.targets, self.places, strict=True)):
-            torch.index_select(x, 0, rows[r], out=bottom.x[r])
-            torch.index_select(y, 0, rows[r], out=label)
-        if bottom.bayesian:
-            torch.mul(bottom.x, bottom.x, out=bottom.square)
+        self._take(rows)
+        top = self.layers[-1]
         for layer in self.layers:
             layer.activate(noise, layer is top)
-        top.g.copy_(self._loss(top.out, rows))
+        self._loss()
         top.differentiate()
         for below, layer in zip(self.layers[-2::-1], self.layers[:0:-1], strict=True):
             layer.pass_on(below)
             below.differentiate()
         return self.nll
 
-    def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """The gradient of the mean NLL; the NLL itself goes to `self.nll`."""
-        self.logits.copy_(logits)
-        if self.columns is not None:
-            self.logits.masked_fill_(foreign(self.columns[rows], logits.shape[2]), -torch.inf)
-        torch.log_softmax(self.logits, 2, out=self.log_p)
+    def _take(self, rows: Tensor) -> None:
+        self.rows.copy_(rows)
+        for x, y, mine, out, labels in self.parts:
+            torch.index_select(y, 0, mine, out=labels)
+            if not self.takes:
+                torch.index_select(x, 0, mine, out=out)
+        for take in self.takes:
+            take()
+        bottom = self.layers[0]
+        if bottom.bayesian and not self.takes:
+            torch.mul(bottom.x, bottom.x, out=bottom.square)
+        if self.columns is not None and self.own is not None:
+            torch.index_select(self.columns, 0, self.rows.flatten(), out=self.own.view(-1, 2))
+
+    def _loss(self) -> None:
+        """The mean NLL, and the last layer's g and h."""
+        top = self.layers[-1]
+        for loss in self.losses:
+            loss()
+        if self.losses:
+            return
+        self.log_p.copy_(top.out)
+        if self.own is not None:
+            self.log_p.masked_fill_(foreign(self.own, self.log_p.shape[2]), -torch.inf)
+        torch.log_softmax(self.log_p, 2, out=self.log_p)
         torch.gather(self.log_p, 2, self.labels, out=self.of_label)
         torch.mean(self.of_label, (1, 2), out=self.nll).neg_()
-        torch.exp(self.log_p, out=self.g).scatter_add_(2, self.labels, self.minus)
-        return self.g.div_(rows.shape[1])
+        self.log_p.exp_().scatter_add_(2, self.labels, self.minus)
+        top.g.copy_(self.log_p.div_(self.rows.shape[1]))
+        if top.bayesian:
+            torch.mul(top.g, top.ratio, out=top.h)
 
 
 def _each(flat: Tensor) -> list[Tensor]:

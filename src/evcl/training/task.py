@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import Diverged, EvclError
-from evcl.methods import Pull, Term, autograd_gradients, collapse
+from evcl.methods import Centred, Pull, Term, autograd_gradients, collapse
+from evcl.native import Native, native
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Chain, Names, find_places, foreign
 from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
 from evcl.settings import Settings
-from evcl.training.adam import Adam, fused_update
+from evcl.training.adam import BETA1, BETA2, Adam, fused_update
 
 
 @dataclass(frozen=True)
@@ -148,29 +149,60 @@ class Step:
         else:
             kind = kernels.Chain if values.is_cuda else Chain
             self.gradients = kind(find_places(chain, layout, pool.heads), values, grads, pool, network.weights.low)
-        for part in (self.pull.mean, self.pull.linear, self.pull.square) if kernels and self.pull else ():
-            if part is not None:  # a kernel reads [R, P] numbers of each
-                part.w, part.c = part.w.expand_as(q.mean).contiguous(), part.c.expand_as(q.mean).contiguous()
-        self.scratch, self.second = torch.empty_like(q.mean), torch.empty_like(q.mean)
+        self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self.adam_mean = Adam(q.mean, s.lr)
         self.adam_log_std = None if q.log_std is None else Adam(q.log_std, s.lr * s.std_lr_scale)
-        self.fused: Callable[..., None] | None = None  # a graph takes no number from the host
-        if q.mean.is_cuda and not self.rest:
-            self.fused = fused_update if kernels is None else kernels.update
         rates = (s.lr, s.lr * s.get("std_lr_scale", 1.0))
         self.rates = [torch.as_tensor(rate).to(q.mean).expand(len(q.mean), 1).contiguous() for rate in rates]
+        self.update = self._choose_update(kernels)
+
+    def _choose_update(self, kernels: Any) -> Callable[[], None]:
+        """By one kernel on a GPU, where a graph takes no number from the host; by native.c; or by plain operations."""
+        values, on_gpu = self.q.mean, self.q.mean.is_cuda
+        compiled = None if on_gpu or values.dtype != torch.float32 or self.pull is None else native()
+        if self.rest or not (on_gpu or compiled):
+            return self._update
+        pull = self.pull or Pull()
+        for part in (pull.mean, pull.linear, pull.square):
+            if part is not None:  # a kernel reads [R, P] numbers of each
+                part.w, part.c = part.w.expand_as(values).contiguous(), part.c.expand_as(values).contiguous()
+        if compiled is not None:
+            return self._native_update(compiled, pull)
+        return partial(self._fused_update, fused_update if kernels is None else kernels.update, pull)
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R], valid until the next."""
         nll = self.gradients(rows, noise)
-        if self.fused is not None:
-            self._fused_update(self.fused)
-        else:
-            self._update()
+        self.update()
         return nll
 
-    def _fused_update(self, update: Callable[..., None]) -> None:
-        pull = self.pull or Pull()
+    def _native_update(self, compiled: Native, pull: Pull) -> Callable[[], None]:
+        """The update by native.c, a replica at a time."""
+        zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
+        mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
+        kinds: list[tuple[str, Adam, tuple[Tensor, ...]]] = [
+            ("update_mean", self.adam_mean, (self.grad_mean, mean.w, mean.c))
+        ]
+        if self.adam_log_std is not None and self.variance is not None and self.grad_variance is not None:
+            more = (self.grad_variance, self.variance, linear.w, linear.c, square.w, square.c)
+            kinds.append(("update_log_std", self.adam_log_std, more))
+        calls = []
+        for (name, adam, rest), rates in zip(kinds, self.rates, strict=False):
+            for r, rate in enumerate(rates.flatten().tolist()):
+                state = [t[r] for t in (adam.weights, adam.first, adam.second, *rest)]
+                calls.append((compiled.bind(name, state[0].numel(), *state), rate))
+        steps = 0
+
+        def update() -> None:
+            nonlocal steps
+            steps += 1
+            correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
+            for call, rate in calls:
+                call(rate * correction, root)
+
+        return update
+
+    def _fused_update(self, update: Callable[..., None], pull: Pull) -> None:
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         adam = self.adam_mean
         count = adam.count.add_(1)  # of both

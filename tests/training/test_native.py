@@ -1,0 +1,131 @@
+"""native.c against plain operations, and a machine on which it cannot be compiled."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pytest
+import torch
+
+import evcl
+from evcl import native as module
+from evcl.methods import METHODS
+from evcl.native import native
+from evcl.randomness import GeneratorNoise, generator, normal_table
+from evcl.settings import resolve
+from evcl.training import Run, TaskData
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVCL_CACHE", str(tmp_path))
+    native.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    native.cache_clear()
+
+
+def turn_off(monkeypatch):
+    monkeypatch.setattr("evcl.nn.chain.native", lambda: None)
+    monkeypatch.setattr("evcl.training.task.native", lambda: None)
+
+
+def trained(method, rates=(1e-3,), heads=1, steps=3):
+    """The state after two tasks, and one of both of them where there are two heads, of a few steps each."""
+    source = torch.Generator().manual_seed(0)
+    known = METHODS[method].known_settings
+    settings = [resolve(method, known, {"epochs": 1, "batch_size": 16, "lr": lr}) for lr in rates]
+    run = Run(evcl.nn.mlp(20, [30, 10]), METHODS[method], settings, range(len(rates)), draw=True)
+    tasks = []
+    for k in range(2):
+        if k < heads:
+            run.add_head(10, 3 + k)
+        x = torch.rand(1, 16 * steps - 5, 20, generator=source)
+        x[..., 0] = 0  # a weight without data
+        tasks.append(TaskData(x, torch.arange(x.shape[1]).unsqueeze(0) % 3, k if heads == 2 else 0))
+        run.train([tasks[-1]], noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
+    if heads == 2:
+        run.train(tasks, noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
+    return run.tensors()
+
+
+@needs_compiler
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive"])
+@pytest.mark.parametrize("rates", [(1e-3,), (1e-3, 1e-2, 1e-4)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_compiled_training_is_plain_training(method, rates, heads, monkeypatch):
+    """Up to rounding: Adam divides by what may be a rounding error, so few steps and a small part of them."""
+    assert native() is not None
+    fast = trained(method, rates, heads)
+    turn_off(monkeypatch)
+    slow = trained(method, rates, heads)
+    for name, value in slow.items():
+        off = (fast[name] - value).abs() > 1e-5 + 1e-3 * value.abs()
+        assert off.double().mean() < 0.01, name
+
+
+@needs_compiler
+def test_a_weight_without_data_keeps_its_prior_to_the_last_bit():
+    found = trained("evcl", steps=20)
+    layout = evcl.nn.bayesianize(evcl.nn.mlp(20, [30, 10])).layout
+    for name in ("mean", "log_std"):
+        weight = layout.view(found[f"posterior.{name}"][:, : layout.size], "1.weight")[..., 0]
+        prior = layout.view(found[f"prior.{name}"][:, : layout.size], "1.weight")[..., 0]
+        assert torch.equal(weight, prior)
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_loaded_from_the_cache(no_cache, monkeypatch):
+    assert native() is not None
+    (found,) = (no_cache / "native").iterdir()
+    made = found.stat().st_mtime_ns
+    native.cache_clear()
+    monkeypatch.setattr(module, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert native() is not None
+    assert found.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", sys.executable], ids=["missing", "broken"])
+def test_without_a_working_compiler_everything_works(compiler, no_cache, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    assert native() is None
+    assert trained("evcl")["posterior.mean"].isfinite().all()
+    assert not [path for path in no_cache.rglob("*") if path.is_file()]
+
+
+def test_it_can_be_turned_off(no_cache, monkeypatch):
+    monkeypatch.setenv("EVCL_NATIVE", "0")
+    assert native() is None
+
+
+@needs_compiler
+def test_a_loss_that_is_lost_is_seen():
+    x = torch.full((1, 20, 4), 1e30)
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    run = Run(evcl.nn.mlp(4, [5]), METHODS["evcl"], [settings], [0], draw=True)
+    run.add_head(5, 2)
+    with pytest.raises(evcl.EvclError, match="not a number"):
+        run.train([TaskData(x, torch.zeros(1, 20).long(), 0)])
+
+
+def test_the_table_of_normal_numbers():
+    table = normal_table(torch.float64)
+    assert len(table) == 65536
+    assert float(table.mean()) == pytest.approx(0, abs=1e-12)
+    for power, moment in ((2, 1), (4, 3), (6, 15)):
+        assert float(table.pow(power).mean()) == pytest.approx(moment, rel=2e-3)
+    normal = torch.distributions.Normal(0, 1)
+    for z in (-3.0, -1.0, 0.5, 2.0):
+        assert float((table < z).double().mean()) == pytest.approx(float(normal.cdf(torch.tensor(z))), abs=2e-5)
+
+
+def test_noise_is_normal_in_every_place(generator):
+    """Four numbers come from one draw of 64 bits: each of them, and no two of them together."""
+    draws = GeneratorNoise([generator]).normal_(torch.empty(1, 40_000, 4))[0]
+    assert (draws.mean(0).abs() < 0.025).all()
+    torch.testing.assert_close(torch.cov(draws.T), torch.eye(4), rtol=0, atol=0.03)
+    assert (draws.min(0).values < -3).all()
+    assert (draws.max(0).values > 3).all()
