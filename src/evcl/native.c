@@ -23,6 +23,27 @@ static inline float exponential(float x) {
     return p * scale;
 }
 
+// log x for x > 0, to three units in the last place.
+static inline float logarithm(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    int32_t k = (bits - 0x3f3504f3) >> 23;  // x = 2^k m with m between sqrt(1/2) and sqrt(2)
+    bits -= k << 23;
+    float m;
+    memcpy(&m, &bits, 4);
+    float r = m - 1.0f, z = r * r;
+    float p = 7.0376836292e-2f;
+    p = p * r - 1.1514610310e-1f;
+    p = p * r + 1.1676998740e-1f;
+    p = p * r - 1.2420140846e-1f;
+    p = p * r + 1.4249322787e-1f;
+    p = p * r - 1.6668057665e-1f;
+    p = p * r + 2.0000714765e-1f;
+    p = p * r - 2.4999993993e-1f;
+    p = p * r + 3.3333331174e-1f;
+    return p * r * z - 0.5f * z + r + (float)k * 0.69314718f;
+}
+
 // One step of Adam on means: g + a (w - c). `rate` and `root` hold the bias corrections.
 void update_mean(float rate, float root, long n, float *restrict w, float *restrict first, float *restrict second,
                  const float *restrict grad, const float *restrict a, const float *restrict c) {
@@ -49,6 +70,23 @@ void update_log_std(float rate, float root, long n, float *restrict w, float *re
         float next = w[i] - move;
         w[i] = next;
         variance[i] = move == 0.0f ? v : exponential(2.0f * next);  // one at rest stays where it is, to the last bit
+    }
+}
+
+// The natural step on log sigmas, see update.py: `share` corrects the bias of the running mean of the curvature.
+void update_natural(float rate, float share, long n, float *restrict w, float *restrict curvature,
+                    const float *restrict grad, float *restrict variance, const float *restrict k,
+                    const float *restrict s, const float *restrict d, const float *restrict u) {
+    for (long i = 0; i < n; i++) {
+        float v = variance[i], h = 0.999f * curvature[i] + 0.001f * grad[i];
+        curvature[i] = h;
+        h = h * share > 0.0f ? h * share : 0.0f;
+        float stiff = k[i] + h + d[i] * (v - u[i]), least = 0.1f * k[i];
+        stiff = stiff > least ? stiff : least;
+        float move = 0.5f * rate * logarithm(k[i] / stiff * (s[i] / v));
+        float next = w[i] + move;
+        w[i] = next;
+        variance[i] = move == 0.0f ? v : exponential(2.0f * next);
     }
 }
 

@@ -76,6 +76,10 @@ BAYESIAN: dict[str, Setting] = {
     "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", low=1e-8, high=1e3),
     "prior_std": Setting(0.3, "standard deviation of the first prior, and of a new head's", low=1e-8, high=1e6),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
+    "std_update": Setting(
+        "adam", "how log sigma moves: by Adam, or towards the optimum of its curvature", choices=("adam", "natural")
+    ),
+    "std_rate": Setting(0.01, "natural: how much of the way log sigma moves a step", high=1.0, open_low=True),
     "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {

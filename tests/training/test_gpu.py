@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import evcl
-from evcl.methods import METHODS
+from evcl.methods import METHODS, Centred, Pull
+from evcl.nn import Gaussian
 from evcl.nn.chain import Chain, find_chain, find_places, padded
 from evcl.randomness import DeviceNoise
-from evcl.settings import resolve
-from evcl.training import Adam, Pool, Run, TaskData
-from evcl.training.adam import fused_update
-from evcl.training.task import GraphedSteps, gpu_kernels
+from evcl.settings import resolve, stack
+from evcl.training import Pool, Run, TaskData
+from evcl.training.task import GraphedSteps
+from evcl.training.update import Update, gpu_kernels
 
 try:
     import triton
@@ -101,23 +102,49 @@ def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, shared):
         torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("std", [False, True])
+@pytest.mark.parametrize("rule", ["points", "adam", "natural"])
 @pytest.mark.parametrize("parts", [0, 1, 2])
-def test_the_update_kernel_is_the_plain_update(std, parts):
-    lr = torch.tensor([[1e-3], [1e-2], [0.1]], device="cuda")
-    springs = [(draw(3, 501, seed=k).square(), draw(3, 501, seed=10 + k).square()) for k in range(parts)]
-    springs = [*springs, *[None] * (2 - parts)][: 2 if std else 1]
+def test_the_update_kernels_are_the_plain_update(rule, parts, monkeypatch):
+    """Five steps in float32 against plain operations in float64; a rate a replica."""
+    if rule == "natural" and parts == 0:
+        pytest.skip("a natural step needs a KL")
+    known = METHODS["naive" if rule == "points" else "vcl"].known_settings
+    given = {} if rule == "points" else {"std_update": rule}
+    each = [resolve("", known, {**given, "lr": lr}) for lr in (1e-3, 1e-2, 0.1)]
     found = []
-    for update in (gpu_kernels().update, fused_update):
-        adam = Adam(draw(3, 501, seed=20), lr)
-        variance = (2 * adam.weights).exp() if std else None
+    for dtype in (torch.float32, torch.float64):
+        start, springs = draw(3, 501, seed=20).to(dtype), []
+        for k in range(3):
+            springs.append(
+                Centred(draw(3, 501, seed=k).square().to(dtype), draw(3, 501, seed=10 + k).square().to(dtype))
+            )
+        pull = Pull(springs[0] if parts else None)
+        if rule != "points":
+            pull.linear, pull.square = springs[1] if parts else None, springs[2] if parts == 2 else None
+        q = Gaussian(start.clone(), None if rule == "points" else 0.1 * start)
+        variance = None if q.log_std is None else (2 * q.log_std).exp()
+        grads = torch.zeros(1 if rule == "points" else 2, 3, 501, device="cuda", dtype=dtype)
+        update = Update(q, variance, grads, [Given(pull)], stack(each, start), reference=False)
+        assert (update._move == update._plain) == (dtype == torch.float64)
         for k in range(5):
-            grad = draw(3, 501, seed=30 + k)
-            adam.count += 1
-            update(adam.weights, adam.first, adam.second, adam.count, lr, grad, variance, springs)
-        found.append([adam.weights, adam.first, adam.second, *([variance] if std else [])])
+            grads.copy_(torch.stack([draw(3, 501, seed=30 + k + 10 * s) for s in range(len(grads))]))
+            update()
+        found.append([t.double() for t in (q.mean, q.log_std, variance) if t is not None])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Given:
+    """A term that is its pull."""
+
+    def __init__(self, pull):
+        self._pull = pull
+
+    def loss(self, q):
+        raise NotImplementedError
+
+    def pull(self):
+        return self._pull
 
 
 def stream(method, replicas, device, epochs=30, batch_size=64):
@@ -174,7 +201,8 @@ def posterior(**options):
     network = options.pop("network", None) or evcl.nn.mlp(20, [50, 50])
     method = options.pop("method", METHODS["evcl"])
     rates = options.pop("rates", [1e-3] * 3)
-    settings = [resolve(method.name, method.known_settings, {"epochs": 2, "lr": lr}) for lr in rates]
+    given = options.pop("given", {})
+    settings = [resolve(method.name, method.known_settings, {"epochs": 2, "lr": lr, **given}) for lr in rates]
     run = Run(network, method, settings, range(3), draw=True, device="cuda", **options)
     for k in range(2):
         head = run.add_head(run.features(x[0, :1].to(run.network.posterior.mean)), 2)
@@ -208,6 +236,12 @@ def test_other_layers_other_rates_and_float64(method):
     posterior(method=METHODS[method], network=convolutional())
     posterior(method=METHODS[method], rates=[1e-3, 1e-2, 1e-4])
     posterior(method=METHODS[method], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_natural_steps_in_a_graph(dtype):
+    posterior(given={"std_update": "natural"}, dtype=dtype)
+    posterior(given={"std_update": "natural"}, network=convolutional(), dtype=dtype)
 
 
 def test_a_stiffness_that_is_broadcast():

@@ -30,14 +30,14 @@ def no_cache(tmp_path, monkeypatch):
 
 def turn_off(monkeypatch):
     monkeypatch.setattr("evcl.nn.chain.native", lambda: None)
-    monkeypatch.setattr("evcl.training.task.native", lambda: None)
+    monkeypatch.setattr("evcl.training.update.native", lambda: None)
 
 
-def trained(method, rates=(1e-3,), heads=1, steps=3):
+def trained(method, rates=(1e-3,), heads=1, steps=3, **given):
     """The state after two tasks, and one of both of them where there are two heads, of a few steps each."""
     source = torch.Generator().manual_seed(0)
     known = METHODS[method].known_settings
-    settings = [resolve(method, known, {"epochs": 1, "batch_size": 16, "lr": lr}) for lr in rates]
+    settings = [resolve(method, known, {"epochs": 1, "batch_size": 16, "lr": lr, **given}) for lr in rates]
     run = Run(evcl.nn.mlp(20, [30, 10]), METHODS[method], settings, range(len(rates)), draw=True)
     tasks = []
     for k in range(2):
@@ -68,13 +68,25 @@ def test_compiled_training_is_plain_training(method, rates, heads, monkeypatch):
 
 
 @needs_compiler
-def test_a_weight_without_data_keeps_its_prior_to_the_last_bit():
-    found = trained("evcl", steps=20)
+@pytest.mark.parametrize("method", ["evcl", "vcl"])
+def test_compiled_natural_steps_are_plain_ones(method, monkeypatch):
+    given = {"std_update": "natural", "rates": (1e-3, 1e-2), "steps": 30}
+    fast = trained(method, **given)
+    turn_off(monkeypatch)
+    slow = trained(method, **given)
+    torch.testing.assert_close(fast["posterior.log_std"], slow["posterior.log_std"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("rule", ["adam", "natural"])
+def test_a_weight_without_data_keeps_its_prior_to_the_last_bit(compiled, rule, monkeypatch):
+    if not compiled:
+        turn_off(monkeypatch)
+    found = trained("evcl", steps=20, std_update=rule, init_std=0.3, prior_std=0.3)
     layout = evcl.nn.bayesianize(evcl.nn.mlp(20, [30, 10])).layout
-    for name in ("mean", "log_std"):
-        weight = layout.view(found[f"posterior.{name}"][:, : layout.size], "1.weight")[..., 0]
-        prior = layout.view(found[f"prior.{name}"][:, : layout.size], "1.weight")[..., 0]
-        assert torch.equal(weight, prior)
+    log_std = layout.view(found["posterior.log_std"][:, : layout.size], "1.weight")
+    assert (log_std[..., 0] == torch.tensor(0.3, dtype=torch.float64).log().float()).all()
+    assert (log_std[..., 1:] != log_std[0, 0, 0]).any()
 
 
 @needs_compiler

@@ -2,7 +2,7 @@
 
 Means and variances lie in one buffer [2, R, P], so that their products are one batched product over 2R; all that lies
 between two products is one Triton kernel, which draws its noise where it uses it. Widths are padded to what the matrix
-units want; a padded unit is always 0. `Chain` in chain.py and `fused_update` in training/adam.py are the same in plain
+units want; a padded unit is always 0. `Chain` in chain.py and `Update` in training/update.py are the same in plain
 operations; the tests compare them where there is a GPU.
 """
 
@@ -279,7 +279,10 @@ def update(
     variance: Tensor | None,
     springs: Any,
 ) -> None:
-    """`fused_update` as one kernel; `lr` is [R, 1]. All buffers are contiguous, [R, P]."""
+    """Adam on means (`variance` None) or log sigmas, the pull included; `lr` is [R, 1]. All buffers are [R, P].
+
+    `springs` are the stiffness and centre of each part of the pull: the mean's, or the linear and the square one.
+    """
     n = weights.numel()
     linear, square = springs[0], springs[1] if len(springs) > 1 else None
     a, c = linear or (weights, weights)
@@ -287,4 +290,38 @@ def update(
     _update[(triton.cdiv(n, BLOCK),)](
         weights, first, second, grad, count, lr, weights if variance is None else variance, a, c, d, u, n,
         weights.shape[1], LINEAR=linear is not None, SQUARE=square is not None, STD=variance is not None, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _natural(
+    w, curvature, grad, count, rate, variance, k, s, d, u, n, columns, SQUARE: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    v = tl.load(variance + at, mask=inside, other=1.0)
+    h = 0.999 * tl.load(curvature + at, mask=inside) + (1 - 0.999) * tl.load(grad + at, mask=inside)
+    tl.store(curvature + at, h, mask=inside)
+    weight = tl.load(k + at, mask=inside, other=1.0)
+    unbiased = h / _one_minus_exp(tl.load(count) * -0.0010005003335835335)  # 1 - 0.999 ** steps
+    stiff = weight + tl.maximum(unbiased, 0.0)
+    if SQUARE:
+        stiff += tl.load(d + at, mask=inside) * (v - tl.load(u + at, mask=inside))
+    stiff = tl.maximum(stiff, 0.1 * weight)
+    ratio = weight / stiff * (tl.load(s + at, mask=inside, other=1.0) / v)
+    move = 0.5 * tl.load(rate + at // columns, mask=inside) * tl.log(ratio)
+    new = tl.load(w + at, mask=inside) + move
+    tl.store(w + at, new, mask=inside)
+    tl.store(variance + at, tl.where(move == 0.0, v, tl.exp(2 * new)), mask=inside)
+
+
+def natural(
+    weights: Tensor, curvature: Tensor, count: Tensor, rate: Tensor, grad: Tensor, variance: Tensor, springs: Any
+) -> None:
+    """The natural step of training/update.py; `rate` is [R, 1]."""
+    n, (k, s) = weights.numel(), springs[0]
+    d, u = springs[1] or (weights, weights)
+    _natural[(triton.cdiv(n, BLOCK),)](
+        weights, curvature, grad, count, rate, variance, k, s, d, u, n, weights.shape[1],
+        SQUARE=springs[1] is not None, BLOCK=BLOCK,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -14,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import Diverged, EvclError
-from evcl.methods import Centred, Pull, Term, autograd_gradients, collapse
-from evcl.native import Native, native
+from evcl.methods import Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Chain, Names, find_places, foreign
 from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
 from evcl.settings import Settings
-from evcl.training.adam import BETA1, BETA2, Adam, fused_update
+from evcl.training.update import Update, gpu_kernels
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,6 @@ class Pool:
         if self.columns is not None:
             logits = logits.masked_fill(foreign(self.columns[rows.flatten()], logits.shape[1]), -torch.inf)
         return F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape).mean(1)
-
-
-@cache
-def gpu_kernels() -> Any:
-    """The module of Triton kernels; None where there is no Triton."""
-    try:
-        from evcl.nn import gpu
-    except ImportError:
-        return None
-    return gpu
 
 
 @contextmanager
@@ -133,15 +121,10 @@ class Step:
         chain: Names | None = None,
         reference: bool = False,
     ) -> None:
-        self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
-        if self.pull is not None and not self.pull.finite():
-            raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
-        self.q = q = Gaussian(values[0], q.log_std)
-        self.variance = None if variance is None else values[1]
-        self.grad_mean, self.grad_variance = grads[0], None if variance is None else grads[1]
+        self.q = Gaussian(values[0], q.log_std)
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Tensor, Noise], Tensor]
         if chain is None or (values.is_cuda and kernels is None):
@@ -149,26 +132,7 @@ class Step:
         else:
             kind = kernels.Chain if values.is_cuda else Chain
             self.gradients = kind(find_places(chain, layout, pool.heads), values, grads, pool, network.weights.low)
-        self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
-        self.adam_mean = Adam(q.mean, s.lr)
-        self.adam_log_std = None if q.log_std is None else Adam(q.log_std, s.lr * s.std_lr_scale)
-        rates = (s.lr, s.lr * s.get("std_lr_scale", 1.0))
-        self.rates = [torch.as_tensor(rate).to(q.mean).expand(len(q.mean), 1).contiguous() for rate in rates]
-        self.update = self._choose_update(kernels)
-
-    def _choose_update(self, kernels: Any) -> Callable[[], None]:
-        """By one kernel on a GPU, where a graph takes no number from the host; by native.c; or by plain operations."""
-        values, on_gpu = self.q.mean, self.q.mean.is_cuda
-        compiled = None if on_gpu or values.dtype != torch.float32 or self.pull is None else native()
-        if self.rest or not (on_gpu or compiled):
-            return self._update
-        pull = self.pull or Pull()
-        for part in (pull.mean, pull.linear, pull.square):
-            if part is not None:  # a kernel reads [R, P] numbers of each
-                part.w, part.c = part.w.expand_as(values).contiguous(), part.c.expand_as(values).contiguous()
-        if compiled is not None:
-            return self._native_update(compiled, pull)
-        return partial(self._fused_update, fused_update if kernels is None else kernels.update, pull)
+        self.update = Update(self.q, None if variance is None else values[1], grads, terms, s, reference)
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R], valid until the next."""
@@ -176,64 +140,9 @@ class Step:
         self.update()
         return nll
 
-    def _native_update(self, compiled: Native, pull: Pull) -> Callable[[], None]:
-        """The update by native.c, a replica at a time."""
-        zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
-        mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
-        kinds: list[tuple[str, Adam, tuple[Tensor, ...]]] = [
-            ("update_mean", self.adam_mean, (self.grad_mean, mean.w, mean.c))
-        ]
-        if self.adam_log_std is not None and self.variance is not None and self.grad_variance is not None:
-            more = (self.grad_variance, self.variance, linear.w, linear.c, square.w, square.c)
-            kinds.append(("update_log_std", self.adam_log_std, more))
-        calls = []
-        for (name, adam, rest), rates in zip(kinds, self.rates, strict=False):
-            for r, rate in enumerate(rates.flatten().tolist()):
-                state = [t[r] for t in (adam.weights, adam.first, adam.second, *rest)]
-                calls.append((compiled.bind(name, state[0].numel(), *state), rate))
-        steps = 0
-
-        def update() -> None:
-            nonlocal steps
-            steps += 1
-            correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
-            for call, rate in calls:
-                call(rate * correction, root)
-
-        return update
-
-    def _fused_update(self, update: Callable[..., None], pull: Pull) -> None:
-        springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
-        adam = self.adam_mean
-        count = adam.count.add_(1)  # of both
-        update(adam.weights, adam.first, adam.second, count, self.rates[0], self.grad_mean, None, springs[:1])
-        if self.adam_log_std is not None:
-            adam = self.adam_log_std
-            state = (adam.weights, adam.first, adam.second, count, self.rates[1], self.grad_variance)
-            update(*state, self.variance, springs[1:])
-
-    def _update(self) -> None:
-        q, extra = self.q, autograd_gradients(self.rest, self.q) if self.rest else (None, None)
-        if self.pull is not None:
-            self.pull.add_mean_gradient(q.mean, self.grad_mean, self.scratch)
-        if extra[0] is not None:
-            self.grad_mean += extra[0]
-        self.adam_mean.step(self.grad_mean, self.scratch)
-        if self.adam_log_std is None or self.variance is None or self.grad_variance is None:
-            return
-        grad = self.grad_variance.mul_(self.variance)  # the chain rule: now of log sigma
-        if self.pull is not None:
-            self.pull.add_log_std_gradient(self.variance, grad, self.scratch, self.second)
-        if extra[1] is not None:
-            grad += extra[1]
-        self.adam_log_std.step(grad, self.scratch)
-        torch.mul(self.adam_log_std.weights, 2, out=self.variance).exp_()
-
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes."""
-        adams = [a for a in (self.adam_mean, self.adam_log_std) if a is not None]
-        found = [t for a in adams for t in (a.weights, a.first, a.second, a.count)]
-        return [*found, *(t for t in (self.variance, self.grad_mean, self.grad_variance) if t is not None)]
+        return self.update.buffers()
 
     def sound(self) -> Tensor:
         """Whether every mean is finite, and every variance finite and above 0."""

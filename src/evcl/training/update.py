@@ -1,0 +1,200 @@
+"""The update of a step: the method's terms are added to the NLL's gradients, and the posterior moves.
+
+Means move by Adam. So do log sigmas, or by a natural step. With v = sigma^2, the curvature H of the mean NLL and a KL
+of weight beta/N to a prior of variance s, the objective is least where
+
+    v = k s / (k + H + d (v - u)),   k = beta / (N s)
+
+(d and u are the elastic term's, see methods/terms.py), and the gradient that a pass leaves in the buffer of the
+variances, twice the NLL's, is an unbiased measurement of H. So the natural step keeps a running mean of H, not below 0,
+and moves log sigma a part of the way, `std_rate`, to there: however small sigma is, it converges after a few times
+1/std_rate steps, where Adam moves it by one learning rate a step at most.
+
+There are three forms of the same, which the tests compare: plain operations; one pass of native.c; one kernel on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.methods import Centred, Pull, Term, autograd_gradients, collapse
+from evcl.native import Native, native
+from evcl.nn import Gaussian
+from evcl.settings import Settings
+from evcl.training.adam import BETA1, BETA2, Adam
+
+DECAY = 0.999  # of the running mean of the curvature
+
+
+class Update:
+    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the terms ask for."""
+
+    def __init__(
+        self, q: Gaussian, variance: Tensor | None, grads: Tensor, terms: Sequence[Term], s: Settings, reference: bool
+    ) -> None:
+        self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
+        if self.pull is not None and not self.pull.finite():
+            raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
+        self.q, self.variance, self.grads, self.settings = q, variance, grads, s
+        self.mean = Adam(q.mean, s.lr)
+        self.log_std: Adam | Natural | None = None
+        if q.log_std is not None:
+            self.log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
+            if s.std_update == "natural":
+                if self.pull is None or self.pull.linear is None:
+                    raise EvclError("std_update natural needs a method with a KL term in closed form")
+                self.log_std = Natural(q.log_std, s.std_rate)
+        self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
+        self._move = self._choose()
+
+    def __call__(self) -> None:
+        self._move()
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that an update changes, and what it reads."""
+        moved = [part for part in (self.mean, self.log_std) if part is not None]
+        found = [t for part in moved for t in part.state()]
+        return [*found, self.grads, *([] if self.variance is None else [self.variance])]
+
+    def _choose(self) -> Callable[[], None]:
+        values, on_gpu = self.q.mean, self.q.mean.is_cuda
+        single = values.dtype == torch.float32
+        compiled = native() if single and not on_gpu and self.pull is not None and not self.rest else None
+        kernels = gpu_kernels() if single and on_gpu and not self.rest else None
+        if compiled is None and kernels is None:
+            return self._plain
+        pull = self.pull or Pull()
+        for part in (pull.mean, pull.linear, pull.square):
+            if part is not None:  # a kernel reads [R, P] numbers of each
+                part.w, part.c = part.w.expand_as(values).contiguous(), part.c.expand_as(values).contiguous()
+        return self._compiled(compiled, pull) if compiled is not None else self._kernels(kernels, pull)
+
+    def _plain(self) -> None:
+        q, extra = self.q, autograd_gradients(self.rest, self.q) if self.rest else (None, None)
+        grad = self.grads[0]
+        if self.pull is not None:
+            self.pull.add_mean_gradient(q.mean, grad, self.scratch)
+        if extra[0] is not None:
+            grad += extra[0]
+        self.mean.step(grad, self.scratch)
+        if self.log_std is None or self.variance is None:
+            return
+        grad = self.grads[1]
+        if isinstance(self.log_std, Natural):
+            if extra[1] is not None:
+                grad += extra[1] / self.variance
+            assert self.pull is not None
+            self.log_std.step(grad, self.variance, self.pull)
+            return
+        grad.mul_(self.variance)  # the chain rule: now of log sigma
+        if self.pull is not None:
+            self.pull.add_log_std_gradient(self.variance, grad, self.scratch, self.second)
+        if extra[1] is not None:
+            grad += extra[1]
+        self.log_std.step(grad, self.scratch)
+        torch.mul(self.log_std.weights, 2, out=self.variance).exp_()
+
+    def _compiled(self, compiled: Native, pull: Pull) -> Callable[[], None]:
+        """By native.c, a replica at a time."""
+        zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
+        mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
+        means, log_stds = [], []
+        for r, rate in enumerate(_each(self.mean.lr, self.q.mean)):
+            adam = self.mean
+            state = [t[r] for t in (adam.weights, adam.first, adam.second, self.grads[0], mean.w, mean.c)]
+            means.append((compiled.bind("update_mean", state[0].numel(), *state), rate))
+        part, variance = self.log_std, self.variance
+        natural = isinstance(part, Natural)
+        if part is not None and variance is not None:
+            own = (part.curvature,) if isinstance(part, Natural) else (part.first, part.second)
+            rest = (self.grads[1], variance, linear.w, linear.c, square.w, square.c)
+            for r, rate in enumerate(_each(part.lr, self.q.mean)):
+                state = [t[r] for t in (part.weights, *own, *rest)]
+                name = "update_natural" if natural else "update_log_std"
+                log_stds.append((compiled.bind(name, state[0].numel(), *state), rate))
+        steps = 0
+
+        def move() -> None:
+            nonlocal steps
+            steps += 1
+            correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
+            for call, rate in means:
+                call(rate * correction, root)
+            for call, rate in log_stds:
+                if natural:
+                    call(rate, 1 / (1 - DECAY**steps))
+                else:
+                    call(rate * correction, root)
+
+        return move
+
+    def _kernels(self, kernels: Any, pull: Pull) -> Callable[[], None]:
+        """By one kernel each on a GPU, where a graph takes no number from the host."""
+        springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
+        mean, part = self.mean, self.log_std
+        rates = [_column(p.lr, self.q.mean) for p in (mean, part) if p is not None]
+        count = mean.count
+
+        def move() -> None:
+            count.add_(1)  # of both
+            kernels.update(mean.weights, mean.first, mean.second, count, rates[0], self.grads[0], None, springs[:1])
+            if isinstance(part, Natural):
+                kernels.natural(
+                    part.weights, part.curvature, count, rates[1], self.grads[1], self.variance, springs[1:]
+                )
+            elif part is not None:
+                moments = (part.first, part.second)
+                kernels.update(part.weights, *moments, count, rates[1], self.grads[1], self.variance, springs[1:])
+
+        return move
+
+
+class Natural:
+    """The natural step on log sigma; `lr` is a number or [R, 1]."""
+
+    def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
+        self.weights, self.lr = weights, lr
+        self.curvature = torch.zeros_like(weights)
+        self.count = torch.zeros((), device=weights.device)
+
+    def state(self) -> list[Tensor]:
+        return [self.weights, self.curvature, self.count]
+
+    def step(self, grad: Tensor, variance: Tensor, pull: Pull) -> None:
+        """`grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
+        linear, square = pull.linear, pull.square
+        assert linear is not None
+        steps = self.count.add_(1).double()
+        self.curvature.lerp_(grad, 1 - DECAY)
+        stiff = linear.w + (self.curvature / (1 - DECAY**steps)).clamp_min(0)
+        if square is not None:
+            stiff = stiff + square.w * (variance - square.c)
+        stiff = stiff.maximum(0.1 * linear.w)  # where the elastic term would have sigma grow, it grows by no more
+        # A weight without data has a stiffness of w and a variance of c: exactly, so that it stays there.
+        self.weights += 0.5 * self.lr * (linear.w / stiff * (linear.c / variance)).log()
+        torch.exp(2 * self.weights, out=variance)
+
+
+def _column(rate: Tensor | float, like: Tensor) -> Tensor:
+    """[R, 1]"""
+    return torch.as_tensor(rate).to(like).expand(len(like), 1).contiguous()
+
+
+def _each(rate: Tensor | float, like: Tensor) -> list[float]:
+    return [float(value) for value in _column(rate, like).flatten()]
+
+
+@cache
+def gpu_kernels() -> Any:
+    """The module of Triton kernels; None where there is no Triton."""
+    try:
+        from evcl.nn import gpu
+    except ImportError:
+        return None
+    return gpu

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import evcl
+from evcl.methods import KL, METHODS, Elastic
+from evcl.nn import Gaussian
+from evcl.settings import resolve
+from evcl.training.update import Update
+
+F64 = torch.float64
+
+
+def settings(**given):
+    return resolve("vcl", METHODS["vcl"].known_settings, {"std_update": "natural", **given})
+
+
+def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
+    """1/sigma^2 = 1/sigma_p^2 + N/beta H, the curvature H being measured with noise."""
+    prior = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -1.5, dtype=F64))
+    curvature = torch.linspace(0, 2, 50, dtype=F64).unsqueeze(0)
+    q = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -8.0, dtype=F64))
+    variance, grads = q.variance(), torch.zeros(2, 1, 50, dtype=F64)
+    weight = 1e-3
+    update = Update(q, variance, grads, [KL(prior, weight)], settings(), reference=False)
+    for _ in range(5000):
+        grads[1] = curvature * (1 + 0.1 * torch.randn(1, 50, generator=generator, dtype=F64))
+        update()
+    wanted = 1 / (1 / prior.variance() + curvature / weight)
+    torch.testing.assert_close(variance, wanted, rtol=0.05, atol=0)
+    torch.testing.assert_close(q.variance(), variance, rtol=1e-12, atol=0)
+
+
+def test_a_natural_step_rests_where_the_objective_does(generator):
+    """With an elastic term too: at the resting point the gradient of the whole objective is 0."""
+    draw = lambda: torch.rand(1, 30, generator=generator, dtype=F64)  # noqa: E731
+    prior = Gaussian(draw(), -2 - draw())
+    terms = [KL(prior, 1e-2), Elastic(prior, 3 * draw())]
+    q = Gaussian(prior.mean.clone(), torch.full((1, 30), -4.0, dtype=F64))
+    variance, grads, curvature = q.variance(), torch.zeros(2, 1, 30, dtype=F64), draw()
+    update = Update(q, variance, grads, terms, settings(std_rate=0.1), reference=False)
+    for _ in range(2000):
+        grads[1] = curvature
+        update()
+    log_std = q.log_std.clone().requires_grad_()
+    loss = (0.5 * curvature * (2 * log_std).exp()).sum()
+    loss = loss + sum(term.loss(Gaussian(q.mean, log_std)).sum() for term in terms)
+    (gradient,) = torch.autograd.grad(loss, log_std)
+    assert gradient.abs().max() < 1e-8
+
+
+def test_a_natural_step_needs_a_kl():
+    learner = evcl.Learner(
+        evcl.nn.mlp(4, [3]), method=evcl.methods.Method("bare", "", bayesian=True), std_update="natural"
+    )
+    with pytest.raises(evcl.EvclError, match="needs a method with a KL term"):
+        learner.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
