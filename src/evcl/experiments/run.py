@@ -116,14 +116,17 @@ def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
         precision=config.precision,
     )
     tasks = len(streams[0])
+    epochs = settings.epochs  # of a task; with a coreset, tuning's come on top
 
     def after_epoch(task: int, progress: Progress) -> None:
+        nonlocal epochs
+        epochs = progress.epochs
         if on_event is not None:
-            on_event(Event(task, tasks, progress.epoch, progress.epochs))
+            on_event(Event(task, tasks, progress.epoch, epochs))
 
     def after_task(task: int, accuracy: Tensor) -> None:
         if on_event is not None:
-            on_event(Event(task, tasks, settings.epochs, settings.epochs, float(accuracy.mean())))
+            on_event(Event(task, tasks, epochs, epochs, float(accuracy.mean())))
 
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
