@@ -439,6 +439,8 @@ def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modu
     keeps = settings.get("coreset", "none") != "none"
     run.load_tensors(tensors, saved["rounds"], [names.index(head) for head in tasks.values()] if keeps else [])
     for coreset in run.coresets:
+        if coreset.x.shape[2:] != run.coresets[0].x.shape[2:]:
+            raise EvclError("the inputs of its coresets should be of one shape")
         if coreset.y.numel():
             learner._inputs(coreset.x[0])  # the network takes them
     learner._heads, learner._tasks = heads, tasks

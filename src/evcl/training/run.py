@@ -373,14 +373,17 @@ class Run:
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
         for i, head in enumerate(coreset_heads):
-            x, y, first = tensors[f"coreset {i}.x"], tensors[f"coreset {i}.y"], tensors["coreset 0.x"]
-            if x.dtype != own["posterior.mean"].dtype or x.shape[2:] != first.shape[2:] or not bool(x.isfinite().all()):
-                raise EvclError(f"the inputs of coreset {i} should be {own['posterior.mean'].dtype}, all of it finite")
-            fits = y.dtype == torch.long and y.shape == x.shape[:2] and y.shape[0] == len(self.seeds)
-            if not fits or not bool(((y >= 0) & (y < self.classes(head))).all()):
-                raise EvclError(f"the labels of coreset {i} do not fit its inputs and its head")
+            self._check_coreset(i, tensors[f"coreset {i}.x"], tensors[f"coreset {i}.y"], head)
         self._take(tensors, coreset_heads)
         self.rounds = rounds
+
+    def _check_coreset(self, i: int, x: Tensor, y: Tensor, head: int) -> None:
+        wanted = self.network.posterior.mean.dtype
+        if x.dtype != wanted or not bool(x.isfinite().all()):
+            raise EvclError(f"the inputs of coreset {i} should be {wanted}, all of it finite")
+        fits = y.dtype == torch.long and y.shape == x.shape[:2] and len(y) == len(self.seeds)
+        if not fits or not bool(((y >= 0) & (y < self.classes(head))).all()):
+            raise EvclError(f"the labels of coreset {i} do not fit its inputs or its head")
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
