@@ -324,6 +324,13 @@ def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
     assert np.array_equal(*(one.predict_proba(first[0], "first") for one in (learner, back)))
 
 
+def test_a_file_without_coresets_brings_no_copy_in(saved):
+    learner, path = saved
+    rewritten(path, lambda description, tensors: tensors.update({"tuned.mean": torch.zeros(1, 3)}))
+    x = blobs()[0]
+    assert np.array_equal(evcl.load(path).predict_proba(x, "first"), learner.predict_proba(x, "first"))
+
+
 @pytest.mark.parametrize("method", ["vcl-random-coreset", "random-coreset"])
 def test_the_mean_network_is_of_what_predicts(method):
     x, y = blobs(n=100)

@@ -204,8 +204,8 @@ class Run:
     def tune(self, settings: Settings | None = None, *, on_epoch: OnEpoch | None = None) -> None:
         """For prediction: a copy of the posterior learns from the coresets of all tasks, each through its own head.
 
-        It is trained like one task more, of N = the coresets' size: the prior, and the anchor, is the posterior. What
-        the run remembers stays as it is.
+        It is trained like one task more, of N = the coresets' size: the prior, and the anchor, is the posterior (before
+        any training, the first prior). What the run remembers stays as it is.
         """
         if not any(task.y.numel() for task in self.coresets):  # tasks of one example each
             self.tuned = self.network.posterior
@@ -372,9 +372,12 @@ class Run:
                 raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
+        checked = {name: tensors[name] for name in own}
         for i, head in enumerate(coreset_heads):
-            self._check_coreset(i, tensors[f"coreset {i}.x"], tensors[f"coreset {i}.y"], head)
-        self._take(tensors, coreset_heads)
+            x, y = f"coreset {i}.x", f"coreset {i}.y"
+            self._check_coreset(i, tensors[x], tensors[y], head)
+            checked |= {x: tensors[x], y: tensors[y]}
+        self._take(checked, coreset_heads)
         self.rounds = rounds
 
     def _check_coreset(self, i: int, x: Tensor, y: Tensor, head: int) -> None:
