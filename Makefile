@@ -37,6 +37,7 @@ perf: $(VENV)/ready
 	$(BIN)/python perf/step.py
 	$(BIN)/python perf/fisher.py
 	$(BIN)/python perf/tasks.py
+	$(BIN)/python perf/coreset.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 

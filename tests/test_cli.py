@@ -262,7 +262,8 @@ def test_an_interrupted_demo_says_so_and_leaves_no_process(how, tmp_path):
 def test_list_names_everything(evcl):
     status, out, _ = evcl("list")
     assert status == 0
-    for name in ("evcl", "vcl", "ewc", "naive", "joint", "split-mnist", "permuted-digits", "tuned", "paper"):
+    methods = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset")
+    for name in (*methods, "naive", "joint", "split-mnist", "permuted-digits", "tuned", "paper"):
         assert f"  {name} " in out
     assert all(len(line) < 100 for line in out.splitlines())
 

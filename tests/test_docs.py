@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evcl.methods import METHODS
-from evcl.settings import BAYESIAN, ELASTIC, TRAINING, VALIDATION
+from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, VALIDATION
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = [
@@ -36,7 +36,7 @@ def test_the_readmes_defaults_are_the_codes():
     found = {}
     for names, defaults in rows:
         found |= dict(zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True))
-    settings = {**TRAINING, **BAYESIAN, **ELASTIC, "validation": VALIDATION}
+    settings = {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET, "validation": VALIDATION}
     assert found.keys() == settings.keys()
     for name, setting in settings.items():
         assert type(setting.default)(found[name]) == setting.default, name

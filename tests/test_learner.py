@@ -293,6 +293,102 @@ def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+# --- coresets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
+    learner = small(coreset="kcenter", coreset_size=20, epochs=60)
+    first, second = blobs(("a", "b"), seed=1), blobs((3, 4), seed=2)
+    learner.learn(first, task="first")
+    learner.learn(second, task="second")
+    p = learner.predict_proba(first[0], "first")
+    tuned, learner._run.tuned = learner._run.tuned, None
+    assert not np.allclose(learner.predict_proba(first[0], "first"), p, atol=1e-3)  # the posterior itself
+    learner._run.tuned = tuned
+    assert (learner.predict(first[0], "first") == first[1]).mean() > 0.9
+
+    learner.save(tmp_path / "m")
+    tensors = load_file(tmp_path / "m")
+    for i, (x, y) in enumerate((first, second)):
+        kept = tensors[f"coreset {i}.x"][0]
+        rows = [next(r for r in range(len(x)) if np.array_equal(x[r], one)) for one in kept.numpy()]
+        assert len(set(rows)) == 20
+        assert [sorted(set(y.tolist())).index(label) for label in y[rows].tolist()] == tensors[f"coreset {i}.y"][
+            0
+        ].tolist()
+    back = evcl.load(tmp_path / "m")
+    assert np.array_equal(back.predict_proba(first[0], "first"), p)
+    for one in (learner, back):
+        one.learn(blobs(("a", "c"), seed=3), head="first")  # its head grows, and the coresets' labels stay
+    assert learner.classes("first") == ("a", "b", "c")
+    assert np.array_equal(*(one.predict_proba(first[0], "first") for one in (learner, back)))
+
+
+def test_a_file_without_coresets_brings_no_copy_in(saved):
+    learner, path = saved
+    rewritten(path, lambda description, tensors: tensors.update({"tuned.mean": torch.zeros(1, 3)}))
+    x = blobs()[0]
+    assert np.array_equal(evcl.load(path).predict_proba(x, "first"), learner.predict_proba(x, "first"))
+
+
+@pytest.mark.parametrize("method", ["vcl-random-coreset", "random-coreset"])
+def test_the_mean_network_is_of_what_predicts(method):
+    x, y = blobs(n=100)
+    learner = evcl.Learner(evcl.nn.mlp(4, [16]), method, epochs=60, lr=0.01)
+    learner.learn((x, y))
+    with torch.no_grad():
+        p = learner.mean_network()(torch.from_numpy(x)).softmax(1).numpy()
+    assert (p.argmax(1) == y).mean() > 0.9
+    if method == "random-coreset":
+        np.testing.assert_allclose(p, learner.predict_proba(x), atol=1e-6)
+
+
+def test_coresets_need_inputs_of_one_shape():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.utils.skip_init(nn.Conv2d, 1, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).mean((2, 3))
+
+    learner = evcl.VCL(Net(), init="draw", epochs=1, coreset="random")
+    learner.learn((torch.zeros(10, 1, 6, 5), torch.arange(10) % 2), task="small")
+    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, and \(1, 9, 9\) came"):
+        learner.learn((torch.zeros(10, 1, 9, 9), torch.arange(10) % 2), task="large", head="small")
+    assert learner.tasks == ("small",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.pop("coreset 1.x"),
+        lambda t: t.pop("tuned.mean"),
+        lambda t: t["tuned.log_std"].fill_(torch.nan),
+        lambda t: t["coreset 0.x"].fill_(torch.inf),
+        lambda t: t["coreset 0.y"].fill_(2),
+        lambda t: t["coreset 0.y"].fill_(-1),
+        lambda t: t.update({"coreset 0.y": t["coreset 0.y"].float()}),
+        lambda t: t.update({"coreset 0.x": t["coreset 0.x"].double()}),
+        lambda t: t.update({"coreset 0.x": t["coreset 0.x"][:, 1:].clone()}),
+        lambda t: t.update({"coreset 0.x": t["coreset 0.x"][..., 0].clone()}),
+        lambda t: t.update({"coreset 1.x": t["coreset 1.x"][..., 1:].clone()}),
+        lambda t: t.update({f"coreset {i}.x": t[f"coreset {i}.x"][..., 1:].clone() for i in range(2)}),
+        lambda t: t.update({name: t[name].repeat(2, *[1] * (t[name].dim() - 1)) for name in t if "coreset" in name}),
+    ],
+)
+def test_a_damaged_coreset_is_one_clear_line(tmp_path, change):
+    learner = small(coreset="random", epochs=1)
+    learner.learn(blobs(("a", "b")))
+    learner.learn(blobs((3, 4)))
+    path = tmp_path / "m.safetensors"
+    learner.save(path)
+    rewritten(path, lambda description, tensors: change(tensors))
+    with pytest.raises(evcl.EvclError, match=r"cannot load .*m\.safetensors: ") as error:
+        evcl.load(path)
+    assert "\n" not in str(error.value)
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 X, Y = blobs()
@@ -363,6 +459,7 @@ def test_bad_data_is_refused_in_one_line_and_nothing_changes(data, options, mess
         ({"device": "banana"}, "device 'banana' cannot be used here"),
         ({"init_std": 1e-20}, "init_std must be a finite number of at least 1e-08"),
         ({"init": "he"}, "init must be"),
+        ({"coreset": "k-center"}, "coreset must be one of none, random, kcenter, not 'k-center'"),
         ({"dtype": torch.float16}, "dtype must be"),
     ],
 )

@@ -200,7 +200,7 @@ def list_(
     ):
         console.print(kind)
         for name, summary in entries.items():
-            console.print(f"  {name:<18} {summary}", soft_wrap=True)
+            console.print(f"  {name:<20} {summary}", soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)

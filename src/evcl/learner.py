@@ -37,6 +37,9 @@ class Learner:
     The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
     weights are where the posterior starts, but for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
     `init="network"` choose. Everything random derives from `seed`: torch's global generator is never touched.
+
+    It needs no data of earlier tasks, and keeps none. `coreset="random"` or `"kcenter"` keeps `coreset_size` examples
+    of each task, in the saved file too, and tunes what predicts on them after each task.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class Learner:
                 heads[head] = classes
                 targets = positions(y, classes).to(x.device)
                 tasks.append(TaskData(x.unsqueeze(0), targets.unsqueeze(0), list(heads).index(head)))
-            run.train(tasks, settings, on_epoch=on_epoch)
+            run.learn(tasks, settings, on_epoch)
         except BaseException as error:
             run.restore(state)
             if isinstance(error, EvclError):
@@ -259,12 +262,12 @@ class Learner:
         return self
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
-        """A plain module of the posterior means, from inputs to the logits of a task's head."""
-        network = self._run.network
-        views = network.layout.views(network.posterior.mean)
+        """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
+        network, mean = self._run.network, self._run.predictor.mean
+        views = network.layout.views(mean)
         names = head_names(list(self._heads).index(self._head(task)))
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
-        trunk = copy.deepcopy(self._plain).to(network.posterior.mean)
+        trunk = copy.deepcopy(self._plain).to(mean)
         head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
         with torch.no_grad():
             for name, parameter in trunk.named_parameters():
@@ -432,7 +435,14 @@ def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modu
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
     for classes in heads.values():
         run.add_head(saved["features"], len(classes))
-    run.load_tensors(tensors, saved["rounds"])
+    names = list(heads)
+    keeps = settings.get("coreset", "none") != "none"
+    run.load_tensors(tensors, saved["rounds"], [names.index(head) for head in tasks.values()] if keeps else [])
+    for coreset in run.coresets:
+        if coreset.x.shape[2:] != run.coresets[0].x.shape[2:]:
+            raise EvclError("the inputs of its coresets should be of one shape")
+        if coreset.y.numel():
+            learner._inputs(coreset.x[0])  # the network takes them
     learner._heads, learner._tasks = heads, tasks
     return learner
 

@@ -93,6 +93,14 @@ ELASTIC: dict[str, Setting] = {
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
     "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
+CORESET: dict[str, Setting] = {
+    "coreset": Setting(
+        "none",
+        "examples of each task, kept out of its training, that predictions are tuned on: drawn, or k-center",
+        choices=("none", "random", "kcenter"),
+    ),
+    "coreset_size": Setting(200, "examples kept of each task, at most half of them", low=1, high=100_000_000),
+}
 
 
 class Settings(Mapping[str, Any]):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import evcl
+from evcl.coresets import kcenter
 from evcl.methods import METHODS, Centred, Pull
 from evcl.nn import Gaussian
 from evcl.nn.chain import Chain, find_chain, find_places, padded
@@ -159,12 +160,12 @@ def stream(method, replicas, device, epochs=30, batch_size=64):
     accuracy = []
     for labels in (y, (x[..., 2] > 0).long()):
         task = TaskData(x.to(device), labels.to(device), head)
-        run.train([task])
+        run.learn([task])
         accuracy.append((run.predict(task.x, head).argmax(2) == task.y).double().mean())
     return torch.stack(accuracy).cpu()
 
 
-@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive"])
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "vcl-kcenter-coreset", "random-coreset"])
 def test_a_gpu_learns_what_a_cpu_learns(method):
     torch.testing.assert_close(stream(method, 4, "cuda"), stream(method, 4, "cpu"), rtol=0, atol=0.03)
 
@@ -193,6 +194,30 @@ def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     captures.clear()
     stream("evcl", 3, "cuda", epochs=4, batch_size=50)
     assert captures == 2 * [(50, 10), (50, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_k_centers_are_a_cpus_without_a_wait():
+    """Small whole numbers and copies: ties abound, and are exact."""
+    x = torch.randint(-3, 4, (3, 2048, 20), generator=torch.Generator().manual_seed(0)).float()
+    x[:, 1024:] = x[:, :1024]
+    on_gpu = x.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = kcenter(on_gpu, 100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found.cpu(), kcenter(x, 100))
+
+
+def test_a_learner_with_a_coreset_moves():
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    learner = evcl.EVCL(evcl.nn.mlp(4, [8]), coreset="random", epochs=3)
+    learner.learn((x, (x[:, 0] > 0).long()))
+    before = learner.predict_proba(x)
+    torch.testing.assert_close(learner.to("cuda").predict_proba(x), before, rtol=1e-3, atol=1e-3)
+    learner.learn((x, (x[:, 1] > 0).long()))
+    assert learner.to("cpu").predict_proba(x, task=0).isfinite().all()
 
 
 def posterior(**options):

@@ -9,7 +9,7 @@ from typing import Any
 
 from evcl.errors import unknown
 from evcl.methods import Method
-from evcl.settings import ELASTIC
+from evcl.settings import CORESET, ELASTIC
 
 SUMMARIES = {
     "tuned": "chosen on validation data; the default",
@@ -25,8 +25,8 @@ def _table() -> dict[str, Any]:
 def preset(name: str, benchmark: str, method: Method) -> dict[str, Any]:
     """The settings that a preset gives a method on a benchmark; a more particular table wins.
 
-    In a preset `"*"` stands for every benchmark or every method, `bayesian` and `elastic` for the methods that have
-    those settings.
+    In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic` and `coreset` for the methods
+    that have those settings.
     """
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES)
@@ -35,6 +35,8 @@ def preset(name: str, benchmark: str, method: Method) -> dict[str, Any]:
         groups.append("bayesian")
     if ELASTIC.keys() <= method.settings.keys():
         groups.append("elastic")
+    if CORESET.keys() <= method.known_settings.keys():
+        groups.append("coreset")
     found: dict[str, Any] = {}
     for scope in ("*", benchmark):
         tables = _table()[name].get(scope, {})

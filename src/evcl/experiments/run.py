@@ -111,7 +111,7 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     for i, config in enumerate(configs):
         method = methods.get(config.method)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
-        key = (*where, config.settings.validation, method.bayesian, method.joint)
+        key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
         fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())

@@ -1,5 +1,6 @@
 """What each method adds to the loss and what it remembers; a short file each."""
 
+from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC
 from evcl.methods.joint import JOINT
@@ -9,7 +10,8 @@ from evcl.methods.terms import KL, Centred, Elastic, Pull, Quadratic, Term, auto
 from evcl.methods.together import together
 from evcl.methods.vcl import VCL
 
-for _method in (EVCL, VCL, EWC, NAIVE, JOINT):  # the order of `evcl list`
+# the order of `evcl list`
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
 __all__ = [

@@ -12,7 +12,7 @@ from evcl.errors import EvclError
 from evcl.methods.terms import Elastic, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.registry import Registry
-from evcl.settings import BAYESIAN, TRAINING, Setting, Settings
+from evcl.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ class Method:
     bayesian        a Gaussian over each weight; otherwise a point
     terms           (memory, settings, examples in the task) -> the terms added to the mean NLL
     importance      finished task -> [R, P], its need of each weight, accumulated as F <- decay F + F_t; or None
-    settings        its settings beyond those of training and, if it is Bayesian, of every Bayesian method
+    settings        its settings beyond those of training and, if it is Bayesian, of every Bayesian method; one of
+                    those with another default or other choices
     joint           trains on all tasks at once: not a continual learner but a ceiling
+    coreset_only    trains on the tasks' coresets and nothing else, from the first weights, after each task
     """
 
     name: str
@@ -64,10 +66,11 @@ class Method:
     importance: Callable[[FinishedTask], Tensor] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     joint: bool = False
+    coreset_only: bool = False
 
     @property
     def known_settings(self) -> dict[str, Setting]:
-        return {**TRAINING, **(BAYESIAN if self.bayesian else {}), **self.settings}
+        return {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
 
 
 def elastic(memory: Memory, s: Settings) -> Elastic:

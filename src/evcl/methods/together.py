@@ -19,14 +19,14 @@ Rows = list[int]  # the replicas of one method
 
 
 def together(methods: Sequence[Method]) -> Method:
-    """The method of a program whose replica r follows `methods[r]`; all of them Bayesian, or none."""
+    """The method of a program whose replica r follows `methods[r]`; all of one kind (Bayesian or not, joint or not)."""
     groups: dict[str, tuple[Method, Rows]] = {}
     for r, method in enumerate(methods):
         groups.setdefault(method.name, (method, []))[1].append(r)
     if len(groups) == 1:
         return methods[0]
-    if len({(method.bayesian, method.joint) for method in methods}) > 1:
-        raise EvclError(f"{' and '.join(groups)} cannot share a program: all must be Bayesian, or none, or joint")
+    if len({(method.bayesian, method.joint, method.coreset_only) for method in methods}) > 1:
+        raise EvclError(f"{' and '.join(groups)} are of different kinds and cannot share a program")
 
     def terms(memory: Memory, s: Settings, n: int) -> list[Term]:
         found: list[Term] = []

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from evcl.coresets import choose, others
 from evcl.errors import EvclError
 from evcl.methods import FinishedTask, Memory, Method
 from evcl.nn import Gaussian, Layout, Linear, bayesianize, he_uniform, head_names
 from evcl.nn.chain import find_chain, padded
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
-from evcl.training.task import OnEpoch, Pool, Step, TaskData, capturing, matmul_precision, optimise
+from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, capturing, matmul_precision, optimise
 
 ALIGNED = 4  # widths on a GPU are multiples of this: 16 bytes
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
@@ -31,6 +33,7 @@ class State:
     heads: int
     rounds: int
     tensors: dict[str, Tensor]
+    coreset_heads: tuple[int, ...]
 
 
 class Run:
@@ -81,6 +84,8 @@ class Run:
         self.importance = torch.zeros_like(mean)
         self.used = mean.new_zeros(mean.shape[1])
         self.rounds = 0  # trained so far; it numbers the generators
+        self.coresets: list[TaskData] = []  # the examples kept of each task, [R, m, ...]
+        self.tuned: Gaussian | None = None  # the copy of the posterior that has learned from them
         self._kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
 
     # --- heads -----------------------------------------------------------------------------------------------------
@@ -136,12 +141,52 @@ class Run:
             None if prior.log_std is None else filled(prior.log_std, self._log("prior_std")),
         )
         self.importance, self.used = filled(self.importance, zero), filled(self.used, zero)
-        self.network.layout = new
+        self.network.layout, self.tuned = new, None
 
     def _log(self, setting: str) -> Tensor:
         return torch.as_tensor(self.settings[setting], dtype=torch.float64).log()
 
     # --- training --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self, tasks: Sequence[TaskData], settings: Settings | None = None, on_epoch: OnEpoch | None = None
+    ) -> None:
+        """One round as the setting `coreset` wants it: `train` on what is outside the coresets, then `tune`.
+
+        The epochs of both are reported as those of one round.
+        """
+        s = settings or self.settings
+        if s.get("coreset", "none") == "none":
+            self.train(tasks, s, on_epoch=on_epoch)
+            return
+        stages = 1 if self.method.coreset_only else 2
+
+        def report(stage: int, p: Progress) -> None:
+            if on_epoch is not None:
+                on_epoch(replace(p, epoch=stage * p.epochs + p.epoch, epochs=stages * p.epochs))
+
+        state = self.state()
+        try:
+            rows = [self._coreset(task, i, s) for i, task in enumerate(tasks)]
+            if self.method.coreset_only:
+                self.rounds += 1
+            else:
+                rest = [_part(task, others(r, task.y.shape[1])) for task, r in zip(tasks, rows, strict=True)]
+                self.train(rest, s, on_epoch=partial(report, 0))
+            kept = [_part(task, r.repeat(len(self.seeds) // len(r), 1)) for task, r in zip(tasks, rows, strict=True)]
+            self.coresets = [*self.coresets, *kept]
+            self.tune(s, on_epoch=partial(report, stages - 1))
+        except BaseException:
+            self.restore(state)
+            raise
+
+    def _coreset(self, task: TaskData, i: int, s: Settings) -> Tensor:
+        """The rows [R or 1, m] of the coreset of the round's task i."""
+        shapes = [tuple(one.x.shape[2:]) for one in (*self.coresets[:1], task)]
+        if shapes[0] != shapes[-1]:
+            raise EvclError(f"coresets need inputs of one shape, and {shapes[-1]} came after {shapes[0]}")
+        generators = [generator(seed, "coreset", self.rounds, i) for seed in self.seeds]
+        return choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), generators)
 
     def train(
         self,
@@ -154,6 +199,36 @@ class Run:
     ) -> None:
         """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
         s = settings or self.settings
+        with self._precision():
+            part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, reference)
+            self._remember(part, q, memory, tasks, s)
+
+    def tune(self, settings: Settings | None = None, *, on_epoch: OnEpoch | None = None) -> None:
+        """For prediction: a copy of the posterior learns from the coresets of all tasks, each through its own head.
+
+        It is trained like one task more, of N = the coresets' size: the prior, and the anchor, is the posterior (before
+        any training, the first prior). What the run remembers stays as it is.
+        """
+        if not any(task.y.numel() for task in self.coresets):  # tasks of one example each
+            self.tuned = self.network.posterior
+            return
+        with self._precision():
+            part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch)
+        self.tuned = self._written(self.network.posterior, part, q)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
+
+    def _fit(
+        self,
+        tasks: Sequence[TaskData],
+        s: Settings,
+        round_: int,
+        noise: Noise | None,
+        on_epoch: OnEpoch | None,
+        reference: bool = False,
+    ) -> tuple[Layout, Memory, Gaussian]:
+        """The weights that these tasks use, what is remembered of those, and the posterior they are given."""
         layout = self.network.layout
         pool = Pool(tasks, self.classes)
         on_gpu = self.network.posterior.mean.is_cuda
@@ -170,10 +245,9 @@ class Run:
         )
         terms = self.method.terms(memory, s, len(pool))
         self._kept = None
-        with matmul_precision(self.precision) if on_gpu else nullcontext():
-            step = Step(self.network, part, q, terms, s, pool, chain, reference)
-            optimise(step, pool, s, self.seeds, self.rounds, noise, on_epoch)
-            self._remember(part, step.q, memory, tasks, s)
+        step = Step(self.network, part, q, terms, s, pool, chain, reference)
+        optimise(step, pool, s, self.seeds, round_, noise, on_epoch)
+        return part, memory, step.q
 
     def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
         layout, log_std = self.network.layout, gaussian.log_std
@@ -190,23 +264,23 @@ class Run:
                     importance = importance + self.method.importance(finished)
             if not bool(importance.isfinite().all()):
                 raise EvclError("the importance of some weights is not finite: the run is left as it was")
-        layout = self.network.layout
-
-        def written(flat: Tensor, values: Tensor) -> Tensor:
-            flat = flat.clone()
-            layout.scatter_(flat, part, values)
-            return flat
-
-        def moved(to: Gaussian) -> Gaussian:
-            log_std = None
-            if to.log_std is not None and q.log_std is not None:
-                log_std = written(to.log_std, q.log_std)
-            return Gaussian(written(to.mean, q.mean), log_std)
-
-        self.network.posterior, self.prior = moved(self.network.posterior), moved(self.prior)
-        self.importance = written(self.importance, importance)
-        self.used = written(self.used, torch.ones_like(memory.used))
+        self.network.posterior = self._written(self.network.posterior, part, q)
+        self.prior, self.tuned = self._written(self.prior, part, q), None
+        self.importance = self._scattered(self.importance, part, importance)
+        self.used = self._scattered(self.used, part, torch.ones_like(memory.used))
         self.rounds += 1
+
+    def _scattered(self, flat: Tensor, part: Layout, values: Tensor) -> Tensor:
+        flat = flat.clone()
+        self.network.layout.scatter_(flat, part, values)
+        return flat
+
+    def _written(self, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:
+        """A copy of `to` in which the weights of `part` are q's."""
+        log_std = None
+        if to.log_std is not None and q.log_std is not None:
+            log_std = self._scattered(to.log_std, part, q.log_std)
+        return Gaussian(self._scattered(to.mean, part, q.mean), log_std)
 
     def _finished(self, task: TaskData, i: int, q: Gaussian, part: Layout, s: Settings) -> FinishedTask:
         generators = [generator(seed, "fisher", self.rounds, i) for seed in self.seeds]
@@ -216,6 +290,11 @@ class Run:
         return FinishedTask(self.network, q.mean, part, x, y, [task.head], s, generators)
 
     # --- prediction ------------------------------------------------------------------------------------------------
+
+    @property
+    def predictor(self) -> Gaussian:
+        """What predictions are made from: the posterior, or the copy of it that was tuned on the coresets."""
+        return self.network.posterior if self.tuned is None else self.tuned
 
     @torch.no_grad()
     def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int = 4096) -> Tensor:
@@ -237,7 +316,7 @@ class Run:
 
     def draws(self, heads: Iterable[int]) -> Sequence[Tensor] | Iterator[Tensor]:
         """The weight draws [R, P] of every prediction, kept until the posterior changes if they are not too large."""
-        posterior, wanted = self.network.posterior, tuple(heads)
+        posterior, wanted = self.predictor, tuple(heads)
         if posterior.mean.numel() * self.settings.get("predict_samples", 1) > KEPT_NUMBERS:
             return self._draws(wanted)
         versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
@@ -247,7 +326,7 @@ class Run:
 
     def _draws(self, heads: Iterable[int]) -> Iterator[Tensor]:
         """Each a function of the seed, whatever the heads asked for."""
-        mean, log_std = self.network.posterior.mean, self.network.posterior.log_std
+        mean, log_std = self.predictor.mean, self.predictor.log_std
         if log_std is None:
             yield mean
             return
@@ -269,46 +348,77 @@ class Run:
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        return State(self.network.layout, len(self.network.heads), self.rounds, self.tensors())
+        return State(self.network.layout, len(self.network.heads), self.rounds, self.tensors(), self._coreset_heads())
 
     def restore(self, state: State) -> None:
         del self.network.heads[state.heads :]
         self.network.layout, self.rounds = state.layout, state.rounds
-        self._take(state.tensors)
+        self._take(state.tensors, state.coreset_heads)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every buffer, by name: with the layout, the seeds and `rounds`, all there is to save."""
-        posterior = self.network.posterior
-        named = {
-            "posterior.mean": posterior.mean,
-            "posterior.log_std": posterior.log_std,
-            "prior.mean": self.prior.mean,
-            "prior.log_std": self.prior.log_std,
-            "importance": self.importance,
-            "used": self.used,
-        }
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        """Every buffer, by name: with the layout, the seeds, `rounds` and the coresets' heads, all there is to save."""
+        named = {"importance": self.importance, "used": self.used}
+        gaussians = {"posterior": self.network.posterior, "prior": self.prior, "tuned": self.tuned}
+        for name, gaussian in gaussians.items():
+            if gaussian is not None:
+                named[f"{name}.mean"] = gaussian.mean
+                if gaussian.log_std is not None:
+                    named[f"{name}.log_std"] = gaussian.log_std
+        for i, task in enumerate(self.coresets):
+            named |= {f"coreset {i}.x": task.x, f"coreset {i}.y": task.y}
+        return named
 
-    def load_tensors(self, tensors: dict[str, Tensor], rounds: int) -> None:
+    def load_tensors(self, tensors: dict[str, Tensor], rounds: int, coreset_heads: Sequence[int] = ()) -> None:
         """Take up the buffers of `tensors()`, in the present layout."""
-        for name, own in self.tensors().items():
+        own = self.tensors()
+        if coreset_heads:
+            own |= {name.replace("posterior", "tuned"): t for name, t in own.items() if name.startswith("posterior")}
+        for name, wanted in own.items():
             found = tensors[name]
-            if found.shape != own.shape or found.dtype != own.dtype or not bool(found.isfinite().all()):
-                raise EvclError(f"{name} should be {own.dtype} {tuple(own.shape)}, all of it finite")
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not bool(found.isfinite().all()):
+                raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
-        self._take(tensors)
+        checked = {name: tensors[name] for name in own}
+        for i, head in enumerate(coreset_heads):
+            x, y = f"coreset {i}.x", f"coreset {i}.y"
+            self._check_coreset(i, tensors[x], tensors[y], head)
+            checked |= {x: tensors[x], y: tensors[y]}
+        self._take(checked, coreset_heads)
         self.rounds = rounds
+
+    def _check_coreset(self, i: int, x: Tensor, y: Tensor, head: int) -> None:
+        wanted = self.network.posterior.mean.dtype
+        if x.dtype != wanted or not bool(x.isfinite().all()):
+            raise EvclError(f"the inputs of coreset {i} should be {wanted}, all of it finite")
+        fits = y.dtype == torch.long and y.shape == x.shape[:2] and len(y) == len(self.seeds)
+        if not fits or not bool(((y >= 0) & (y < self.classes(head))).all()):
+            raise EvclError(f"the labels of coreset {i} do not fit its inputs or its head")
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
         self.network.trunk.to(device)
-        self._take({name: tensor.to(device) for name, tensor in self.tensors().items()})
+        self._take({name: tensor.to(device) for name, tensor in self.tensors().items()}, self._coreset_heads())
         settings = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self.settings = Settings(settings)
 
-    def _take(self, tensors: dict[str, Tensor]) -> None:
+    def _coreset_heads(self) -> tuple[int, ...]:
+        return tuple(task.head for task in self.coresets)
+
+    def _take(self, tensors: dict[str, Tensor], coreset_heads: Sequence[int]) -> None:
         self._kept = None
-        self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
-        self.prior = Gaussian(tensors["prior.mean"], tensors.get("prior.log_std"))
+
+        def gaussian(name: str) -> Gaussian:
+            return Gaussian(tensors[f"{name}.mean"], tensors.get(f"{name}.log_std"))
+
+        self.network.posterior, self.prior = gaussian("posterior"), gaussian("prior")
+        self.tuned = gaussian("tuned") if "tuned.mean" in tensors else None
         self.importance, self.used = tensors["importance"], tensors["used"]
+        self.coresets = [
+            TaskData(tensors[f"coreset {i}.x"], tensors[f"coreset {i}.y"], head) for i, head in enumerate(coreset_heads)
+        ]
+
+
+def _part(task: TaskData, rows: Tensor) -> TaskData:
+    """A copy of a task's examples `rows` [R or 1, n]."""
+    return TaskData(*task.take(rows), task.head)

@@ -48,7 +48,7 @@ def learn_stream(
         last = round_[-1]
         training = [_data(run, tasks[k], [t.train for t in tasks[k]], _head(run, tasks[k][0], heads)) for k in round_]
         try:
-            run.train(training, on_epoch=on_epoch and partial(on_epoch, last))
+            run.learn(training, on_epoch=on_epoch and partial(on_epoch, last))
         except EvclError as error:
             raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
         del training
