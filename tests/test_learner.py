@@ -324,6 +324,12 @@ def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
     assert np.array_equal(*(one.predict_proba(first[0], "first") for one in (learner, back)))
 
 
+def test_epochs_are_those_of_tuning_too():
+    learner, heard = small(coreset="random"), []
+    learner.learn((X, Y), epochs=2, on_epoch=lambda p: heard.append((p.epoch, p.epochs)))
+    assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 def test_a_file_without_coresets_brings_no_copy_in(saved):
     learner, path = saved
     rewritten(path, lambda description, tensors: tensors.update({"tuned.mean": torch.zeros(1, 3)}))

@@ -186,7 +186,8 @@ def test_tasks_learned_jointly_have_a_coreset_each(generator):
         run.add_head(6, task.head + 2)
     run.learn(data)
     assert [task.head for task in run.coresets] == [0, 1]
-    assert not torch.equal(run.coresets[0].x[..., 0], run.coresets[1].x[..., 0] - 1)  # drawn each for itself
+    rows = [[round(100 * i) % 100 for i in task.x[0, :, 0].tolist()] for task in run.coresets]
+    assert rows[0] != rows[1]  # drawn each for itself
 
 
 @pytest.mark.parametrize("epoch", [1, 5])
