@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from evcl import __version__, benchmarks, data_cli, experiments, methods
-from evcl.errors import EvclError
+from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 
 app = typer.Typer(
@@ -174,6 +175,58 @@ def demo(
                 results.append(result)
     _print_tables(results)
     _report(out, "Four methods learn five tasks, one after another")
+
+
+@app.command()
+def tune(
+    search: Annotated[Path, typer.Argument(help="A TOML file that says what is searched: see docs/RESULTS.md.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of what was found, a file a benchmark [beside the search].")
+    ] = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
+) -> None:
+    """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
+    with usage():
+        wanted = experiments.read_search(search)
+        names = benchmark or list(wanted.benchmarks)
+        for name in names:
+            if name not in wanted.benchmarks:
+                raise unknown("benchmark of the search", name, wanted.benchmarks)
+        device, precision = experiments.where(device, precision)
+    folder = out or search.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name in names:
+        path = folder / f"{name.replace(':', '-')}.json"
+        if not path.exists() or overwrite:
+            console.print(f"{name}: {wanted.trials} trials a method, {len(wanted.seeds)} seeds each")
+            experiments.write_json(path, experiments.tune(wanted, name, device, precision))
+        found.append(json.loads(path.read_text("utf-8")))
+        _print_trials(found[-1])
+    for method in wanted.spaces if len(found) > 1 else ():
+        settings, means = experiments.recipe(found, method)
+        each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
+        console.print(f"one recipe for all, {method}: {_one_line(settings)}\n  {each}", soft_wrap=True)
+
+
+def _print_trials(found: dict[str, Any], count: int = 3) -> None:
+    table = Table(title=f"{found['benchmark']}, validation", title_style="bold", title_justify="left")
+    for column in ("method", "accuracy", "settings"):
+        table.add_column(column, overflow="fold")
+    for method, tried in found["tried"].items():
+        for trial in tried[:count]:
+            accuracy = (
+                "lost" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
+            )
+            table.add_row(method, accuracy, _one_line(trial["settings"]))
+    console.print(table)
+
+
+def _one_line(settings: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 @app.command()

@@ -90,6 +90,15 @@ ELASTIC: dict[str, Setting] = {
         choices=("exact", "sampled", "empirical"),
     ),
     "fisher_examples": Setting(5000, "training examples the Fisher is measured on", low=1, high=100_000_000),
+    "fisher_draws": Setting(
+        0, "weights drawn from the posterior that the Fisher is averaged over; 0: at its mean", high=1000
+    ),
+    "fisher_temperature": Setting(
+        1.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
+    ),
+    "fisher_scale": Setting(
+        "none", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
+    ),
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
     "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }

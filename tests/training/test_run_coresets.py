@@ -11,7 +11,7 @@ import evcl
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS
 from evcl.settings import resolve
-from evcl.training import Pool, Run, TaskData, learn_stream
+from evcl.training import Run, Step, TaskData, learn_stream
 
 F64 = torch.float64
 N, M = 41, 12  # examples of a task, and of its coreset
@@ -53,15 +53,15 @@ def same(a, b):
 def seen(monkeypatch):
     """The examples [R][...] that each pool of training shows, by their first number; a list a pool."""
     pools = {}
-    nll = Pool.nll
+    step = Step.__call__
 
-    def noted(pool, network, rows):
-        shown = pools.setdefault(id(pool), (pool, [set() for _ in rows]))[1]
-        for r, ids in enumerate(pool.data.take(rows)[0][..., 0].tolist()):
+    def noted(self, rows, noise):
+        shown = pools.setdefault(id(self), (self, [set() for _ in rows]))[1]
+        for r, ids in enumerate(TaskData(self.pool.x, self.pool.y, -1).take(rows)[0][..., 0].tolist()):
             shown[r] |= {round(100 * i) for i in ids}
-        return nll(pool, network, rows)
+        return step(self, rows, noise)
 
-    monkeypatch.setattr(Pool, "nll", noted)
+    monkeypatch.setattr(Step, "__call__", noted)
     return lambda: [shown for _, shown in pools.values()]
 
 
@@ -214,9 +214,9 @@ def test_a_round_that_is_stopped_leaves_the_run_as_it_was(epoch, generator):
 def test_progress_counts_the_epochs_of_tuning(method, epochs):
     events = []
     execute(configure("split-digits", method, seeds=[0], tasks=2, given={"epochs": 2}), events.append)
-    counted = [(e.task, e.epoch, e.epochs) for e in events if e.accuracy is None]
-    assert counted == [(task, epoch, epochs) for task in range(2) for epoch in range(1, epochs + 1)]
-    assert [(e.epoch, e.epochs) for e in events if e.accuracy is not None] == [(epochs, epochs)] * 2
+    counted = [(e.task, e.done) for e in events if e.accuracy is None]
+    assert counted == [(task, (task + epoch / epochs) / 2) for task in range(2) for epoch in range(1, epochs + 1)]
+    assert [e.done for e in events if e.accuracy is not None] == [0.5, 1]
 
 
 def test_a_coreset_restores_what_vcl_forgets():

@@ -34,11 +34,12 @@ def fisher(
     kind: str = "exact",
     generators: Sequence[torch.Generator] | None = None,
     chunk: int | None = None,
+    temperature: Tensor | float = 1.0,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
     `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
-    go through the network at once.
+    go through the network at once. `temperature` ([R, 1], or one for all) divides the logits.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -52,7 +53,9 @@ def fisher(
         calls, handles = _record(network)
         try:
             with torch.enable_grad():
-                log_p = F.log_softmax(network.logits(xs.flatten(0, 1), heads), dim=1)
+                logits = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
+                warm = temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature
+                log_p = F.log_softmax(logits / warm, dim=2).flatten(0, 1)
         finally:
             for handle in handles:
                 handle.remove()

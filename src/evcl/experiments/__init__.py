@@ -11,8 +11,10 @@ from evcl.experiments.run import (
     execute,
     open_folder,
     read_result,
+    where,
     write_result,
 )
+from evcl.experiments.tune import read_search, recipe, tune, write_json
 
 __all__ = [
     "RESULT",
@@ -27,5 +29,10 @@ __all__ = [
     "open_folder",
     "preset",
     "read_result",
+    "read_search",
+    "recipe",
+    "tune",
+    "where",
+    "write_json",
     "write_result",
 ]

@@ -32,13 +32,17 @@ class FinishedTask:
     """A task that has just been learned, for measuring how much it needs each weight."""
 
     network: BayesianNetwork
-    mean: Tensor  # [R, P], the weights in use
+    q: Gaussian  # [R, P], the posterior of the weights in use
     layout: Layout  # their names
     x: Tensor  # [R, n, ...]
     y: Tensor  # [R, n], positions in the head
     heads: Sequence[int]
     settings: Settings
     generators: Sequence[torch.Generator]  # one a replica
+
+    @property
+    def mean(self) -> Tensor:
+        return self.q.mean
 
 
 def no_terms(memory: Memory, s: Settings, n: int) -> list[Term]:

@@ -38,7 +38,7 @@ def together(methods: Sequence[Method]) -> Method:
         return found
 
     def importance(task: FinishedTask) -> Tensor:
-        total = torch.zeros_like(task.mean)
+        total = torch.zeros_like(task.q.mean)
         for method, rows in groups.values():
             if method.importance is not None:
                 total[rows] = method.importance(task)[rows]

@@ -54,8 +54,12 @@ class Run:
         dtype: torch.dtype = torch.float32,
         unsupported: Literal["error", "deterministic"] = "error",
         precision: str = "fp32",
+        tolerant: bool = False,
     ) -> None:
-        """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights."""
+        """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights.
+
+        `tolerant`: replicas whose loss is lost are noted in `lost`, and the others go on.
+        """
         if len(settings) != len(seeds):
             raise ValueError("one Settings a seed")
         self.method, self.seeds, self.precision = method, tuple(seeds), precision
@@ -83,6 +87,7 @@ class Run:
         self.prior = Gaussian(torch.zeros_like(mean), log_std)
         self.importance = torch.zeros_like(mean)
         self.used = mean.new_zeros(mean.shape[1])
+        self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
         self.rounds = 0  # trained so far; it numbers the generators
         self.coresets: list[TaskData] = []  # the examples kept of each task, [R, m, ...]
         self.tuned: Gaussian | None = None  # the copy of the posterior that has learned from them
@@ -246,7 +251,12 @@ class Run:
         terms = self.method.terms(memory, s, len(pool))
         self._kept = None
         step = Step(self.network, part, q, terms, s, pool, chain, reference)
-        optimise(step, pool, s, self.seeds, round_, noise, on_epoch)
+        start = q.snapshot() if self.tolerant else None
+        optimise(step, pool, s, self.seeds, round_, noise, on_epoch, self.lost if self.tolerant else None)
+        if start is not None:  # one that is lost stays where it was, and is measured no more
+            step.q.mean[self.lost] = start.mean[self.lost]
+            if step.q.log_std is not None and start.log_std is not None:
+                step.q.log_std[self.lost] = start.log_std[self.lost]
         return part, memory, step.q
 
     def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
@@ -287,7 +297,7 @@ class Run:
         n, examples = task.y.shape[1], s.get("fisher_examples", ELASTIC["fisher_examples"].default)
         rows = torch.stack([torch.randperm(n, generator=g)[:examples] for g in generators])
         x, y = task.take(rows.to(task.y.device))
-        return FinishedTask(self.network, q.mean, part, x, y, [task.head], s, generators)
+        return FinishedTask(self.network, q, part, x, y, [task.head], s, generators)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from evcl.training.task import Progress, TaskData
 
 @dataclass(frozen=True)
 class StreamResult:
-    """accuracy [R, after task, on task], NaN where not measured; at the end, each task's probabilities and labels."""
+    """accuracy [R, after task, on task], NaN where not measured, or lost; each task's last probabilities and labels."""
 
     accuracy: Tensor
     probabilities: list[Tensor]  # a task: [R, N, classes]
@@ -60,6 +60,7 @@ def learn_stream(
             labels.append(data.y)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (probabilities[k].argmax(2) == y).double().mean(1).cpu()
+        accuracy[run.lost.cpu(), last] = torch.nan
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     return StreamResult(accuracy, probabilities, labels)

@@ -124,7 +124,7 @@ class Step:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
-        self.q = Gaussian(values[0], q.log_std)
+        self.q, self.pool = Gaussian(values[0], q.log_std), pool
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Tensor, Noise], Tensor]
         if chain is None or (values.is_cuda and kernels is None):
@@ -145,10 +145,10 @@ class Step:
         return self.update.buffers()
 
     def sound(self) -> Tensor:
-        """Whether every mean is finite, and every variance finite and above 0."""
-        sound = self.q.mean.isfinite().all()
+        """[R]: whether every mean is finite, and every variance finite and above 0."""
+        sound = self.q.mean.isfinite().all(1)
         variance = self.q.variance()
-        return sound if variance is None else sound & variance.isfinite().all() & (variance > 0).all()
+        return sound if variance is None else sound & variance.isfinite().all(1) & (variance > 0).all(1)
 
 
 @dataclass(frozen=True)
@@ -171,17 +171,23 @@ def optimise(
     round_: int,
     noise: Noise | None = None,
     on_epoch: OnEpoch | None = None,
+    lost: Tensor | None = None,
 ) -> None:
-    """Train for `s.epochs` epochs. The order of batches is a function of (seed, round, epoch); so is the noise."""
+    """Train for `s.epochs` epochs. The order of batches is a function of (seed, round, epoch); so is the noise.
+
+    A replica whose loss or weights are no numbers is an error, or is marked in `lost` [R].
+    """
     on_gpu = step.q.mean.is_cuda and noise is None
     run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
     for epoch in range(s.epochs):
         nll = run.epoch(epoch, s.batch_size) / len(pool)
-        if not bool(nll.isfinite().all() & step.sound()):
-            finite = zip(seeds, nll.isfinite().tolist(), strict=True)
-            lost = [seed for seed, ok in finite if not ok] or list(seeds)
+        sound = nll.isfinite() & step.sound()
+        if lost is not None:
+            lost |= ~sound
+        elif not bool(sound.all()):
+            names = ", ".join(str(seed) for seed, ok in zip(seeds, sound.tolist(), strict=True) if not ok)
             raise Diverged(
-                f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {', '.join(map(str, lost))}); "
+                f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
                 f"the state from before this task is kept: try a smaller lr than {s.lr}"
             )
         if on_epoch is not None:
