@@ -3,21 +3,20 @@
 The memory floor is the traffic of the update: each of its buffers read and written once (the means and log sigmas, two
 moments each, the constants of the pull, the gradients and the variance). The arithmetic floor is the bare products of
 the step. Both are taken at rates measured in the same run: a large copy, and a large product in the same precision.
-Data is random: the time does not depend on it.
+For the steps data is random, since the time does not depend on it; the paper is trained on its own.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
 
 import evcl
+from evcl.experiments import configure, execute_all
 from evcl.methods import METHODS
 from evcl.settings import resolve
 from evcl.training import Run, TaskData
@@ -30,6 +29,16 @@ SHAPES = {
     "split-fashion-mnist": ([150] * 4, 784, 2, 12_000),
     "split-cifar10": ([150] * 4, 784, 2, 10_000),
 }
+PAPER = (
+    "evcl",
+    "vcl",
+    "vcl-random-coreset",
+    "vcl-kcenter-coreset",
+    "ewc",
+    "random-coreset",
+    "kcenter-coreset",
+    "naive",
+)
 BATCH, TASKS, EPOCHS = 256, 5, 100
 
 
@@ -87,20 +96,23 @@ def step_seconds(method: str, shape: tuple[list[int], int, int, int], replicas: 
     return (times[1] - times[0]) / 10 / -(-examples // BATCH), run.network.layout.size
 
 
-def program(name: str, method: str, replicas: int) -> None:
-    """One program of the paper from start to end: five tasks, a hundred epochs each, the Fisher included."""
-    hidden, inputs, classes, examples = SHAPES[name]
-    settings = resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": EPOCHS})
-    with torch.cuda.stream(torch.cuda.Stream()):
-        network, everyone = evcl.nn.mlp(inputs, hidden), [settings] * replicas
-        run = Run(network, METHODS[method], everyone, range(replicas), draw=True, device="cuda", precision="tf32")
-        source = torch.Generator("cuda").manual_seed(0)  # the global one belongs to whoever captures a graph
-        x = torch.rand(1, examples, inputs, device="cuda", generator=source)
-        y = torch.randint(classes, (1, examples), device="cuda", generator=source)
-        head = run.add_head(hidden[-1], classes)
-        for _ in range(TASKS):
-            run.train([TaskData(x, y, head)])
-        torch.cuda.current_stream().synchronize()
+def paper() -> None:
+    """The whole paper by the library: its eight methods, five benchmarks, five seeds, 100 epochs, on real data."""
+    configs = [
+        configure(name, method, "paper", range(5), device="cuda", given={"epochs": EPOCHS})
+        for name in SHAPES
+        for method in PAPER
+    ]
+    start = time.perf_counter()
+    seconds = {}
+    for i, result in execute_all(configs, lambda i, event: None):
+        name, method = configs[i].benchmark, configs[i].method
+        seconds[name, method] = result["seconds"]
+    whole = time.perf_counter() - start
+    print(f"\nthe whole paper, evaluation included: {whole:.1f} s; each program's own seconds (several run at a time):")
+    print(f"{'':<22}" + "".join(f"{method.replace('-coreset', ''):>13}" for method in PAPER))
+    for name in SHAPES:
+        print(f"{name:<22}" + "".join(f"{seconds[name, method]:>13.1f}" for method in PAPER))
 
 
 def main() -> None:
@@ -112,7 +124,6 @@ def main() -> None:
         f"{'benchmark':<22}{'method':<7}{'R':>4}{'ms':>8}{'memory':>9}{'products':>9}{'step/floor':>11}{'paper s':>9}"
     )
     whole = 0.0
-    programs = []
     for name, shape in SHAPES.items():
         hidden, inputs, classes, examples = shape
         for method, replicas, buffers, products in (("evcl", 20, 23, 2), ("ewc", 10, 10, 1)):
@@ -121,17 +132,12 @@ def main() -> None:
             operations = sum(2 * BATCH * i * o * (2 if k == 0 else 3) for k, (i, o) in enumerate(widths))
             memory = 4 * buffers * weights * replicas / copy
             arithmetic = products * operations * replicas / product
-            paper = step * -(-examples // BATCH) * TASKS * EPOCHS
-            whole += paper
-            programs.append((paper, name, method, replicas))
+            paper_s = step * -(-examples // BATCH) * TASKS * EPOCHS
+            whole += paper_s
             floors = f"{1e3 * memory:>9.3f}{1e3 * arithmetic:>9.3f}{step / (memory + arithmetic):>11.1f}"
-            print(f"{name:<22}{method:<7}{replicas:>4}{1e3 * step:>8.3f}{floors}{paper:>9.1f}", flush=True)
+            print(f"{name:<22}{method:<7}{replicas:>4}{1e3 * step:>8.3f}{floors}{paper_s:>9.1f}", flush=True)
     print(f"\nall of them, one after another: {whole:.0f} s (by the steps above)")
-    for workers in map(int, sys.argv[1:] or ["3"]):
-        start = time.perf_counter()
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda p: program(*p[1:]), sorted(programs, reverse=True)))
-        print(f"all of them, {workers} at a time, from start to end: {time.perf_counter() - start:.1f} s", flush=True)
+    paper()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def fisher(
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
     if chunk is None:
         chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
+        chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few and long kernels; a CPU wants what fits its cache
     network.bind(mean, None, layout)
     network.weights.noise = None
     total = torch.zeros_like(mean)

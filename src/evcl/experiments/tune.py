@@ -13,7 +13,7 @@ A search is a TOML file, and its result a JSON file beside it that says when, ho
     epochs = {choices = [20, 50, 100]}
     std_update = "natural"                  # not searched
 
-The trials of a method are the points of a Sobol sequence, so that they cover its space evenly.
+A table may be of another name than its method, which it then names: `method = "evcl"`. The trials of a method are the points of a Sobol sequence, so that they cover its space evenly.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def read_search(path: Path) -> Search:
 
 
 def trials(search: Search, method: str) -> list[dict[str, Any]]:
-    """The settings of a method's trials."""
-    space = search.spaces[method]
+    """The settings of a method's trials, as many of one as of another."""
+    space = {name: value for name, value in search.spaces[method].items() if name != "method"}
     searched = [name for name, value in space.items() if isinstance(value, dict)]
     points = torch.zeros(search.trials, 0)
     if searched:
@@ -102,9 +102,10 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
 
 def _configs(search: Search, benchmark: str, method: str, device: str, precision: str | None) -> list[Config]:
     name, _, tasks = benchmark.partition(":")
+    of = search.spaces[method].get("method", method)
     return [
         configure(
-            name, method, search.preset, search.seeds, int(tasks) if tasks else None,
+            name, of, search.preset, search.seeds, int(tasks) if tasks else None,
             {**settings, "validation": search.validation}, device, precision,
         )
         for settings in trials(search, method)
@@ -129,7 +130,7 @@ def tune(
     tried: dict[str, list[dict[str, Any]]] = {method: [] for method in search.spaces}
     for i, (method, config) in enumerate(zip(owners, configs, strict=True)):
         accuracy = found[i]["average_accuracy"]
-        settings = {name: config.settings[name] for name in search.spaces[method]}
+        settings = {name: config.settings[name] for name in search.spaces[method] if name != "method"}
         tried[method].append({"settings": settings, **accuracy})
     return {
         "benchmark": benchmark,

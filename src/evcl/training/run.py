@@ -307,12 +307,14 @@ class Run:
         return self.network.posterior if self.tuned is None else self.tuned
 
     @torch.no_grad()
-    def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int = 4096) -> Tensor:
+    def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int | None = None) -> Tensor:
         """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
         network, r = self.network, len(self.seeds)
         network.weights.noise = None
         total: Tensor | float = 0.0
         count = 0
+        if chunk is None:  # rows at once, of all replicas
+            chunk = 500_000 if x.is_cuda else 4096
         for weights in self.draws([head]) if draws is None else draws:
             network.bind(weights, None, network.layout)
             pieces = []
@@ -346,13 +348,15 @@ class Run:
         for k in heads:
             names = head_names(k)
             parts[k] = slice(spans[names["weight"]].start, spans[names["bias"]].stop)
+        seeds = sorted(set(self.seeds))
+        own = torch.tensor([seeds.index(seed) for seed in self.seeds], device=mean.device)
         for draw in range(self.settings.predict_samples):
             weights = mean.clone()
             for k, span in parts.items():
-                for r, seed in enumerate(self.seeds):
-                    noise = torch.empty(span.stop - span.start, dtype=mean.dtype)
-                    noise.normal_(generator=generator(seed, "predict", draw, k))
-                    weights[r, span] += log_std[r, span].exp() * noise.to(mean.device)
+                noise = torch.empty(len(seeds), span.stop - span.start, dtype=mean.dtype)
+                for row, seed in zip(noise, seeds, strict=True):  # on the CPU, so that every device predicts the same
+                    row.normal_(generator=generator(seed, "predict", draw, k))
+                weights[:, span] += log_std[:, span].exp() * noise.to(mean.device)[own]
             yield weights
 
     # --- state -----------------------------------------------------------------------------------------------------
