@@ -67,7 +67,8 @@ def _real(value: Any) -> float | None:
 TRAINING: dict[str, Setting] = {
     "lr": Setting(1e-3, "Adam's learning rate", high=10.0, open_low=True),
     "batch_size": Setting(64, "examples a step", low=1, high=1_000_000),
-    "epochs": Setting(50, "passes over a task's data", low=1, high=1_000_000),
+    "epochs": Setting(50, "passes over a task's data, at most", low=1, high=1_000_000),
+    "stop_nll": Setting(0.0, "a task ends after an epoch whose mean NLL is below this: before certainty", high=100.0),
 }
 VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)

@@ -7,6 +7,7 @@ import evcl
 from evcl.methods import KL, METHODS, Elastic
 from evcl.nn import Gaussian
 from evcl.settings import resolve
+from evcl.training import Run, TaskData
 from evcl.training.update import Update
 
 F64 = torch.float64
@@ -56,3 +57,30 @@ def test_a_natural_step_needs_a_kl():
     )
     with pytest.raises(evcl.EvclError, match="needs a method with a KL term"):
         learner.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("rule", ["adam", "natural"])
+def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
+    """By itself a replica that stops is the same as one that was never to go further."""
+    x = torch.randn(1, 64, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = (x[..., 0] > 0).long()
+
+    def trained(stops, epochs):
+        given = {"std_update": rule, "epochs": epochs, "batch_size": 16, "lr": 1e-2}
+        known = METHODS["evcl"].known_settings
+        each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
+        run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []
+        run.add_head(8, 2)
+        run.train([TaskData(x, y, 0)], on_epoch=seen.append)
+        return run.network.posterior.mean, seen
+
+    mean, seen = trained([0.3, 0.0], 30)
+    below = [float(p.nll[0]) < 0.3 for p in seen]
+    assert any(below)
+    assert len(seen) == 30
+    stopped, _ = trained([0.0, 0.0], below.index(True) + 1)
+    torch.testing.assert_close(mean[0], stopped[0], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(mean[1], stopped[1], atol=1e-3)
+    _, seen = trained([0.3, 0.3], 30)
+    assert len(seen) < 30

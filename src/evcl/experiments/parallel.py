@@ -23,7 +23,7 @@ from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
 from evcl.training import matmul_precision
 
-REPLICAS, PROGRAMS = 100, 4  # on a GPU: of one program, and programs at a time
+REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
 OnEvent = Callable[[int, Event], None]
 Result = dict[str, Any]
 

@@ -13,7 +13,8 @@ A search is a TOML file, and its result a JSON file beside it that says when, ho
     epochs = {choices = [20, 50, 100]}
     std_update = "natural"                  # not searched
 
-A table may be of another name than its method, which it then names: `method = "evcl"`. The trials of a method are the points of a Sobol sequence, so that they cover its space evenly.
+A table may be of another name than its method, which it then names: `method = "evcl"`. The trials of a method are the
+points of a Sobol sequence, so that they cover its space evenly.
 """
 
 from __future__ import annotations

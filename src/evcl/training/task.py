@@ -173,12 +173,14 @@ def optimise(
     on_epoch: OnEpoch | None = None,
     lost: Tensor | None = None,
 ) -> None:
-    """Train for `s.epochs` epochs. The order of batches is a function of (seed, round, epoch); so is the noise.
+    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll`.
 
-    A replica whose loss or weights are no numbers is an error, or is marked in `lost` [R].
+    The order of batches is a function of (seed, round, epoch); so is the noise. A replica whose loss or weights are no
+    numbers is an error, or is marked in `lost` [R].
     """
     on_gpu = step.q.mean.is_cuda and noise is None
     run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
+    sure = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
     for epoch in range(s.epochs):
         nll = run.epoch(epoch, s.batch_size) / len(pool)
         sound = nll.isfinite() & step.sound()
@@ -192,6 +194,11 @@ def optimise(
             )
         if on_epoch is not None:
             on_epoch(Progress(epoch + 1, s.epochs, nll))
+        if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:
+            sure |= nll < s.stop_nll.reshape(-1) if isinstance(s.stop_nll, Tensor) else nll < s.stop_nll
+            if bool(sure.all()):
+                return
+            step.update.freeze(sure)
 
 
 class Steps(Protocol):

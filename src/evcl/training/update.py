@@ -50,16 +50,26 @@ class Update:
                 if self.pull is None or self.pull.linear is None:
                     raise EvclError("std_update natural needs a method with a KL term in closed form")
                 self.log_std = Natural(q.log_std, s.std_rate)
+        self.rates = [_column(part.lr, q.mean) for part in self._parts()]
+        self._still = [False] * len(q.mean)
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
     def __call__(self) -> None:
         self._move()
 
+    def freeze(self, rows: Tensor) -> None:
+        """The replicas where `rows` [R] is true move no more."""
+        for part, rate in zip(self._parts(), self.rates, strict=True):
+            part.lr = rate.masked_fill_(rows.view(-1, 1), 0.0)
+        self._still = [rate == 0 for rate in self.rates[0].flatten().tolist()]
+
+    def _parts(self) -> list[Adam | Natural]:
+        return [part for part in (self.mean, self.log_std) if part is not None]
+
     def buffers(self) -> list[Tensor]:
         """Everything that an update changes, and what it reads."""
-        moved = [part for part in (self.mean, self.log_std) if part is not None]
-        found = [t for part in moved for t in part.state()]
+        found = [t for part in self._parts() for t in part.state()]
         return [*found, self.grads, *([] if self.variance is None else [self.variance])]
 
     def _choose(self) -> Callable[[], None]:
@@ -68,6 +78,8 @@ class Update:
         compiled = native() if single and not on_gpu and self.pull is not None and not self.rest else None
         kernels = gpu_kernels() if single and on_gpu and not self.rest else None
         if compiled is None and kernels is None:
+            for moved, rate in zip(self._parts(), self.rates, strict=True) if on_gpu else ():
+                moved.lr = rate  # a graph reads it at each step
             return self._plain
         pull = self.pull or Pull()
         for part in (pull.mean, pull.linear, pull.square):
@@ -105,7 +117,7 @@ class Update:
         zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
         mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
         means, log_stds = [], []
-        for r, rate in enumerate(_each(self.mean.lr, self.q.mean)):
+        for r, rate in enumerate(self.rates[0].flatten().tolist()):
             adam = self.mean
             state = [t[r] for t in (adam.weights, adam.first, adam.second, self.grads[0], mean.w, mean.c)]
             means.append((compiled.bind("update_mean", state[0].numel(), *state), rate))
@@ -114,7 +126,7 @@ class Update:
         if part is not None and variance is not None:
             own = (part.curvature,) if isinstance(part, Natural) else (part.first, part.second)
             rest = (self.grads[1], variance, linear.w, linear.c, square.w, square.c)
-            for r, rate in enumerate(_each(part.lr, self.q.mean)):
+            for r, rate in enumerate(self.rates[1].flatten().tolist()):
                 state = [t[r] for t in (part.weights, *own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append((compiled.bind(name, state[0].numel(), *state), rate))
@@ -124,13 +136,11 @@ class Update:
             nonlocal steps
             steps += 1
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
-            for call, rate in means:
-                call(rate * correction, root)
-            for call, rate in log_stds:
-                if natural:
-                    call(rate, 1 / (1 - DECAY**steps))
-                else:
-                    call(rate * correction, root)
+            second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
+            for calls, (scale, other) in ((means, (correction, root)), (log_stds, second)):
+                for (call, rate), still in zip(calls, self._still, strict=False):
+                    if not still:
+                        call(rate * scale, other)
 
         return move
 
@@ -138,8 +148,7 @@ class Update:
         """By one kernel each on a GPU, where a graph takes no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         mean, part = self.mean, self.log_std
-        rates = [_column(p.lr, self.q.mean) for p in (mean, part) if p is not None]
-        count = mean.count
+        rates, count = self.rates, mean.count
 
         def move() -> None:
             count.add_(1)  # of both
@@ -184,10 +193,6 @@ class Natural:
 def _column(rate: Tensor | float, like: Tensor) -> Tensor:
     """[R, 1]"""
     return torch.as_tensor(rate).to(like).expand(len(like), 1).contiguous()
-
-
-def _each(rate: Tensor | float, like: Tensor) -> list[float]:
-    return [float(value) for value in _column(rate, like).flatten()]
 
 
 @cache
