@@ -9,6 +9,7 @@ import torch
 
 import evcl
 from evcl.coresets import kcenter
+from evcl.experiments import configure, execute, execute_all
 from evcl.methods import METHODS, Centred, Pull
 from evcl.nn import Gaussian
 from evcl.nn.chain import Chain, find_chain, find_places, padded
@@ -293,3 +294,17 @@ def test_a_network_that_waits_for_the_device_is_named():
     learner = evcl.Naive(Waits(), epochs=1).to("cuda")
     with pytest.raises(evcl.EvclError, match="cannot be captured as a CUDA graph"):
         learner.learn((torch.arange(80.0).view(20, 4), torch.arange(20) % 2))
+
+
+def test_programs_that_run_at_a_time_are_the_programs_alone():
+    """Forty of them, with more captures than torch has streams; each is the same to the last bit."""
+    configs = [
+        configure("split-digits", method, seeds=[seed], tasks=3, device="cuda", given={"epochs": 3})
+        for method in ("evcl", "ewc", "vcl-random-coreset", "naive")
+        for seed in range(10)
+    ]
+    found = dict(execute_all(configs, lambda i, event: None))
+    for i, config in enumerate(configs):
+        alone = execute(config)
+        assert found[i]["accuracy"] == alone["accuracy"]
+        assert found[i]["nll"] == alone["nll"]

@@ -21,7 +21,7 @@ import torch
 
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
-from evcl.training import matmul_precision
+from evcl.training import matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
 OnEvent = Callable[[int, Event], None]
@@ -116,7 +116,7 @@ def _on_gpu(configs: Sequence[Config], on_event: OnEvent) -> Iterator[tuple[int,
                 raise RuntimeError("stopped")
             events.put((group[i], event))
 
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(streams().run):
             return execute_together([configs[i] for i in group], tell)
 
     with ThreadPoolExecutor(PROGRAMS) as pool, ExitStack() as stack:

@@ -3,7 +3,7 @@
 from evcl.training.adam import Adam
 from evcl.training.run import Run, State
 from evcl.training.stream import StreamResult, learn_stream
-from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, matmul_precision, optimise
+from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, matmul_precision, optimise, streams
 
 __all__ = [
     "Adam",
@@ -18,4 +18,5 @@ __all__ = [
     "learn_stream",
     "matmul_precision",
     "optimise",
+    "streams",
 ]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -228,6 +229,20 @@ class EagerSteps:
         return total
 
 
+class Streams(threading.local):
+    """A thread's own two streams, made once: torch hands out 32 and then the same ones again, and what another thread
+    runs on a stream that is being captured becomes part of that graph.
+    """
+
+    def __init__(self) -> None:
+        self.run, self.capture = torch.cuda.Stream(), torch.cuda.Stream()
+
+
+@cache
+def streams() -> Streams:
+    return Streams()
+
+
 MANY = 10  # steps in one graph: what lies between two graphs takes as long as a kernel
 # A capture must not meet another thread's backward pass: autograd has one thread a device for all of them.
 capturing = threading.Lock()
@@ -289,7 +304,7 @@ class GraphedSteps:
             self.total.add_(self.step(rows, self.noise), alpha=size)
             self.position += size
 
-        stream = torch.cuda.Stream()
+        stream = streams().capture
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
@@ -298,7 +313,7 @@ class GraphedSteps:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other programs may run beside this one
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other programs run on
             for _ in range(steps):
                 once()
         for buffer, value in zip(self.step.buffers(), kept, strict=True):
