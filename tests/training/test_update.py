@@ -84,3 +84,18 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
     assert not torch.allclose(mean[1], stopped[1], atol=1e-3)
     _, seen = trained([0.3, 0.3], 30)
     assert len(seen) < 30
+
+
+def test_one_that_stopped_goes_on_with_the_next_task():
+    """Each replica with its own learning rate."""
+    x = torch.randn(1, 64, 6, generator=torch.Generator().manual_seed(0))
+    known = METHODS["ewc"].known_settings
+    each = [
+        resolve("ewc", known, {"epochs": 5, "lr": lr, "stop_nll": stop}) for lr, stop in ((1e-2, 10.0), (1e-3, 0.0))
+    ]
+    run = Run(evcl.nn.mlp(6, [8]), METHODS["ewc"], each, range(2), draw=True)
+    run.add_head(8, 2)
+    for k in range(2):
+        before = run.network.posterior.mean.clone()
+        run.train([TaskData(x, (x[..., k] > 0).long(), 0)])
+        assert (run.network.posterior.mean != before).any(1).all()

@@ -315,15 +315,16 @@ class Run:
         count = 0
         if chunk is None:  # rows at once, of all replicas
             chunk = 500_000 if x.is_cuda else 4096
-        for weights in self.draws([head]) if draws is None else draws:
-            network.bind(weights, None, network.layout)
-            pieces = []
-            for xs in x.split(max(1, chunk // r), 1):
-                copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to its input
-                logits = network.logits(copies.flatten(0, 1), [head])
-                pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
-            total = total + torch.cat(pieces, 1)
-            count += 1
+        with self._precision():
+            for weights in self.draws([head]) if draws is None else draws:
+                network.bind(weights, None, network.layout)
+                pieces = []
+                for xs in x.split(max(1, chunk // r), 1):
+                    copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to it
+                    logits = network.logits(copies.flatten(0, 1), [head])
+                    pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
+                total = total + torch.cat(pieces, 1)
+                count += 1
         return torch.as_tensor(total) / count
 
     def draws(self, heads: Iterable[int]) -> Sequence[Tensor] | Iterator[Tensor]:

@@ -191,8 +191,8 @@ class Natural:
 
 
 def _column(rate: Tensor | float, like: Tensor) -> Tensor:
-    """[R, 1]"""
-    return torch.as_tensor(rate).to(like).expand(len(like), 1).contiguous()
+    """[R, 1], a copy"""
+    return torch.as_tensor(rate).to(like).expand(len(like), 1).clone(memory_format=torch.contiguous_format)
 
 
 @cache
