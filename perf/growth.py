@@ -91,11 +91,11 @@ def width() -> None:
     runs: list[Callable[[], object]] = []
     for h in WIDTHS:
         runs += [bare_products([784, h, h, 2]), step("evcl", [h, h], 2), consolidation(h)]
-    found = [1e3 * seconds for seconds in medians(runs, 7, 4)]
+    found = [1e3 * seconds for seconds in medians(runs, 5, 8)]
     print(
         f"width: 784-h-h, 2 classes, batch {BATCH}; milliseconds of a step and of the Fisher of {examples:,} examples,"
     )
-    print("median of 7 rounds\n")
+    print("median of 5 rounds\n")
     print(
         f"{'h':>5}{'weights':>11}{'products':>10}{'step':>8}{'Fisher':>8}{'step/products':>15}{'Fisher/products':>17}"
     )
@@ -108,10 +108,10 @@ def width() -> None:
 def replicas() -> None:
     shapes = ([256, 256], [100, 100])
     runs = [step("evcl", hidden, 2, replicas=r) for r in REPLICAS for hidden in shapes]
-    found = [1e3 * seconds for seconds in medians(runs, 7, 3)]
+    found = [1e3 * seconds for seconds in medians(runs, 5, 8)]
     each = [[ms / r for ms in found[2 * i : 2 * i + 2]] for i, r in enumerate(REPLICAS)]
     print(f"replicas: R networks in one program, 2 classes, batch {BATCH}; milliseconds a step and replica, median of")
-    print("7 rounds\n")
+    print("5 rounds\n")
     print(f"{'R':>3}{'784-256-256':>14}{'/ R = 1':>9}{'784-100-100':>14}{'/ R = 1':>9}")
     for r, times in zip(REPLICAS, each, strict=True):
         print(f"{r:>3}" + "".join(f"{t:>14.2f}{t / one:>9.2f}" for t, one in zip(times, each[0], strict=True)))

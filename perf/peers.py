@@ -191,7 +191,7 @@ def main() -> None:
                 check_learns(name, found[name])
             except ImportError as error:
                 missing[name] = f"not installed: pip install {package} ({error})"
-        times = medians(list(found.values()), 15, 5)
+        times = medians(list(found.values()), 15, 10)
         fp32, bf16 = times[:2]
         print(f"\n{network_name:<26}{'ms':>7}{'/ EVCL fp32':>13}{'/ EVCL bf16':>13}")
         for name, seconds in zip(found, times, strict=True):
