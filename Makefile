@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One thread a process: two threads inside one small product are slower than one.
 export OMP_NUM_THREADS := 1
 
@@ -18,7 +19,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "evcl needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(VENV)/ready
@@ -33,10 +34,17 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-perf: $(VENV)/ready
+# What the programs of perf/ compare with. The last two ask for torchvision, which nothing here uses. Where they cannot
+# be had, the programs say so and leave them out.
+$(VENV)/peers: $(VENV)/ready
+	$(PIP) -c constraints.txt -e '.[perf]' && $(PIP) --no-deps -c constraints.txt bayesian-torch backpack-for-pytorch \
+	  && touch $@ || echo "the libraries to compare with could not all be installed" >&2
+
+perf: $(VENV)/peers
 	$(BIN)/python perf/step.py
+	$(BIN)/python perf/peers.py
 	$(BIN)/python perf/fisher.py
-	$(BIN)/python perf/tasks.py
+	$(BIN)/python perf/growth.py
 	$(BIN)/python perf/coreset.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi

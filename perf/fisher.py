@@ -1,79 +1,118 @@
-"""The exact Fisher of a task against a training epoch of it, and against a loop over torch.func, on one core."""
+"""The exact Fisher of a task against a training epoch of it, against BackPACK and against torch.func, on one core.
+
+The three are compared on the same weights and examples before any is timed.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
+import copy
+import warnings
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import evcl
+from common import medians, plain_network
 from evcl.curvature import fisher
 from evcl.methods import METHODS
-from evcl.nn import head_names
 from evcl.settings import Settings, resolve
 from evcl.training import Run, TaskData
 
-EXAMPLES, MEASURED, SLOW = 12_000, 5_000, 200  # of the epoch, of the Fisher, of the loop
+WIDTHS = [784, 256, 256, 2]
+EXAMPLES, MEASURED, SLOW = 12_000, 5_000, 200  # of the epoch, of the Fisher, of torch.func's
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def by_torch_func(network: nn.Module, x: Tensor) -> Tensor:
+    """[P]: a jacobian an example, vectorised over a batch."""
+    weights = dict(network.named_parameters())
 
+    def log_p(weights: dict[str, Tensor], example: Tensor) -> Tensor:
+        logits: Tensor = torch.func.functional_call(network, weights, (example.unsqueeze(0),))
+        return logits[0].log_softmax(0)
 
-def loop(network: torch.nn.Module, weights: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
-    """The Fisher by torch.func: a jacobian an example, vectorised over a batch."""
-    names = head_names(0)
-    trunk = {name: w for name, w in weights.items() if name not in names.values()}
-    head = {key: weights[name] for key, name in names.items()}
-
-    def log_p(trunk: dict[str, Tensor], head: dict[str, Tensor], example: Tensor) -> Tensor:
-        h = torch.func.functional_call(network, trunk, (example.unsqueeze(0),))
-        return torch.nn.functional.linear(h, head["weight"], head["bias"])[0].log_softmax(0)
-
-    jacobian = torch.vmap(torch.func.jacrev(log_p, argnums=(0, 1)), in_dims=(None, None, 0))
-    total: dict[str, Tensor] = {}
+    jacobian = torch.vmap(torch.func.jacrev(log_p), in_dims=(None, 0))
+    total = torch.zeros(sum(w.numel() for w in weights.values()))
     for examples in x.split(50):
-        p = torch.vmap(log_p, in_dims=(None, None, 0))(trunk, head, examples).exp()
-        for part in jacobian(trunk, head, examples):
-            for name, j in part.items():
-                found = (p.view(*p.shape, *[1] * (j.dim() - 2)) * j.square()).sum((0, 1))
-                total[name] = total.get(name, 0) + found
-    return total
+        with torch.no_grad():
+            p = network(examples).softmax(1)
+            parts = [j.flatten(2) for j in jacobian(weights, examples).values()]
+            total += torch.cat([torch.einsum("bc,bcp->p", p, j.square()) for j in parts])
+    return total / len(x)
+
+
+def by_backpack(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """[P]: BackPACK's sum of squared gradients, a backward pass a class, weighted as ours."""
+    from backpack import backpack, extend
+    from backpack.extensions import SumGradSquared
+
+    warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input needs no gradient
+    network = extend(copy.deepcopy(network))
+    weights = list(network.parameters())
+
+    def measure(x: Tensor) -> Tensor:
+        total = [torch.zeros_like(w) for w in weights]
+        for examples in x.split(2500):
+            log_p = network(examples).log_softmax(1)
+            targets = (log_p.detach().div(2).exp() * log_p).sum(0)
+            for c, target in enumerate(targets):
+                more = c + 1 < len(targets)
+                with backpack(SumGradSquared(), retain_graph=more):
+                    target.backward(retain_graph=more)
+                for part, w in zip(total, weights, strict=True):
+                    part += w.sum_grad_squared  # type: ignore[attr-defined]
+        return torch.cat([part.flatten() for part in total]) / len(x)
+
+    return measure
+
+
+def check_same(name: str, ours: Tensor, theirs: Tensor) -> None:
+    error = float((ours - theirs).abs().max() / ours.max())
+    if not error < 1e-5:
+        raise RuntimeError(f"{name} finds another Fisher: the largest difference is {error:.1e} of its largest entry")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     method = METHODS["evcl"]
     settings = resolve("evcl", method.known_settings, {"batch_size": 256, "epochs": 1})
-    network = evcl.nn.mlp(784, [256, 256])
-    run = Run(network, method, [settings], [0], draw=True)
+    run = Run(evcl.nn.mlp(WIDTHS[0], WIDTHS[1:-1]), method, [settings], [0], draw=True)
     source = torch.Generator().manual_seed(0)
-    x = torch.rand(1, EXAMPLES, 784, generator=source)
-    y = torch.randint(2, (1, EXAMPLES), generator=source)
-    head = run.add_head(256, 2)
+    x = torch.rand(1, EXAMPLES, WIDTHS[0], generator=source)
+    y = torch.randint(WIDTHS[-1], (1, EXAMPLES), generator=source)
+    head = run.add_head(WIDTHS[-2], WIDTHS[-1])
     run.train([TaskData(x[:, :512], y[:, :512], head)])
     mean, layout = run.network.posterior.mean, run.network.layout
-    weights = {name: view[0] for name, view in layout.views(mean).items()}
+    network = plain_network(WIDTHS)
+    nn.utils.vector_to_parameters(mean[0], network.parameters())
+
+    def ours(examples: int) -> Tensor:
+        return fisher(run.network, mean, layout, x[:, :examples], y[:, :examples], [head])[0]
+
+    check_same("torch.func", ours(SLOW), by_torch_func(network, x[0, :SLOW]))
     few = Settings({**settings, "fisher_examples": 1})
-    rounds = []
-    for _ in range(5):
-        rounds.append(
-            [
-                seconds(lambda: run.train([TaskData(x, y, head)], few)),
-                seconds(lambda: fisher(run.network, mean, layout, x[:, :MEASURED], y[:, :MEASURED], [head])),
-                seconds(lambda: loop(network, weights, x[0, :SLOW])) * MEASURED / SLOW,
-            ]
-        )
-    epoch, ours, slow = (statistics.median(column) for column in zip(*rounds, strict=True))
-    print(f"torch {torch.__version__}, one thread, 784-256-256, 2 classes; seconds, median of 5 rounds\n")
-    print(f"an epoch of {EXAMPLES:,} examples   {epoch:.2f}")
-    print(f"the Fisher of {MEASURED:,}          {ours:.2f}   {ours / epoch:.2f} epochs")
-    print(f"the same by torch.func         {slow:.2f}   {slow / ours:.0f} times as long (from {SLOW} examples)")
+    runs: list[Callable[[], object]] = [
+        lambda: run.train([TaskData(x, y, head)], few),
+        lambda: ours(MEASURED),
+        lambda: by_torch_func(network, x[0, :SLOW]),
+    ]
+    missing = ""
+    try:
+        backpack = by_backpack(network)
+        check_same("BackPACK", ours(MEASURED), backpack(x[0, :MEASURED]))
+        runs.append(lambda: backpack(x[0, :MEASURED]))
+    except ImportError as error:
+        missing = f"not installed: pip install --no-deps backpack-for-pytorch einops unfoldNd ({error})"
+    epoch, found, slow, *rest = medians(runs, 9)
+    slow *= MEASURED / SLOW
+    print(f"torch {torch.__version__}, one thread, 784-256-256, 2 classes; seconds, median of 9 rounds\n")
+    print(f"an epoch of {EXAMPLES:,} examples   {epoch:.3f}")
+    print(f"the Fisher of {MEASURED:,}          {found:.3f}   {found / epoch:.2f} epochs")
+    for seconds in rest:
+        print(f"the same by BackPACK           {seconds:.3f}   {seconds / found:.2f} times as long")
+    if missing:
+        print(f"the same by BackPACK           {missing}")
+    print(f"the same by torch.func         {slow:.3f}   {slow / found:.0f} times as long (from {SLOW} examples)")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,23 @@
 """One training step against its bare matrix products, on one core. Prints a table of ratios.
 
 The bare products of a step are, for each layer, two forward, two for the weight gradients and two for the input
-gradients (none for the first layer). Each number is the median over rounds in which all three are timed in turn, so
-that a busy machine slows them alike.
+gradients (none for the first layer).
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
 import evcl
+from common import BATCH, NETWORKS, medians
 from evcl.methods import METHODS
 from evcl.nn.chain import find_chain
 from evcl.randomness import GeneratorNoise, generator
 from evcl.settings import resolve, stack
 from evcl.training import Pool, Run, Step, TaskData
-
-BATCH = 256
-NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)}
 
 
 def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -42,10 +37,12 @@ def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Call
     return run
 
 
-def step(method: str, hidden: list[int], classes: int, precision: str = "fp32") -> Callable[[], object]:
+def step(
+    method: str, hidden: list[int], classes: int, precision: str = "fp32", replicas: int = 1
+) -> Callable[[], object]:
     """A method's step in the middle of a second task."""
-    settings = resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": 1})
-    run = Run(evcl.nn.mlp(784, hidden), METHODS[method], [settings], [0], draw=True, precision=precision)
+    settings = [resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": 1})] * replicas
+    run = Run(evcl.nn.mlp(784, hidden), METHODS[method], settings, range(replicas), draw=True, precision=precision)
     source = generator(0, "perf")
     x = torch.rand(1, 4 * BATCH, 784, generator=source)
     y = torch.randint(classes, (1, 4 * BATCH), generator=source)
@@ -54,21 +51,13 @@ def step(method: str, hidden: list[int], classes: int, precision: str = "fp32") 
     run.train([task])
     pool, network = Pool([task], run.classes), run.network
     memory = evcl.methods.Memory(run.prior, run.importance, run.used)
-    s = stack([settings], x)
+    s = stack(settings, x)
     network.weights.low = torch.bfloat16 if precision == "bf16" else None
-    terms = run.method.terms(memory, s, len(pool))
-    chain = find_chain(network, x)
+    terms, chain = run.method.terms(memory, s, len(pool)), find_chain(network, x)
     one = Step(network, network.layout, network.posterior.snapshot(), terms, s, pool, chain)
-    rows = torch.arange(BATCH).unsqueeze(0)
-    noise = GeneratorNoise([source])
+    rows = torch.arange(BATCH).expand(replicas, BATCH)
+    noise = GeneratorNoise([generator(r, "perf") for r in range(replicas)])
     return lambda: one(rows, noise)
-
-
-def timed(run: Callable[[], object], repeats: int = 30) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats
 
 
 def main() -> None:
@@ -88,10 +77,7 @@ def main() -> None:
                 step("naive", hidden, classes, precision),
             )
         ]
-        for run in runs:
-            timed(run)
-        rounds = [[1e3 * timed(run) for run in runs] for _ in range(15)]
-        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        times = [1e3 * seconds for seconds in medians(runs, 15, 10)]
         for precision, (products, ours, naive) in (("fp32", times[:3]), ("bf16", times[3:])):
             ratios = f"{ours / products:>15.2f}{ours / naive:>12.2f}"
             print(f"{name:<16}{precision:<10}{products:>9.2f}{ours:>8.2f}{naive:>8.2f}{ratios}")

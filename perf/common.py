@@ -1,0 +1,36 @@
+"""What the programs of this folder share: the networks they measure, and how they time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from torch import nn
+
+BATCH = 256
+NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)}  # hidden layers and classes
+
+
+def timed(run: Callable[[], object], repeats: int = 1) -> float:
+    """Seconds a call."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def medians(runs: Sequence[Callable[[], object]], rounds: int, repeats: int = 1) -> list[float]:
+    """Seconds a call of each, the median over rounds in which all are timed in turn: a busy machine slows them alike.
+
+    A round before those lets each find its caches and buffers.
+    """
+    found = [[timed(run, repeats) for run in runs] for _ in range(rounds + 1)]
+    return [statistics.median(column) for column in zip(*found[1:], strict=True)]
+
+
+def plain_network(widths: Sequence[int]) -> nn.Sequential:
+    """The network in plain torch, trunk and head."""
+    layers = [layer for i, o in pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
