@@ -67,6 +67,7 @@
     const panels = figure.enlarged ? 2 : 1;
     const tall = wide ? 340 : 270;
     const layout = { height: wide ? tall : panels * tall, annotations: [] };
+    const widest = panels === 1 ? 840 : undefined;
     const shown = figure.lines.filter((line) => on(line.series));
     for (let panel = 0; panel < panels; panel++) {
       const [x, y] = place(panel, panels, wide, 0.09, 0.2);
@@ -76,7 +77,7 @@
       const text = panel ? "enlarged: the better half of the methods" : "average accuracy (%)";
       layout.annotations.push({ text, xref: "paper", yref: "paper", x: x[0], y: y[1], xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
     }
-    return [[...Array(panels).keys()].flatMap((panel) => curveTraces(figure, panel)), layout];
+    return [[...Array(panels).keys()].flatMap((panel) => curveTraces(figure, panel)), layout, widest];
   }
 
   // What is shown decides the range, so that switching methods off brings the others apart.
@@ -135,11 +136,12 @@
   function draw(plot) {
     const figure = data.figures[plot.dataset.figure];
     const wide = plot.clientWidth >= 620;
-    const [traces, more] = figure.kind === "curves" ? curves(figure, wide) : measures(figure, wide);
+    const family = getComputedStyle(document.body).fontFamily;
+    const [traces, more, widest] = figure.kind === "curves" ? curves(figure, wide) : measures(figure, wide);
     const layout = {
-      width: plot.clientWidth, margin: { l: 44, r: 10, t: 30, b: 44 }, showlegend: false, dragmode: false, hovermode: "closest",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink") },
-      hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { color: css("--ink") }, align: "left" }, ...more,
+      width: Math.min(plot.clientWidth, widest ?? Infinity), margin: { l: 44, r: 10, t: 30, b: 44 }, showlegend: false, dragmode: false, hovermode: "closest",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: 12, color: css("--ink") },
+      hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { family, color: css("--ink") }, align: "left" }, ...more,
     };
     plot.style.minHeight = "0";
     return Plotly.react(plot, traces, layout, { displayModeBar: false, doubleClick: false });
