@@ -159,6 +159,25 @@ def test_published_curves_and_all_methods_can_be_switched(open_page):
     assert markers(page) == after
 
 
+def test_panels_keep_their_labels_and_do_not_overlap(open_page):
+    page = open_page(360, 740)
+    page.locator(".switches summary").click()
+    page.get_by_role("button", name="none").click()
+    page.get_by_role("checkbox", name="joint").check()  # it has no forgetting to show
+    assert "joint" in page.locator(".plot").nth(1).text_content()
+    page.get_by_role("button", name="all").click()
+    for plot in page.locator(".plot").all():
+        clear = plot.evaluate(
+            """(plot) => {
+                const boxes = (css) => [...plot.querySelectorAll(css)].map((e) => e.getBoundingClientRect());
+                const titles = boxes('.xtitle, .x2title, .x3title'), grid = boxes('.gridlayer path');
+                if (!titles.length || !grid.length) throw new Error('nothing to compare');
+                return titles.every((t) => grid.every((g) => t.bottom <= g.top || g.bottom <= t.top));
+            }"""
+        )
+        assert clear
+
+
 def test_the_keyboard_reaches_the_switches_and_shows_where_it_is(open_page):
     page = open_page()
     reached = []

@@ -141,6 +141,12 @@ def test_only_what_can_be_compared_is_side_by_side():
     assert table[0]["of mine"] == "-"
 
 
+def test_the_caption_says_which_seeds():
+    assert caption(group(result())).startswith("5 tasks; mean ± standard deviation over seeds 0-2, on test data; cpu")
+    assert caption(group(result(last=(0.5,), seeds=(7,), tasks=1))).startswith("1 task; seed 7, on test data")
+    assert "over differing seeds" in caption(group(result(), result("vcl", last=(0.5,))))
+
+
 def test_a_method_has_one_style_in_all_figures():
     groups = by_benchmark([result("vcl"), result("mine"), result("vcl", "split-cifar10"), result("b", "split-cifar10")])
     styles = series(groups.values())

@@ -66,11 +66,11 @@
   function curves(figure, wide) {
     const panels = figure.enlarged ? 2 : 1;
     const tall = wide ? 340 : 270;
-    const layout = { height: wide ? tall : panels * tall, annotations: [] };
+    const layout = { height: wide ? tall : panels * tall, margin: { l: 44, r: 10, t: 30, b: 44 }, annotations: [] };
     const widest = panels === 1 ? 840 : undefined;
     const shown = figure.lines.filter((line) => on(line.series));
     for (let panel = 0; panel < panels; panel++) {
-      const [x, y] = place(panel, panels, wide, 0.09, 0.2);
+      const [x, y] = place(panel, panels, wide, 0.09, 74, layout);
       const name = panel ? panel + 1 : "";
       layout[`xaxis${name}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: "tasks seen", standoff: 8, font: { size: 12 } }, dtick: Math.ceil(figure.lines[0].mean.length / 10), showgrid: false, range: [0.85, figure.lines[0].mean.length + 0.15] });
       layout[`yaxis${name}`] = axis({ domain: y, anchor: `x${panel + 1}`, nticks: 6, automargin: true, range: panel ? figure.enlarged : fitted(shown) });
@@ -93,13 +93,15 @@
   }
 
   function measures(figure, wide) {
-    const panels = figure.measures.length;
     const rows = figure.lines.filter((line) => on(line.series));
+    const measured = [...figure.measures.keys()].filter((m) => rows.some((line) => line.values[m] !== null));
+    const panels = measured.length;
     const tall = 60 + 24 * Math.max(1, rows.length);
-    const layout = { height: wide ? tall : panels * tall, margin: { l: 44, r: 10, t: 6, b: 44 } };
+    const layout = { height: wide ? tall : Math.max(1, panels) * tall, margin: { l: 44, r: 10, t: 6, b: 44 } };
     const traces = [];
-    figure.measures.forEach((name, panel) => {
-      const [x, y] = place(panel, panels, wide, 0.04, 0.13);
+    measured.forEach((m, panel) => {
+      const name = figure.measures[m];
+      const [x, y] = place(panel, panels, wide, 0.04, 50, layout);
       const suffix = panel ? panel + 1 : "";
       layout[`xaxis${suffix}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: name, standoff: 6, font: { size: 12 } }, nticks: 5, rangemode: "tozero", zeroline: false });
       layout[`yaxis${suffix}`] = axis({
@@ -107,7 +109,7 @@
         showticklabels: !(wide && panel), automargin: true, showline: false, ticks: "", zeroline: false,
       });
       rows.forEach((line, i) => {
-        const value = line.values[panel];
+        const value = line.values[m];
         if (value === null) return;
         const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}`, meta: line.series };
         traces.push({ ...axes, x: value.seeds, y: value.seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
@@ -121,9 +123,9 @@
     return [traces, layout];
   }
 
-  // Side by side on a wide screen, one below the other on a narrow one: [x domain, y domain].
-  function place(panel, panels, wide, across, down) {
-    const gap = wide ? across : down / panels * 1.6;
+  // Side by side on a wide screen, one below the other on a narrow one: [x domain, y domain]. `down` is in pixels.
+  function place(panel, panels, wide, across, down, layout) {
+    const gap = wide ? across : down / (layout.height - layout.margin.t - layout.margin.b);
     const size = (1 - gap * (panels - 1)) / panels;
     const from = panel * (size + gap);
     return wide ? [[from, from + size], [0, 1]] : [[0, 1], [Math.max(0, 1 - from - size), 1 - from]];
@@ -139,7 +141,7 @@
     const family = getComputedStyle(document.body).fontFamily;
     const [traces, more, widest] = figure.kind === "curves" ? curves(figure, wide) : measures(figure, wide);
     const layout = {
-      width: Math.min(plot.clientWidth, widest ?? Infinity), margin: { l: 44, r: 10, t: 30, b: 44 }, showlegend: false, dragmode: false, hovermode: "closest",
+      width: Math.min(plot.clientWidth, widest ?? Infinity), showlegend: false, dragmode: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: 12, color: css("--ink") },
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { family, color: css("--ink") }, align: "left" }, ...more,
     };

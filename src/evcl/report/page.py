@@ -208,7 +208,7 @@ method; the table above holds the numbers"></div>
 <h3>Accuracy on each task after each task</h3>
 <p class="soft">Per cent, means over the seeds; the last column is the average over the tasks seen. Colours run from
 {low:.1f} (lightest) to {high:.1f}.</p>
-<div class="matrices">{matrices}</div>
+<div class="matrices" style="--cell:{2.8 * group.tasks + 5:g}rem">{matrices}</div>
 <h3>How each result was made</h3><div class="runs">{runs}</div></section>"""
 
 

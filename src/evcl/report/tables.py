@@ -66,9 +66,11 @@ def caption(group: Group) -> str:
     """What the numbers of a benchmark are: tasks, seeds, data, machine."""
     every = list(dict.fromkeys(seeds(line.result) for line in group.lines))
     data = HELD_OUT if HELD_OUT in group.name else "test data"
-    over = f"seed{'s' * (every != ['0'])} {every[0]}" if len(every) == 1 else "differing seeds"
+    one = max(len(line.result["seeds"]) for line in group.lines) == 1
+    over = f"seed{'s' * (not one)} {every[0]}" if len(every) == 1 else "differing seeds"
     machines = "; ".join(dict.fromkeys(machine(line.result) for line in group.lines))
-    return f"{group.tasks} tasks; mean ± standard deviation over {over}, on {data}; {machines}"
+    tasks = f"{group.tasks} task{'s' * (group.tasks != 1)}"
+    return f"{tasks}; {'' if one else 'mean ± standard deviation over '}{over}, on {data}; {machines}"
 
 
 @dataclass(frozen=True)
