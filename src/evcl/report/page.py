@@ -208,7 +208,7 @@ method; the table above holds the numbers"></div>
 <h3>Accuracy on each task after each task</h3>
 <p class="soft">Per cent, means over the seeds; the last column is the average over the tasks seen. Colours run from
 {low:.1f} (lightest) to {high:.1f}.</p>
-<div class="matrices" style="--cell:{2.8 * group.tasks + 5:g}rem">{matrices}</div>
+<div class="matrices" style="--cell:{max(2.8 * group.tasks + 5, 13):g}rem">{matrices}</div>
 <h3>How each result was made</h3><div class="runs">{runs}</div></section>"""
 
 
@@ -263,7 +263,8 @@ def _run(line: Line, number: int) -> str:
     pairs = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in settings(result).items()
     )
-    said = f"seeds {seeds(result)}; preset {result['preset']}; {result['seconds']:.1f} s on {machine(result)}"
+    numbers = f"seed{'s' * (len(result['seeds']) > 1)} {seeds(result)}"
+    said = f"{numbers}; preset {result['preset']}; {result['seconds']:.1f} s on {machine(result)}"
     return f"""<details data-series="{number}"><summary>{escape(line.label)}
 <span class="soft">{escape(said)}</span></summary><p class="soft">{escape(software(result))}</p>
 <pre tabindex="0" aria-label="Command">{escape(command(result))}</pre><dl>{pairs}</dl></details>"""
