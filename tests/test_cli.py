@@ -299,16 +299,18 @@ def test_demo_and_report(evcl):
     assert len(list(Path("d").rglob("result.json"))) == 8
     for name in ("permuted-digits", "split-digits"):
         for kind in ("png", "svg", "pdf"):
-            assert Path("d", f"{name}.{kind}").stat().st_size > 2000
+            assert Path("d/figures", f"{name}.{kind}").stat().st_size > 2000
         assert name in out
-    page = Path("d/index.html").read_text()
-    assert page.count("<svg") == 4
-    assert not re.findall(r"<(?:script|link|img|iframe)|url\((?!#)|@import", page)  # nothing is fetched
+    for path in ("d/index.html", "d/tables.md", "d/figures"):
+        assert str(Path(path)) in out
+    page = Path("d/index.html").read_text("utf-8")
+    fetched = r"<(?:link|img|iframe)(?! rel=\"icon\" href=\"data:,\")|<script[^>]* src|url\((?!#)|@import"
+    assert not re.findall(fetched, page)  # nothing is fetched
     status, out, _ = evcl("demo", "--epochs", "1", "--out", "d")
     assert "8 of 8 results are in d already" in out
-    first = Path("d/permuted-digits.svg").read_bytes()
+    first = Path("d/figures/permuted-digits.svg").read_bytes()
     assert evcl("report", "d")[0] == 0
-    assert Path("d/permuted-digits.svg").read_bytes() == first
+    assert Path("d/figures/permuted-digits.svg").read_bytes() == first
     assert evcl("demo", "--epochs", "2", "--out", "d")[0] == 1  # another run is there
     status, _, err = evcl("report", "nowhere")
     assert (status, err) == (1, "evcl: there is no folder nowhere\n")

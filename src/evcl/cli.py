@@ -326,9 +326,10 @@ def _report(folder: Path, title: str) -> None:
     from evcl.report import write_report
 
     written = write_report(folder, title)
-    figures = [path for path in written if path.suffix == ".png"]
-    console.print(f"figures: {', '.join(map(str, figures))} (and .svg, .pdf)", soft_wrap=True)
-    console.print(f"page:    {written[-1]}", soft_wrap=True)
+    drawn = sum(path.suffix == ".svg" for path in written)
+    console.print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
+    for name, path in zip(("tables:", "page:"), written[-2:], strict=True):
+        console.print(f"{name:<8} {path}", soft_wrap=True)
 
 
 def main() -> None:

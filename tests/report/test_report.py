@@ -1,57 +1,360 @@
+"""What the report says: numbers, names, groups, and the commands that make the results again."""
+
 from __future__ import annotations
 
+import csv
 import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
 
+import numpy as np
 import pytest
+from made_up import result, write
 
 import evcl
-from evcl.report import by_benchmark, find_results, page, percent, rows
+from evcl.cli import main
+from evcl.report import (
+    by_benchmark,
+    caption,
+    find_results,
+    full_table,
+    main_table,
+    page,
+    paired_difference,
+    paired_table,
+    percent,
+    rows,
+    tables_markdown,
+    write_report,
+)
+from evcl.report.figures import FIGURES, enlarged, matrix
+from evcl.report.published import published
+from evcl.report.results import series
+from evcl.report.runs import command
+from evcl.report.styles import BACK, SPARE, STYLES
 
 
-def result(method="evcl", preset="tuned", benchmark="permuted-digits", accuracy=(0.5, 0.75), **more):
-    matrix = [[0.9, None], list(accuracy)]
-    mean = sum(accuracy) / 2
-    summary = {"mean": mean, "std": 0.01, "per_seed": [mean, mean]}
-    return {
-        "schema": 1,
-        "benchmark": benchmark,
-        "method": method,
-        "preset": preset,
-        "config": {"tasks": 2, "validation": 0.0},
-        "seeds": [0, 1],
-        "accuracy": [matrix, matrix],
-        "average_accuracy": summary,
-        "forgetting": summary,
-        "nll": {"mean": 0.5, "std": 0.1, "per_seed": [0.4, 0.6]},
-        "ece": {"mean": None, "std": None, "per_seed": [None, None]},
-        "seconds": 1.234,
-        "environment": {"device": "cpu", "platform": "somewhere"},
-        **more,
+def group(*results):
+    (found,) = by_benchmark(results).values()
+    return found
+
+
+def cells(table):
+    return [dict(zip(table.columns, row, strict=True)) for _, row in table.rows]
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_say_what_the_results_say():
+    one = group(result(last=(0.80, 0.82, 0.84)))
+    (row,) = cells(full_table(one))
+    assert row == {
+        "method": "EVCL",
+        "seeds": "0-2",
+        "average accuracy": "82.00 ± 2.00",
+        "published": "98.5",
+        "difference": "-16.5",
+        "forgetting": "8.00 ± 2.00",  # from 0.9, each of the first four tasks
+        "NLL": "0.180 ± 0.020",
+        "ECE": "1.80 ± 0.20",
+        "seconds": "1.2",
     }
+    assert rows(one)[0][:2] == ("evcl", "82.0 ± 2.0")  # a terminal's: what is typed, and fewer digits
+    assert percent({"mean": 0.5, "std": None}, 1) == "50.0"
+    assert percent({"mean": -0.00001, "std": 0.1}, 1) == "0.0 ± 10.0"
+    assert percent({"mean": None, "std": None}) == "-"
 
 
-def test_a_table_row_says_what_the_result_says():
-    assert rows([result()]) == [("evcl", "62.5 ± 1.0", "62.5 ± 1.0", "0.50", "-", "1.2")]
-    assert percent({"mean": 0.5, "std": None}) == "50.0"
+def test_a_curve_is_the_mean_over_seeds_of_the_average_over_tasks_seen():
+    mean, spread = group(result(last=(0.80, 0.84), tasks=2)).lines[0].curve
+    np.testing.assert_allclose(mean, [0.9, 0.82])
+    np.testing.assert_allclose(spread, [0, np.std([0.80, 0.84], ddof=1)], atol=1e-12)
 
 
-def test_methods_come_in_the_order_of_the_list_and_twins_are_told_apart():
-    group = by_benchmark([result("naive"), result("mine"), result("evcl", "paper"), result("evcl")])["permuted-digits"]
-    assert [row[0] for row in rows(group)] == ["evcl (paper)", "evcl (tuned)", "naive", "mine"]
-    twins = [result(seconds=1.0), result(seconds=2.0)]
-    assert [row[0] for row in rows(twins)] == ["evcl (1)", "evcl (2)"]
+def test_joint_training_has_its_last_point_and_one_seed_has_no_spread():
+    joint, alone = group(result("joint"), result("vcl", last=(0.7,))).lines[::-1]
+    mean, _ = joint.curve
+    assert np.isnan(mean[:-1]).all()
+    assert mean[-1] == pytest.approx(0.82)
+    assert np.isnan(alone.curve[1]).all()
+    table = cells(full_table(group(result("joint"), result("vcl", last=(0.7,)))))
+    assert [row["average accuracy"] for row in table] == ["70.00", "82.00 ± 2.00"]
+    assert table[1]["forgetting"] == "-"
 
 
-def test_names_are_escaped_on_the_page():
-    text = page(by_benchmark([result("<b>x</b>", benchmark="a&b")]), "<title>")
-    assert "<b>x</b>" not in text
-    assert "a&amp;b" in text
-    assert "<title>&lt;title&gt;</title>" in text
+def test_paired_differences_are_over_common_seeds_as_worked_out_by_hand():
+    evcl_, vcl = group(
+        result(last=(0.90, 0.80, 0.70), seeds=(0, 1, 2)), result("vcl", last=(0.60, 0.78, 0.84), seeds=(2, 1, 0))
+    ).lines
+    common, mean, error = paired_difference(evcl_, vcl)
+    # 0.06, 0.02, 0.10: mean 0.06, deviation 0.04, error 0.04 / sqrt(3)
+    assert common == [0, 1, 2]
+    assert mean == pytest.approx(0.06)
+    assert error == pytest.approx(0.04 / 3**0.5)
+    both = group(
+        result(last=(0.9, 0.8)),
+        result("vcl", last=(0.7, 0.6), seeds=(1, 5)),
+        result("ewc", last=(0.7,), seeds=(9,)),
+    )
+    assert [tuple(row.values()) for row in cells(paired_table(both))] == [
+        ("VCL", "+10.00", "1"),  # one common seed has no error
+        ("EWC", "no common seed", "0"),
+    ]
+    assert paired_table(group(result("vcl"), result("ewc"))) is None
+    assert paired_table(group(result())) is None
+
+
+# --- names and groups ----------------------------------------------------------------------------------------------
+
+
+def test_methods_come_in_the_papers_order_and_twins_are_told_apart():
+    found = group(*(result(m) for m in ("mine", "joint", "ewc", "kcenter-coreset", "vcl-random-coreset", "evcl")))
+    assert [line.label for line in found.lines] == [
+        "EVCL", "VCL + random coreset", "EWC", "k-center coreset only", "joint", "mine",
+    ]  # fmt: skip
+    presets = group(result(preset="paper"), result())
+    assert [line.label for line in presets.lines] == ["EVCL (tuned)", "EVCL (paper)"]
+    assert [line.name for line in presets.lines] == ["evcl (tuned)", "evcl (paper)"]
+    settings = group(result(strength=10.0, lr=0.1), result(strength=20.0, lr=0.1))
+    assert [line.label for line in settings.lines] == ["EVCL (strength=10.0)", "EVCL (strength=20.0)"]
+    same = group(result(), result(last=(0.1, 0.2, 0.3)))
+    assert [line.label for line in same.lines] == ["EVCL (1)", "EVCL (2)"]
+    assert [line.label for line in group(result(), result("EVCL")).lines] == ["evcl", "EVCL"]
+
+
+def test_only_what_can_be_compared_is_side_by_side():
+    groups = by_benchmark(
+        [result(), result("vcl", tasks=3, last=(0.5,)), result("ewc", validation=0.1), result("vcl", "of mine")]
+    )
+    assert list(groups) == ["split-mnist, 3 tasks", "split-mnist", "split-mnist, held-out data (0.1)", "of mine"]
+    assert [g.has_published for g in groups.values()] == [False, True, False, False]
+    assert "on held-out data" in caption(groups["split-mnist, held-out data (0.1)"])
+    assert "on test data" in caption(groups["split-mnist"])
+    table = cells(main_table(groups.values()))
+    assert [row["method"] for row in table] == ["EVCL", "VCL", "EWC"]
+    assert table[0]["split-mnist"] == "82.00 ± 2.00 (98.5)"
+    assert table[0]["of mine"] == "-"
+
+
+def test_the_caption_says_which_seeds():
+    assert caption(group(result())).startswith("5 tasks; mean ± standard deviation over seeds 0-2, on test data; cpu")
+    assert caption(group(result(last=(0.5,), seeds=(7,), tasks=1))).startswith("1 task; seed 7, on test data")
+    assert "over differing seeds" in caption(group(result(), result("vcl", last=(0.5,))))
+
+
+def test_a_method_has_one_style_in_all_figures():
+    groups = by_benchmark([result("vcl"), result("mine"), result("vcl", "split-cifar10"), result("b", "split-cifar10")])
+    styles = series(groups.values())
+    assert styles["VCL"] is STYLES["vcl"]
+    assert len(set(styles.values())) == len(styles) == 3
+    for found in groups.values():
+        assert all(line.style == styles[line.label] for line in found.lines)
+    many = series(by_benchmark([result(f"m{i:02}") for i in range(12)]).values())
+    assert len(set(many.values())) == 12
+
+
+def _linear(color):
+    part = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+
+
+def _oklab(linear):
+    """Ottosson, 2020."""
+    lms = np.array([[0.41222147, 0.53633254, 0.05144599], [0.2119035, 0.68069955, 0.10739696],
+                    [0.08830246, 0.28171884, 0.6299787]]) @ np.clip(linear, 0, 1)  # fmt: skip
+    return np.array([[0.21045426, 0.79361779, -0.00407205], [1.9779985, -2.42859221, 0.45059371],
+                     [0.02590404, 0.78277177, -0.80867577]]) @ np.cbrt(lms)  # fmt: skip
+
+
+# Machado, Oliveira and Fernandes, 2009, severity 1.
+SIGHT = {
+    "normal": [1, 0, 0, 0, 1, 0, 0, 0, 1],
+    "protan": [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+    "deutan": [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.01182, 0.04294, 0.968881],
+    "tritan": [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.3039],
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_colours_can_be_told_apart(theme):
+    luminance = np.array([0.2126, 0.7152, 0.0722])
+    for style in (*STYLES.values(), *SPARE):
+        dark, light = sorted(luminance @ _linear(c) for c in (getattr(style, theme), BACK[theme]))
+        assert (light + 0.05) / (dark + 0.05) >= 3, style
+    for sight, seen in SIGHT.items():
+        places = [_oklab(np.reshape(seen, (3, 3)) @ _linear(getattr(style, theme))) for style in STYLES.values()]
+        distances = [100 * np.linalg.norm(a - b) for i, a in enumerate(places) for b in places[:i]]
+        assert min(distances) >= 8, sight
+
+
+# --- what was published --------------------------------------------------------------------------------------------
+
+
+def test_the_published_curves_are_the_papers():
+    curves = published()
+    assert len(curves) == 5 * 7
+    assert all(len(curve) == 5 and all(0 < v <= 1 for v in curve) for curve in curves.values())
+    assert curves["split-mnist", "evcl"][-1] == pytest.approx(0.984, abs=2e-3)  # the text of the paper says 98.4
+    assert curves["permuted-mnist", "ewc"][-1] == pytest.approx(0.65, abs=2e-3)
+    lines = files("evcl.report").joinpath("published.csv").read_text("utf-8").splitlines()
+    assert "arXiv:2406.15972" in lines[0]
+    assert len(list(csv.reader(lines[2:]))) == 175
+
+
+def test_the_reason_for_the_difference_is_given_where_something_published_is_shown():
+    said = "a reading of the code released with the paper"
+    for results, expected in (([result()], True), ([result(benchmark="split-digits")], False)):
+        groups = by_benchmark(results)
+        assert (said in tables_markdown(groups.values(), "t")) is expected
+        assert (said in page(groups, "t")) is expected
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_panel_enlarges_what_cannot_be_told_apart():
+    close = [result(m, "split-digits", last=(v, v)) for m, v in zip("abcd", (0.899, 0.898, 0.3, 0.2), strict=True)]
+    low, high = enlarged(group(*close))
+    assert 89 < low < 89.8
+    assert 90 < high < 91
+    assert (
+        enlarged(group(*(result(m, "split-digits", last=(v, v)) for m, v in (("a", 0.8), ("b", 0.5), ("c", 0.2)))))
+        is None
+    )
+    assert enlarged(group(*close[:2])) is None
+    assert len(FIGURES[""](group(*close)).axes) == 2
+    assert len(FIGURES[""](group(*close[:2])).axes) == 1
+
+
+def test_the_figure_holds_every_curve_and_the_published_ones_dashed():
+    figure = FIGURES[""](
+        group(result(last=(0.80, 0.84)), result("vcl", last=(0.7,)), result("joint", last=(0.9, 0.92)))
+    )
+    lines = {(line.get_color(), line.is_dashed()): line for line in figure.axes[0].lines}
+    own = lines[STYLES["evcl"].light, False].get_ydata()
+    np.testing.assert_allclose([own[0], own[-1]], [90, 82])
+    for method in ("evcl", "vcl"):
+        dashed = lines[STYLES[method].light, True].get_ydata()
+        np.testing.assert_allclose(dashed, 100 * np.array(published()["split-mnist", method]))
+    np.testing.assert_allclose(lines[STYLES["joint"].light, False].get_xdata(), [5])
+    low, high = figure.axes[0].get_ylim()
+    assert low < 70
+    assert high > 99
+
+
+def test_matrices_leave_out_what_was_not_measured():
+    values = matrix(group(result(tasks=2, last=(0.5,))).lines[0])
+    np.testing.assert_allclose(values, [[90, np.nan], [50, 50]])
+
+
+# --- the command of a run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "split-digits --method evcl --epochs 1 --seeds 2 --tasks 2 --set strength=7 --set init_std=0.0002",
+        "permuted-digits --method ewc --epochs 1 --seed-list 3,1 --preset paper --validation 0.25",
+        "split-digits --method joint --epochs 1 --seeds 1 --precision bf16 --tasks 2",
+    ],
+)
+def test_the_command_makes_the_result_again(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(words):
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    run(["evcl", "run", *arguments.split(), "--out", "r"])
+    (found,) = find_results(Path("r"))
+    said = shlex.split(command(found))
+    assert "r holds this run already" in run([*said, "--out", "r"])
+    assert said.count("--set") == arguments.count("--set")  # what the preset says is not said again
+
+
+def test_the_command_of_a_method_that_is_not_registered_says_everything():
+    said = command(result("no such method", stiffness=0.3))
+    assert "--method 'no such method'" in said
+    assert "--set stiffness=0.3" in said
+    assert said.endswith("--plugin FILE.py")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_figures_tables_and_a_page_and_the_same_twice(tmp_path):
+    write(tmp_path, result(), result("joint"), result("vcl", "split-digits", tasks=1, last=(0.5,)))
+    written = write_report(tmp_path, "A title")
+    assert [path.name for path in written[-2:]] == ["tables.md", "index.html"]
+    assert len(written) == 2 * 3 * 3 + 2
+    first = {path: path.read_bytes() for path in written}
+    for path, data in first.items():
+        start = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml", ".md": b"# A title", ".html": b"<!doctype"}
+        assert data.startswith(start[path.suffix]), path
+    write_report(tmp_path, "A title")
+    assert {path: path.read_bytes() for path in written} == first
+    assert len(first[written[-1]]) < 2_500_000
+
+
+def test_markdown_tables_have_as_many_cells_as_columns(tmp_path):
+    text = tables_markdown(by_benchmark([result(), result("a|b*<c>"), result("vcl", "x|y")]).values(), "t")
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(counts) == 1, table
+    assert r"a\|b\*\<c\>" in text
+    assert "| VCL |" in text
+
+
+def test_names_are_only_names(tmp_path):
+    evil = "<script>alert(1)</script>"
+    names = [evil, "$x^{$", "_hidden", "%{x}", "語", '"onload="x', "../../up"]
+    write(tmp_path / "in", *(result(name) for name in names), result(benchmark="../../" + evil, preset=evil))
+    written = write_report(tmp_path / "in", evil)
+    assert all((tmp_path / "in") in path.resolve().parents for path in written)
+    text = written[-1].read_text("utf-8")
+    assert "<script>alert" not in text
+    assert "</script>alert" not in text
+    assert '"onload="x' not in text.replace('\\"onload=\\"x', "")  # in the data it is quoted as JSON
+    assert text.count("<script") == 3
+    assert "&lt;script&gt;alert(1)" in text
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(evcl.EvclError, match=r"holds no result\.json"):
         find_results(tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps({"schema": 7}))
-    with pytest.raises(evcl.EvclError, match="is not a result of evcl"):
-        find_results(tmp_path)
+    with pytest.raises(evcl.EvclError, match="there is no folder"):
+        find_results(tmp_path / "nowhere")
+
+
+def test_a_file_that_is_not_a_result_is_refused_by_name(tmp_path):
+    def bad(change, message):
+        one = result()
+        change(one)
+        (tmp_path / "result.json").write_text(json.dumps(one))
+        with pytest.raises(evcl.EvclError, match=r"result\.json is not a result of evcl") as raised:
+            find_results(tmp_path)
+        assert message in str(raised.value)
+
+    bad(lambda r: r.update(schema=7), "schema 7")
+    bad(lambda r: r["accuracy"].pop(), "accuracy has the shape (2, 5, 5), not (3, 5, 5)")
+    bad(lambda r: r["accuracy"][0].pop(), "inhomogeneous")
+    bad(lambda r: r["accuracy"][0][4].__setitem__(0, None), "the last row of accuracy should be measured")
+    bad(lambda r: r["nll"]["per_seed"].pop(), "nll should hold a number a seed")
+    bad(lambda r: r["ece"].update(mean="high"), "TypeError")
+    bad(lambda r: r.update(seeds=[0, 0, 1]), "the seeds differ")
+    bad(lambda r: r.update(seeds=["0", "1", "2"]), "whole numbers")
+    bad(lambda r: r["config"].update(validation=2), "validation should be a part of 1")
+
+
+def test_the_report_loads_plotly_and_matplotlib_when_it_draws():
+    code = "import sys, evcl.report; print([m for m in ('plotly', 'matplotlib') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from evcl.errors import EvclError
 from evcl.files import write_atomically
-from evcl.report.figures import accuracy_figure, save_figure
+from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
-from evcl.report.results import COLUMNS, by_benchmark, caption, find_results, percent, rows
+from evcl.report.results import Group, Line, by_benchmark, find_results
+from evcl.report.tables import (
+    COLUMNS,
+    Table,
+    caption,
+    full_table,
+    main_table,
+    paired_difference,
+    paired_table,
+    percent,
+    rows,
+    tables_markdown,
+)
 
 
 def write_report(folder: Path, title: str = "Continual learning with evcl") -> list[Path]:
-    """Figures (PNG, SVG, PDF) and `index.html` for every result below `folder`; returns what was written."""
+    """`figures/` (SVG, PNG, PDF), `tables.md` and `index.html` for every result below `folder`; returns their paths."""
     groups = by_benchmark(find_results(folder))
     written = []
-    for name, group in groups.items():
-        figure = accuracy_figure(group, name)
-        for kind in ("png", "svg", "pdf"):
-            path = folder / f"{name}.{kind}"
-            save_figure(figure, path)
-            written.append(path)
-    text = page(groups, title)
-    path = folder / "index.html"
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
-    return [*written, path]
+    try:
+        (folder / "figures").mkdir(exist_ok=True)
+    except OSError as error:
+        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+    for group in groups.values():
+        for suffix, draw in FIGURES.items():
+            figure = draw(group)
+            for kind in KINDS:
+                written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
+                save_figure(figure, written[-1])
+    for name, text in (("tables.md", tables_markdown(groups.values(), title)), ("index.html", page(groups, title))):
+        written.append(folder / name)
+        write_atomically(written[-1], partial(_write, text=text))
+    return written
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8", newline="\n")
 
 
 __all__ = [
     "COLUMNS",
-    "accuracy_figure",
+    "Group",
+    "Line",
+    "Table",
     "by_benchmark",
     "caption",
     "find_results",
+    "full_table",
+    "main_table",
     "page",
+    "paired_difference",
+    "paired_table",
     "percent",
     "rows",
-    "save_figure",
+    "tables_markdown",
     "write_report",
 ]

@@ -1,98 +1,270 @@
-"""Figures: average accuracy against tasks seen, a line a method."""
+"""Figures for print: accuracy against tasks seen, the accuracy matrices, forgetting and calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evcl.files import write_atomically
-from evcl.report.results import Result, curves, label
+from evcl.report.results import Group, Line
+from evcl.report.styles import INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers; each method keeps its own, and a marker with it.
-STYLES: dict[str, tuple[str, str]] = {
-    "evcl": ("#0072B2", "o"),
-    "vcl": ("#E69F00", "s"),
-    "ewc": ("#009E73", "^"),
-    "naive": ("#CC79A7", "v"),
-    "joint": ("#7F7F7F", "D"),
-}
-SPARE = [("#D55E00", "P"), ("#56B4E9", "X"), ("#A05D00", "*"), ("#6A4FA3", "h")]
-THEMES = {"light": ("#1b1f24", "#d8dee4"), "dark": ("#e6edf3", "#30363d")}  # ink, grid
-LIGHTER = {"#0072B2": "#4DA9E8"}  # what is too dark for the dark theme
+GRID, SOFT = "#dfe3e8", "#57606a"
+WIDTH = 6.75  # inches: the text of a conference's page
+MEASURES = (("forgetting", "forgetting (%)", 100.0), ("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0))
+KINDS = ("svg", "png", "pdf")
+# The fonts come with matplotlib, so that a figure looks the same everywhere; they are embedded, or drawn as outlines.
+RC: dict[Any, Any] = {
+    "font.family": "STIXGeneral", "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "text.parse_math": False,
+    "axes.linewidth": 0.6, "axes.edgecolor": INK["light"], "axes.labelcolor": INK["light"], "text.color": INK["light"],
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
+    "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6, "lines.linewidth": 1.3,
+    "xtick.color": INK["light"], "xtick.major.width": 0.6, "xtick.major.size": 2.5,
+    "ytick.color": INK["light"], "ytick.major.width": 0.6, "ytick.major.size": 2.5,
+    "savefig.dpi": 300, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "evcl",
+}  # fmt: skip
 
 
-def accuracy_figure(group: Sequence[Result], title: str = "", theme: str = "light") -> Figure:
-    """Average accuracy over the tasks seen so far, after each task; bands are one standard deviation."""
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # a user's own name: a box, not a warning
+        yield
+
+
+def accuracy_figure(group: Group) -> Figure:
+    """Average accuracy over the tasks seen so far, after each task, a line a method; published curves are dashed.
+
+    Bands are one standard deviation. Where the better half of the methods would lie too close together to be told
+    apart, a second panel enlarges them.
+    """
     from matplotlib.figure import Figure
+
+    with _style():
+        zoom = enlarged(group)
+        rows = math.ceil((len(group.lines) + group.has_published) / 4)
+        size = (WIDTH, 2.4 + 0.17 * rows) if zoom else (0.75 * WIDTH, 2.6)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, 2 if zoom else 1, squeeze=False)[0]
+        _curves(panels[0], group, published=True)
+        panels[0].set_ylabel("average accuracy (%)")
+        panels[0].set_ylim(*whole(group))
+        panels[0].set_title(_text(group.name), loc="left", fontweight="bold")
+        if zoom:
+            _curves(panels[1], group, published=False)
+            panels[1].set_ylim(*zoom)
+            panels[1].set_title("enlarged: the better half of the methods", loc="left", color=SOFT)
+        _legend(figure, group, below=zoom is not None)
+        return _settled(figure)
+
+
+def _curves(axes: Any, group: Group, published: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ink, grid = THEMES[theme]
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    spare = iter(SPARE * len(group))
-    ends: list[tuple[float, float, str, str]] = []
-    for depth, result in enumerate(group):
-        color, marker = STYLES.get(result["method"]) or next(spare)
-        color = LIGHTER.get(color, color) if theme == "dark" else color
-        mean, spread = (100 * v for v in curves(result))
-        tasks = np.arange(1, len(mean) + 1)
-        low, high = mean - spread, np.minimum(mean + spread, 100)
-        axes.fill_between(tasks, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(tasks, mean, color=color, marker=marker, markersize=5, linewidth=1.8, zorder=3 - depth / len(group))
-        ends.append((float(mean[-1]), float(tasks[-1]), label(result, group), color))
-    _label_ends(axes, ends)
-    axes.set_title(title, loc="left", color=ink, fontsize=12, fontweight="bold")
-    axes.set_xlabel("tasks seen", color=ink)
-    axes.set_ylabel("average accuracy (%)", color=ink)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(colors=ink)
-    axes.grid(axis="y", color=grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(ink)
-    figure.patch.set_alpha(0)
-    axes.patch.set_alpha(0)
-    if theme == "light":
-        figure.patch.set(alpha=1, facecolor="white")
+    tasks = np.arange(1, group.tasks + 1)
+    drawn: set[str] = set()
+    for depth, line in enumerate(group.lines):
+        order = 4 - depth / len(group.lines)
+        mean, spread = (100 * values for values in line.curve)
+        known = np.isfinite(mean)
+        alone = known.sum() == 1
+        axes.plot(
+            tasks[known], mean[known], color=line.style.light, marker=line.style.marker, markersize=4 * line.style.size,
+            markeredgewidth=0.5, markeredgecolor="white", linewidth=1.8 if depth == 0 else 1.3, zorder=order,
+        )  # fmt: skip
+        if np.isfinite(spread[known]).all():
+            if alone:
+                bar = {"color": line.style.light, "linewidth": 1, "capsize": 2, "zorder": order}
+                axes.errorbar(tasks[known], mean[known], spread[known], **bar)
+            else:
+                top = np.minimum(mean + spread, 100)
+                axes.fill_between(tasks, mean - spread, top, color=line.style.light, alpha=0.11, linewidth=0, zorder=1)
+        if published and line.published and line.result["method"] not in drawn:
+            drawn.add(line.result["method"])
+            axes.plot(
+                tasks, 100 * np.array(line.published), color=line.style.light, linestyle=(0, (3, 2)), linewidth=0.9,
+                marker=line.style.marker, markersize=2.5 * line.style.size, markerfacecolor="white",
+                markeredgewidth=0.6, zorder=2,
+            )  # fmt: skip
+    axes.set_xlabel("tasks seen")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axes.margins(x=0.04)
+
+
+def _legend(figure: Figure, group: Group, below: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D(
+            [], [], color=line.style.light, marker=line.style.marker, markersize=4 * line.style.size,
+            markeredgecolor="white", markeredgewidth=0.5, linestyle="-" if np.isfinite(line.curve[0]).sum() > 1 else "",
+        )
+        for line in group.lines
+    ]  # fmt: skip
+    labels = [_text(line.label) for line in group.lines]
+    if group.has_published:
+        handles.append(Line2D([], [], color=SOFT, linestyle=(0, (3, 2)), linewidth=0.9))
+        labels.append("published")
+    place = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
+    figure.legend(handles, labels, frameon=False, handlelength=2.2, columnspacing=1.4, **place)
+
+
+def whole(group: Group) -> tuple[float, float]:
+    """The range of all curves, in per cent, published ones too."""
+    return _range([*_published(group), *(_extent(line) for line in group.lines)])
+
+
+def enlarged(group: Group) -> tuple[float, float] | None:
+    """The range of the better half of the curves, where it is less than 40% of that of all of them; else None."""
+    if len(group.lines) < 3:
+        return None
+    best = sorted(group.lines, key=lambda line: -line.summary("average_accuracy")["mean"])
+    curves = [100 * line.curve[0] for line in best]
+    low, high = _range([*_published(group), *curves])
+    found = _range(curves[: math.ceil(len(best) / 2)])
+    return found if found[1] - found[0] < 0.4 * (high - low) else None
+
+
+def _published(group: Group) -> list[np.ndarray]:
+    return [100 * np.array(line.published) for line in group.lines if line.published]
+
+
+def _extent(line: Line) -> np.ndarray:
+    mean, spread = line.curve
+    spread = np.nan_to_num(spread)
+    return 100 * np.concatenate([mean - spread, np.minimum(mean + spread, 1)])
+
+
+def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    joined = np.concatenate(values)
+    low, high = float(np.nanmin(joined)), float(np.nanmax(joined))
+    margin = max(0.05 * (high - low), 0.05)
+    return low - margin, high + margin
+
+
+def matrix_figure(group: Group) -> Figure:
+    """The accuracy matrices, a panel a method: on each task (columns) after each task (rows), means over the seeds."""
+    from matplotlib.figure import Figure
+
+    with _style():
+        count = len(group.lines)
+        columns = min(count, 4 if count <= 8 else 5)
+        rows = math.ceil(count / columns)
+        side = (WIDTH - 0.5) / max(columns, 4)
+        figure = Figure(figsize=(columns * side + 0.5, rows * (side + 0.25) + 0.4))
+        figure.set_layout_engine("constrained", h_pad=0.055, w_pad=0.025)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        low, high = matrix_range(group)
+        for panel, line in zip(panels.flat, group.lines, strict=False):
+            image = _matrix(panel, line, low, high, 7 if columns < 5 else 6)
+        for panel in list(panels.flat)[count:]:
+            panel.axis("off")
+        figure.supxlabel("accuracy (%) on task", fontsize=9)
+        figure.supylabel("after task", fontsize=9)
+        bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=30, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.ax.grid(False)
+        figure.suptitle(_text(group.name), x=0.02, ha="left", fontweight="bold", fontsize=9)
+        return _settled(figure)
+
+
+def matrix_range(group: Group) -> tuple[float, float]:
+    """The least and the greatest mean accuracy of a benchmark, in per cent: what the colours run between."""
+    values = np.concatenate([matrix(line).ravel() for line in group.lines])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return low, max(high, low + 1e-3)
+
+
+def matrix(line: Line) -> np.ndarray:
+    """[after task t, on task k], per cent, mean over the seeds; NaN above the diagonal and where not measured."""
+    found: np.ndarray = 100 * line.accuracy.mean(0)
+    found[np.triu_indices(len(found), 1)] = np.nan
+    return found
+
+
+def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    values = matrix(line)
+    tasks = len(values)
+    blues = ListedColormap(colormaps["Blues"](np.linspace(0.05, 0.6, 256)))  # light enough for black figures
+    image = panel.imshow(values, cmap=blues, vmin=low, vmax=high)
+    panel.set_title(_text(line.label), loc="left", fontsize=8, pad=4)
+    places = range(0, tasks, max(1, tasks // 5))
+    panel.set_xticks(places, [str(k + 1) for k in places])
+    panel.set_yticks(places, [str(k + 1) for k in places])
+    panel.tick_params(length=0, labelsize=7.5)
+    panel.grid(False)
+    panel.spines[:].set_visible(False)
+    if tasks <= 6:
+        for t, k in zip(*np.nonzero(np.isfinite(values)), strict=True):
+            text = f"{values[t, k]:.1f}".replace("100.0", "100")
+            panel.text(k, t, text, ha="center", va="center", fontsize=size)
+    return image
+
+
+def measures_figure(group: Group) -> Figure:
+    """Forgetting, NLL and calibration after the last task: the mean, one standard deviation, and each seed."""
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=(WIDTH, 0.75 + 0.2 * len(group.lines)), layout="constrained")
+        panels = figure.subplots(1, 3, sharey=True)
+        for panel, (measure, name, scale) in zip(panels, MEASURES, strict=True):
+            for place, line in enumerate(group.lines):
+                summary = line.summary(measure)
+                if summary["mean"] is None:
+                    continue
+                seeds = scale * np.array(summary["per_seed"])
+                panel.plot(seeds, np.full(len(seeds), place), "|", color=line.style.light, markersize=5, alpha=0.6)
+                panel.errorbar(
+                    scale * summary["mean"], place, xerr=scale * (summary["std"] or 0), color=line.style.light,
+                    marker=line.style.marker, markersize=4.5 * line.style.size, linewidth=1.2,
+                    markeredgecolor="white", markeredgewidth=0.5,
+                )  # fmt: skip
+            panel.set_xlabel(name)
+            panel.set_xlim(left=min(0, panel.get_xlim()[0]))
+            panel.grid(axis="x")
+            panel.spines["left"].set_visible(False)
+            panel.tick_params(axis="y", length=0)
+        panels[0].set_yticks(range(len(group.lines)), [_text(line.label) for line in group.lines])
+        panels[0].set_ylim(len(group.lines) - 0.5, -0.5)
+        panels[0].set_title(_text(group.name), loc="left", fontweight="bold")
+        return _settled(figure)
+
+
+FIGURES = {"": accuracy_figure, "-matrices": matrix_figure, "-measures": measures_figure}
+
+
+def _settled(figure: Figure) -> Figure:
+    """The layout is worked out once, not once a format: it takes longer than the drawing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     return figure
 
 
-def _label_ends(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
-    """Write each method's name at the end of its line, moved apart where lines end close together."""
-    low, high = axes.get_ylim()
-    gap = 0.06 * (high - low)
-    places: list[float] = []
-    for y, x, text, color in sorted(ends):
-        place = max(y, places[-1] + gap) if places else y
-        places.append(place)
-        axes.annotate(
-            text,
-            (x, y),
-            (x + 0.03 * max(1.0, x - 1), place),
-            textcoords="data",
-            color=color,
-            fontsize=10,
-            fontweight="bold",
-            va="center",
-            annotation_clip=False,
-        )
-    axes.set_ylim(low, max(high, places[-1] + gap / 2))
+def _text(name: str) -> str:
+    """A name that a legend does not leave out."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the path's ending; the same figure gives the same bytes."""
-    import matplotlib
-
     kind = path.suffix[1:]
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.hashsalt": "evcl", "svg.fonttype": "none"}):
-        write_atomically(
-            path, lambda temporary: figure.savefig(temporary, format=kind, dpi=160, metadata=dates.get(kind))
-        )
+    with _style():
+        write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=dates.get(kind)))

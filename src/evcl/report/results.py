@@ -1,101 +1,201 @@
-"""Result files, in the order that tables and figures show them."""
+"""Result files, checked, grouped into what can be compared, and in the order of tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evcl.benchmarks import BENCHMARKS
 from evcl.errors import EvclError
 from evcl.experiments import RESULT, read_result
 from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve
+from evcl.report.published import Curve, published
+from evcl.report.styles import NAMES, STYLES, Style, assign
 
 Result = dict[str, Any]
+Floats = NDArray[np.float64]
+SUMMARIES = ("average_accuracy", "forgetting", "nll", "ece")
+HELD_OUT = "held-out data"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A result as it is shown: a line of a figure, a row of a table."""
+
+    label: str  # the same in every figure and table
+    name: str  # the same with the method as it is typed
+    style: Style
+    result: Result
+    published: Curve | None
+
+    def summary(self, measure: str) -> dict[str, Any]:
+        """Mean, standard deviation and the seeds' values of a measure; None where it was not measured."""
+        found: dict[str, Any] = self.result[measure]
+        return found
+
+    @property
+    def accuracy(self) -> Floats:
+        """[seed, after task t, on task k]; NaN where not measured."""
+        return np.array(self.result["accuracy"], dtype=np.float64)
+
+    @property
+    def curve(self) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the seeds, [tasks] each, of the average accuracy after each task.
+
+        NaN where it was not measured (joint training has its last point only); for one seed the deviation is NaN.
+        """
+        rows = np.array([accuracy_curve(matrix) for matrix in self.accuracy])
+        spread = rows.std(0, ddof=1) if len(rows) > 1 else np.full(rows.shape[1], np.nan)
+        return rows.mean(0), spread
+
+
+@dataclass(frozen=True)
+class Group:
+    """Results that can be compared: the same benchmark, number of tasks, and data that they were measured on."""
+
+    name: str
+    slug: str  # its name in a file's name
+    lines: tuple[Line, ...]
+
+    @property
+    def tasks(self) -> int:
+        return len(self.lines[0].result["accuracy"][0])
+
+    @property
+    def has_published(self) -> bool:
+        return any(line.published for line in self.lines)
 
 
 def find_results(folder: Path) -> list[Result]:
     """Every result below a folder."""
     if not folder.is_dir():
         raise EvclError(f"there is no folder {folder}")
-    found = [read_result(path) for path in sorted(folder.rglob(RESULT))]
+    found = [_checked(path) for path in sorted(folder.rglob(RESULT))]
     if not found:
         raise EvclError(f"{folder} holds no {RESULT}: make one with evcl run")
     return found
 
 
-def by_benchmark(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results grouped by benchmark; benchmarks and methods in the order of `evcl list`, others behind them."""
-    groups: dict[str, list[Result]] = {}
-    for name in sorted({r["benchmark"] for r in results}, key=_place(list(BENCHMARKS))):
-        groups[name] = sorted(
-            (r for r in results if r["benchmark"] == name),
-            key=lambda r: (_place(list(METHODS))(r["method"]), r["preset"]),
+def _checked(path: Path) -> Result:
+    """A result whose numbers have the shapes that they should have."""
+    result = read_result(path)
+    count, tasks = len(result["seeds"]), result["config"]["tasks"]
+    try:
+        whole = [*result["seeds"], tasks]
+        if any(type(number) is not int for number in whole) or len(set(result["seeds"])) != count:
+            raise ValueError("seeds and tasks should be whole numbers, and the seeds differ")
+        if not 0 <= result["config"].get("validation", 0.0) < 1:
+            raise ValueError("validation should be a part of 1")
+        accuracy = np.array(result["accuracy"], dtype=np.float64)  # None becomes NaN
+        if not count or accuracy.shape != (count, tasks, tasks):
+            raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
+        if np.isinf(accuracy).any() or np.isnan(accuracy[:, -1]).any():
+            raise ValueError("the last row of accuracy should be measured")
+        for measure in SUMMARIES:
+            summary = result[measure]
+            values = [summary["mean"], summary["std"], *summary["per_seed"]]
+            if len(values) != count + 2 or any(v is not None and not math.isfinite(v) for v in values):
+                raise ValueError(f"{measure} should hold a number a seed")
+        if result["average_accuracy"]["mean"] is None:
+            raise ValueError("average_accuracy should be measured")
+    except (TypeError, ValueError, KeyError) as error:
+        raise EvclError(f"{path} is not a result of evcl ({type(error).__name__} {error})") from error
+    return result
+
+
+def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
+    """What can be compared, by name: benchmarks in the order of `evcl list`, methods in that of the paper."""
+    order = list(BENCHMARKS)
+    keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
+    in_order = sorted(results, key=lambda r: (_place(r["method"], [*STYLES, *METHODS]), r["preset"] != "tuned"))
+    members = {key: [r for r in in_order if _key(r) == key] for key in keys}
+    names = {id_: name for id_, name in NAMES.items() if name not in {r["method"] for r in results}}
+    suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
+    labels = {
+        key: [names.get(r["method"], str(r["method"])) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
+        for key, group in members.items()
+    }
+    pairs = [(label, r["method"]) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
+    styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], [*STYLES, *METHODS])))
+    groups: dict[str, Group] = {}
+    slugs: set[str] = set()
+    for key, group in members.items():
+        lines = (
+            Line(label, result["method"] + suffix, styles[label], result, _published(key, result))
+            for label, suffix, result in zip(labels[key], suffixes[key], group, strict=True)
         )
+        name = _name(key)
+        groups[name] = Group(name, _slug(name, slugs), tuple(lines))
     return groups
 
 
-def _place(order: list[str]) -> Any:
-    return lambda name: (order.index(name) if name in order else len(order), name)
+def series(groups: Iterable[Group]) -> dict[str, Style]:
+    """Every label of a report, in the order of its tables."""
+    lines = [line for group in groups for line in group.lines]
+    lines.sort(key=lambda line: _place(line.result["method"], [*STYLES, *METHODS]))
+    return {line.label: line.style for line in lines}
 
 
-def label(result: Result, group: Sequence[Result]) -> str:
-    """The method's name, and the preset's or a number where a benchmark has several of it."""
+Key = tuple[str, int, float]  # benchmark, tasks, part held out
+
+
+def _key(result: Result) -> Key:
+    return result["benchmark"], result["config"]["tasks"], result["config"].get("validation", 0.0)
+
+
+def _place(name: str, order: list[str]) -> tuple[int, str]:
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _name(key: Key) -> str:
+    """The benchmark, and what is not usual about it."""
+    benchmark, tasks, validation = key
+    usual = BENCHMARKS[benchmark].tasks if benchmark in BENCHMARKS else 5
+    parts = [benchmark]
+    if tasks != usual:
+        parts.append(f"{tasks} task{'s' * (tasks != 1)}")
+    if validation:
+        parts.append(f"{HELD_OUT} ({validation:g})")
+    return ", ".join(parts)
+
+
+def _slug(name: str, taken: set[str]) -> str:
+    """A name of a file, never a path, that no other group has."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80] or "benchmark"
+    slug, number = plain, 2
+    while slug.lower() in taken:
+        slug, number = f"{plain}-{number}", number + 1
+    taken.add(slug.lower())
+    return slug
+
+
+def _published(key: Key, result: Result) -> Curve | None:
+    benchmark, tasks, validation = key
+    curve = published().get((benchmark, result["method"]))
+    return curve if curve and len(curve) == tasks and not validation else None
+
+
+def _suffix(result: Result, group: Sequence[Result]) -> str:
+    """What follows the method's name where there are several of it: preset, settings that differ, or a number."""
     same = [r for r in group if r["method"] == result["method"]]
-    if len(same) == 1:
-        return str(result["method"])
+    return "" if len(same) == 1 else f" ({_distinction(result, same)})"
+
+
+def _distinction(result: Result, same: Sequence[Result]) -> str:
     if len({r["preset"] for r in same}) == len(same):
-        return f"{result['method']} ({result['preset']})"
-    return f"{result['method']} ({same.index(result) + 1})"
-
-
-def curves(result: Result) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over the seeds, [tasks] each, of the average accuracy after each task."""
-    rows = np.array([accuracy_curve(np.array(m, dtype=float)) for m in result["accuracy"]])
-    spread = rows.std(0, ddof=1) if len(rows) > 1 else np.zeros(rows.shape[1])
-    return rows.mean(0), spread
-
-
-def percent(summary: dict[str, Any] | None, digits: int = 1) -> str:
-    """'83.1 ± 2.0' from a fraction's mean and deviation."""
-    if not summary or summary["mean"] is None:
-        return "-"
-    text = f"{round(100 * summary['mean'], digits) + 0.0:.{digits}f}"  # + 0.0: no "-0.0"
-    return text if summary["std"] is None else f"{text} ± {100 * summary['std']:.{digits}f}"
-
-
-COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "calibration error", "seconds")
-
-
-def rows(group: Sequence[Result]) -> list[tuple[str, ...]]:
-    """A benchmark's table, in the words of COLUMNS: percentages but for the NLL (nats) and the seconds."""
-    return [
-        (
-            label(r, group),
-            percent(r["average_accuracy"]),
-            percent(r.get("forgetting")),
-            "-" if r.get("nll", {}).get("mean") is None else f"{r['nll']['mean']:.2f}",
-            percent(r.get("ece")),
-            f"{r['seconds']:.1f}",
-        )
-        for r in group
-    ]
-
-
-def caption(group: Sequence[Result]) -> str:
-    """What the numbers of a benchmark are: seeds, tasks, data, machine."""
-    seeds = sorted({len(r["seeds"]) for r in group})
-    held = {r["config"].get("validation", 0) for r in group}
-    data = "test data" if held == {0} else "a held-out part of the training data" if 0 not in held else "mixed data"
-    counts = "/".join(map(str, seeds)) + (" seed" if seeds == [1] else " seeds")
-    tasks, machines = (
-        " / ".join(sorted({str(v) for v in values}))
-        for values in (
-            [r["config"]["tasks"] for r in group],
-            [f"{r['environment']['device']}, {r['environment']['platform']}" for r in group],
-        )
-    )
-    return f"{tasks} tasks; mean ± standard deviation over {counts}, on {data}; {machines}"
+        return str(result["preset"])
+    names = sorted({name for r in same for name in r["config"]})
+    differing = [name for name in names if len({repr(r["config"].get(name)) for r in same}) > 1]
+    words = [", ".join(f"{name}={r['config'].get(name)}" for name in differing) for r in same]
+    position = next(i for i, r in enumerate(same) if r is result)
+    if len(set(words)) == len(same) and max(map(len, words)) <= 40:
+        return words[position]
+    return str(position + 1)

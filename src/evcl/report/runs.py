@@ -1,0 +1,84 @@
+"""How a result was made: seeds, machine, settings, and the command that makes it again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from evcl.benchmarks import BENCHMARKS
+from evcl.experiments import SUMMARIES, preset
+from evcl.methods import METHODS
+
+SHAPE = ("tasks", "hidden", "precision", "device")  # what a configuration holds beside settings
+UNUSED = ("validation", 0.0)
+
+
+def seeds(result: dict[str, Any]) -> str:
+    """'0-4', or '0, 7, 9'."""
+    found = result["seeds"]
+    if len(found) > 2 and found == list(range(found[0], found[0] + len(found))):
+        return f"{found[0]}-{found[-1]}"
+    return ", ".join(map(str, found))
+
+
+def machine(result: dict[str, Any]) -> str:
+    """The hardware, and the products' precision where it is not that of a CPU."""
+    found = result["environment"]
+    precision = result["config"].get("precision", "fp32")
+    return f"{found['device']}{'' if precision == 'fp32' else f' ({precision})'}, {found['platform']}"
+
+
+def software(result: dict[str, Any]) -> str:
+    found = result["environment"]
+    parts = [f"{name} {found[name]}" for name in ("evcl", "torch") if name in found]
+    if "threads" in found:
+        parts.append(f"{found['threads']} thread{'s' * (found['threads'] != 1)}")
+    return ", ".join(parts)
+
+
+def settings(result: dict[str, Any]) -> dict[str, str]:
+    """Every setting as text, and the hidden layers."""
+    return {name: _text(value) for name, value in result["config"].items() if name not in ("precision", "device")}
+
+
+def command(result: dict[str, Any]) -> str:
+    """The command that makes this result: what its preset gives is left out, what differs from it is said."""
+    config, benchmark, method = result["config"], result["benchmark"], result["method"]
+    words = ["evcl", "run", benchmark, "--method", method, "--preset", result["preset"]]
+    count = len(result["seeds"])
+    if result["seeds"] == list(range(count)):
+        words += ["--seeds", str(count)]
+    else:
+        words += ["--seed-list", ",".join(map(str, result["seeds"]))]
+    if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != config["tasks"]:
+        words += ["--tasks", str(config["tasks"])]
+    given = _given(result)
+    for name in ("epochs", "validation"):
+        if name in given:
+            words += [f"--{name}", _text(given.pop(name))]
+    for name, value in given.items():
+        words += ["--set", f"{name}={_text(value)}"]
+    for name in ("device", "precision"):
+        if name in config:
+            words += [f"--{name}", str(config[name])]
+    if method not in METHODS or benchmark not in BENCHMARKS:
+        words += ["--plugin", "FILE.py"]
+    return shlex.join(words)
+
+
+def _given(result: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the preset alone would not give; all of them for a method that is not registered here."""
+    named = {name: value for name, value in result["config"].items() if name not in SHAPE and (name, value) != UNUSED}
+    method = METHODS.get(result["method"])
+    if method is None or result["preset"] not in SUMMARIES:
+        return named
+    usual = {name: setting.default for name, setting in method.known_settings.items()}
+    usual |= preset(result["preset"], result["benchmark"], method)
+    return {name: value for name, value in named.items() if name not in usual or usual[name] != value}
+
+
+def _text(value: Any) -> str:
+    """A value as `--set` takes it, exactly."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return repr(value) if isinstance(value, float) else str(value)

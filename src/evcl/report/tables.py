@@ -1,0 +1,199 @@
+"""Tables: cells as text, for a terminal, for Markdown and for the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evcl.report.published import WHY
+from evcl.report.results import HELD_OUT, Group, Line, series
+from evcl.report.runs import command, machine, seeds
+
+REFERENCE = "evcl"
+DEFINITIONS = (
+    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; in a table, after "
+    "the last one. Forgetting is how far a task has fallen from its best. NLL is the mean negative log-likelihood and "
+    "ECE the expected calibration error (15 bins), both means over the tasks after the last one. Accuracies, "
+    "forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds (n - 1). Joint "
+    "training sees all tasks at once: a ceiling, not a continual learner."
+)
+BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
+PAIRED = (
+    "The mean over common seeds of the difference in average accuracy after the last task, seed by seed, ± the "
+    "standard error of that mean, in points. Above 0: {label} is better."
+)
+
+
+def percent(summary: Mapping[str, Any], places: int = 2) -> str:
+    """'83.12 ± 2.04' from a fraction's mean and deviation."""
+    return plus_minus(summary["mean"], summary["std"], places, 100)
+
+
+def plus_minus(mean: float | None, spread: float | None, places: int, scale: float = 1) -> str:
+    if mean is None:
+        return "-"
+    text = f"{round(scale * mean, places) + 0.0:.{places}f}"  # + 0.0: no "-0.0"
+    return text if spread is None else f"{text} ± {scale * spread:.{places}f}"
+
+
+def signed(value: float, places: int) -> str:
+    return f"{round(value, places) + 0.0:+.{places}f}"
+
+
+COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "calibration error", "seconds")
+
+
+def rows(group: Group) -> list[tuple[str, ...]]:
+    """A benchmark's short table, in the words of COLUMNS, for a terminal."""
+    return [
+        (
+            line.name,
+            percent(line.summary("average_accuracy"), 1),
+            percent(line.summary("forgetting"), 1),
+            plus_minus(line.summary("nll")["mean"], None, 2),
+            percent(line.summary("ece"), 1),
+            f"{line.result['seconds']:.1f}",
+        )
+        for line in group.lines
+    ]
+
+
+def caption(group: Group) -> str:
+    """What the numbers of a benchmark are: tasks, seeds, data, machine."""
+    every = list(dict.fromkeys(seeds(line.result) for line in group.lines))
+    data = HELD_OUT if HELD_OUT in group.name else "test data"
+    one = max(len(line.result["seeds"]) for line in group.lines) == 1
+    over = f"seed{'s' * (not one)} {every[0]}" if len(every) == 1 else "differing seeds"
+    machines = "; ".join(dict.fromkeys(machine(line.result) for line in group.lines))
+    tasks = f"{group.tasks} task{'s' * (group.tasks != 1)}"
+    return f"{tasks}; {'' if one else 'mean ± standard deviation over '}{over}, on {data}; {machines}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, and a row a line: the labels it is about, and its cells."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+    def markdown(self) -> str:
+        lines = [tuple(map(_plain, self.columns)), ("---",) + ("---:",) * (len(self.columns) - 1)]
+        texts = [*lines, *(tuple(_plain(cell) for cell in cells) for _, cells in self.rows)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in texts) + "\n"
+
+
+def _plain(text: str) -> str:
+    """A name or a number that Markdown shows as it is."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(text.split()))
+
+
+def full_table(group: Group) -> Table:
+    """Everything about a benchmark; the published values and the differences from them where there are any."""
+    shown = group.has_published
+    columns = ["method", "seeds", "average accuracy", *(["published", "difference"] if shown else [])]
+    columns += ["forgetting", "NLL", "ECE", "seconds"]
+    made = []
+    for line in group.lines:
+        cells = [line.label, seeds(line.result), percent(line.summary("average_accuracy"))]
+        if shown:
+            cells += _beside_published(line)
+        nll = line.summary("nll")
+        cells += [
+            percent(line.summary("forgetting")),
+            plus_minus(nll["mean"], nll["std"], 3),
+            percent(line.summary("ece")),
+            f"{line.result['seconds']:.1f}",
+        ]
+        made.append(((line.label,), tuple(cells)))
+    return Table(tuple(columns), tuple(made))
+
+
+def _beside_published(line: Line) -> list[str]:
+    if line.published is None:
+        return ["-", "-"]
+    last = line.published[-1]
+    return [f"{100 * last:.1f}", signed(100 * (line.summary("average_accuracy")["mean"] - last), 1)]
+
+
+def main_table(groups: Iterable[Group]) -> Table:
+    """Average accuracy after the last task, the published one in brackets: a row a method, a column a benchmark."""
+    groups = list(groups)
+    made = []
+    for label in series(groups):
+        cells = [label]
+        for group in groups:
+            line = next((line for line in group.lines if line.label == label), None)
+            cell = "-" if line is None else percent(line.summary("average_accuracy"))
+            cells.append(f"{cell} ({100 * line.published[-1]:.1f})" if line and line.published else cell)
+        made.append(((label,), tuple(cells)))
+    return Table(("method", *(group.name for group in groups)), tuple(made))
+
+
+def reference(group: Group) -> Line | None:
+    """What the others are compared with: EVCL, the first result of it."""
+    return next((line for line in group.lines if line.result["method"] == REFERENCE), None)
+
+
+def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]:
+    """(common seeds, mean difference, its standard error) of the average accuracy, a minus b, as fractions.
+
+    The error is sd / sqrt(n) of the seeds' differences (n - 1 in the deviation); None for a single seed.
+    """
+    values = [
+        dict(zip(line.result["seeds"], line.summary("average_accuracy")["per_seed"], strict=True)) for line in (a, b)
+    ]
+    common = sorted(values[0].keys() & values[1].keys())
+    differences = np.array([values[0][seed] - values[1][seed] for seed in common])
+    if not common:
+        return common, float("nan"), None
+    error = float(differences.std(ddof=1) / np.sqrt(len(common))) if len(common) > 1 else None
+    return common, float(differences.mean()), error
+
+
+def paired_table(group: Group) -> Table | None:
+    """EVCL minus each other method, over their common seeds; None without EVCL, or with nothing beside it."""
+    first = reference(group)
+    others = [line for line in group.lines if line is not first]
+    if first is None or not others:
+        return None
+    made = []
+    for line in others:
+        common, mean, error = paired_difference(first, line)
+        text = "no common seed" if not common else signed(100 * mean, 2)
+        text += "" if error is None else f" ± {100 * error:.2f}"
+        made.append(((first.label, line.label), (line.label, text, str(len(common)))))
+    return Table((f"{first.label} minus", "difference ± standard error", "common seeds"), tuple(made))
+
+
+def tables_markdown(groups: Iterable[Group], title: str) -> str:
+    """Every table of a report as Markdown, with what the numbers are and the command for each run."""
+    groups = list(groups)
+    some = any(group.has_published for group in groups)
+    parts = [
+        f"# {_plain(title)}",
+        DEFINITIONS,
+        "## Average accuracy after the last task",
+        main_table(groups).markdown(),
+    ]
+    parts += [BRACKETS] if some else []
+    for group in groups:
+        parts += [f"## {_plain(group.name)}", full_table(group).markdown(), _sentence(caption(group))]
+        paired, first = paired_table(group), reference(group)
+        if paired is not None and first is not None:
+            parts += [
+                f"### {_plain(first.label)} against the others",
+                paired.markdown(),
+                PAIRED.format(label=_plain(first.label)),
+            ]
+        parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]
+    if some:
+        parts += ["## About the published values", *WHY]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _sentence(text: str) -> str:
+    return _plain(text[0].upper() + text[1:] + ".")
