@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import chain
 
@@ -323,3 +325,28 @@ def test_memory_and_buffers_do_not_grow_with_tasks():
         learner.learn(task)
         sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
     assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("network", ["mlp", "convolutional"])
+def test_a_tasks_buffers_go_with_it(network, dtype, monkeypatch):
+    """At once, and not when Python looks for cycles, which it may do many tasks later."""
+    steps, init = [], Step.__init__
+
+    def noted(self, *args, **options):
+        steps.append(weakref.ref(self))
+        init(self, *args, **options)
+
+    monkeypatch.setattr(Step, "__init__", noted)
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    make = convolutional if network == "convolutional" else lambda: evcl.nn.mlp(64, [10])
+    run = Run(make(), METHODS["evcl"], [settings], [0], draw=True, dtype=dtype)
+    x = torch.rand(1, 30, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    run.add_head(10, 2)
+    gc.collect()
+    gc.disable()
+    try:
+        run.train([TaskData(x, torch.arange(30).unsqueeze(0) % 2, 0)])
+        assert [step() for step in steps] == [None]
+    finally:
+        gc.enable()

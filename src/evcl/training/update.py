@@ -56,13 +56,16 @@ class Update:
         self._move = self._choose()
 
     def __call__(self) -> None:
-        self._move()
+        if self._move is None:
+            self._plain()
+        else:
+            self._move()
 
     def freeze(self, rows: Tensor) -> None:
         """The replicas where `rows` [R] is true move no more."""
         for part, rate in zip(self._parts(), self.rates, strict=True):
             part.lr = rate.masked_fill_(rows.view(-1, 1), 0.0)
-        self._still = [rate == 0 for rate in self.rates[0].flatten().tolist()]
+        self._still[:] = [rate == 0 for rate in self.rates[0].flatten().tolist()]
 
     def _parts(self) -> list[Adam | Natural]:
         return [part for part in (self.mean, self.log_std) if part is not None]
@@ -72,7 +75,10 @@ class Update:
         found = [t for part in self._parts() for t in part.state()]
         return [*found, self.grads, *([] if self.variance is None else [self.variance])]
 
-    def _choose(self) -> Callable[[], None]:
+    def _choose(self) -> Callable[[], None] | None:
+        """The faster form, if there is one here. It does not hold on to `self`: that would be a cycle, and its memory
+        would stay until Python looks for those.
+        """
         values, on_gpu = self.q.mean, self.q.mean.is_cuda
         single = values.dtype == torch.float32
         compiled = native() if single and not on_gpu and self.pull is not None and not self.rest else None
@@ -80,7 +86,7 @@ class Update:
         if compiled is None and kernels is None:
             for moved, rate in zip(self._parts(), self.rates, strict=True) if on_gpu else ():
                 moved.lr = rate  # a graph reads it at each step
-            return self._plain
+            return None
         pull = self.pull or Pull()
         for part in (pull.mean, pull.linear, pull.square):
             if part is not None:  # a kernel reads [R, P] numbers of each
@@ -130,7 +136,7 @@ class Update:
                 state = [t[r] for t in (part.weights, *own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append((compiled.bind(name, state[0].numel(), *state), rate))
-        steps = 0
+        steps, stills = 0, self._still
 
         def move() -> None:
             nonlocal steps
@@ -138,7 +144,7 @@ class Update:
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
             second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
             for calls, (scale, other) in ((means, (correction, root)), (log_stds, second)):
-                for (call, rate), still in zip(calls, self._still, strict=False):
+                for (call, rate), still in zip(calls, stills, strict=False):
                     if not still:
                         call(rate * scale, other)
 
@@ -148,18 +154,16 @@ class Update:
         """By one kernel each on a GPU, where a graph takes no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         mean, part = self.mean, self.log_std
-        rates, count = self.rates, mean.count
+        rates, count, grads, variance = self.rates, mean.count, self.grads, self.variance
 
         def move() -> None:
             count.add_(1)  # of both
-            kernels.update(mean.weights, mean.first, mean.second, count, rates[0], self.grads[0], None, springs[:1])
+            kernels.update(mean.weights, mean.first, mean.second, count, rates[0], grads[0], None, springs[:1])
             if isinstance(part, Natural):
-                kernels.natural(
-                    part.weights, part.curvature, count, rates[1], self.grads[1], self.variance, springs[1:]
-                )
+                kernels.natural(part.weights, part.curvature, count, rates[1], grads[1], variance, springs[1:])
             elif part is not None:
                 moments = (part.first, part.second)
-                kernels.update(part.weights, *moments, count, rates[1], self.grads[1], self.variance, springs[1:])
+                kernels.update(part.weights, *moments, count, rates[1], grads[1], variance, springs[1:])
 
         return move
 
