@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 PLUGIN = Path(__file__).with_name("user_method.py")
 os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), str(PLUGIN)]))
 
+from evcl.cli import main  # noqa: E402
 from evcl.experiments import load_plugins  # noqa: E402  (after the variable is set)
 
 torch.set_num_threads(1)
@@ -28,3 +30,18 @@ def _global_generator_is_left_alone():
 def generator():
     """A generator of the test's own."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def evcl(monkeypatch, capsys, tmp_path):
+    """Run a command in an empty folder: (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call

@@ -14,24 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evcl.cli import main
-
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
-
-
-@pytest.fixture
-def evcl(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder: (status, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_run_writes_the_documented_result(evcl):

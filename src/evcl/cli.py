@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from evcl import __version__, benchmarks, data_cli, experiments, methods
@@ -175,6 +175,66 @@ def demo(
                 results.append(result)
     _print_tables(results)
     _report(out, "Four methods learn five tasks, one after another")
+
+
+@app.command()
+def reproduce(
+    benchmark: Annotated[list[str], typer.Argument(help="all, or some of the paper's benchmarks.")],
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 5,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    preset: Annotated[str, typer.Option(help="tuned or paper.")] = "tuned",
+    quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
+) -> None:
+    """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
+    names = list(experiments.PAPER_BENCHMARKS) if benchmark == ["all"] else benchmark
+    if quick and epochs is None:
+        epochs = 5
+    given = {} if epochs is None else {"epochs": epochs}
+    with usage():
+        configs = [
+            experiments.configure(name, one, preset, range(2 if quick else seeds), None, given, device, precision)
+            for name in names
+            for one in method or experiments.PAPER_METHODS
+        ]
+    torch.set_num_threads(1)
+    total = len(configs)
+    with _forecast(total) as (on_event, on_result):
+        for count, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite), 1):
+            on_result(count, configs[i], result)
+    _report(out, "Elastic variational continual learning: the whole paper")
+
+
+@contextmanager
+def _forecast(total: int) -> Iterator[Any]:
+    """One bar for all runs with the time that is left; yields what hears of events and of results."""
+
+    def on_result(count: int, config: Config, result: dict[str, Any]) -> None:
+        mean = result["average_accuracy"]["mean"]
+        accuracy = "lost" if mean is None else f"{100 * mean:.1f}%"
+        console.print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
+
+    if not console.is_terminal:
+        yield (lambda i, event, forecast: None), on_result
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        bar = bars.add_task("everything", total=1, left="")
+
+        def on_event(i: int, event: Event, forecast: Any) -> None:
+            left = forecast.remaining()
+            bars.update(bar, completed=forecast.part, left="" if left is None else f"{_duration(left)} left")
+
+        yield on_event, on_result
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
 
 
 @app.command()

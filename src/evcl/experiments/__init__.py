@@ -1,5 +1,6 @@
 """A configuration in, results on disk out."""
 
+from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
 from evcl.experiments.parallel import cores, execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
@@ -14,13 +15,16 @@ from evcl.experiments.run import (
     where,
     write_result,
 )
-from evcl.experiments.tune import read_search, recipe, tune, write_json
+from evcl.experiments.search import read_search, recipe, tune, write_json
 
 __all__ = [
+    "PAPER_BENCHMARKS",
+    "PAPER_METHODS",
     "RESULT",
     "SUMMARIES",
     "Config",
     "Event",
+    "Forecast",
     "configure",
     "cores",
     "execute",
@@ -31,6 +35,7 @@ __all__ = [
     "read_result",
     "read_search",
     "recipe",
+    "reproduce",
     "tune",
     "where",
     "write_json",

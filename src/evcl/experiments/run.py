@@ -245,12 +245,12 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
 # --- on disk -------------------------------------------------------------------------------------------------------
 
 
-def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[str, Any] | None:
+def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> dict[str, Any] | None:
     """Make sure that the folder can take this run's result; returns the result if it is there already."""
     found = None
     try:
-        if (folder / RESULT).exists():
-            found = read_result(folder / RESULT)
+        if (folder / name).exists():
+            found = read_result(folder / name)
     except EvclError as error:
         if not overwrite:
             raise EvclError(f"{error}: pass --overwrite or another --out") from None
@@ -281,12 +281,12 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False) -> dict[s
     return None
 
 
-def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
+def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:
     """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RESULT, lambda temporary: temporary.write_text(text, "utf-8"))
-    return folder / RESULT
+    write_atomically(folder / name, lambda temporary: temporary.write_text(text, "utf-8"))
+    return folder / name
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evcl.errors import EvclError
+from evcl.experiments import Forecast, configure, execute, reproduce
+from evcl.experiments.paper import work
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_end_is_predicted_from_the_work_done_so_far():
+    clock = Clock()
+    forecast = Forecast([10.0, 30.0], clock)
+    assert forecast.remaining() is None
+    clock.now += 20
+    forecast.update(0, 1.0)  # a quarter of the work in 20 s
+    assert forecast.remaining() == pytest.approx(60)
+    clock.now += 40
+    forecast.update(1, 2 / 3)  # three quarters in 60 s
+    assert forecast.part == pytest.approx(0.75)
+    assert forecast.remaining() == pytest.approx(20)
+    forecast.update(1, 0.1)  # late news does not turn it back
+    assert forecast.remaining() == pytest.approx(20)
+    clock.now += 20
+    forecast.update(1, 1.0)
+    assert forecast.remaining() == 0
+
+
+def test_work_counts_what_costs_time():
+    def of(method, **given):
+        return work(configure("split-digits", method, seeds=[0], given=given))
+
+    assert of("naive", epochs=10) == 2 * of("naive", epochs=5)
+    assert of("evcl") > 2 * of("naive")
+    assert of("vcl-random-coreset") > of("vcl")
+    assert of("evcl", coreset="kcenter") == of("vcl-kcenter-coreset")
+    assert work(configure("split-digits", "naive", seeds=[0, 1])) == 2 * of("naive")
+
+
+def configs(*methods, epochs=1, seeds=(0, 1)):
+    return [configure("split-digits", m, seeds=seeds, tasks=2, given={"epochs": epochs}) for m in methods]
+
+
+def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
+    wanted = configs("evcl", "naive")
+    first = dict(reproduce(wanted, tmp_path))
+    assert first.keys() == {0, 1}
+    for i, config in enumerate(wanted):
+        stored = json.loads((tmp_path / "split-digits" / config.method / "result.json").read_text())
+        assert stored == first[i]
+        assert first[i]["seeds"] == [0, 1]
+    assert not list(tmp_path.rglob("seeds-*"))
+    monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_: pytest.fail("run again"))
+    assert dict(reproduce(wanted, tmp_path)) == first
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    """Stopped after one seed of two: that one is not run again, and the result is that of an undisturbed run."""
+    (wanted,) = configs("evcl")
+    ran = []
+
+    def one_by_one(some, heard):
+        for i, config in enumerate(some):
+            ran.append(config.seeds)
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+            yield i, execute(config)
+
+    monkeypatch.setattr("evcl.experiments.paper.execute_all", one_by_one)
+    with pytest.raises(KeyboardInterrupt):
+        list(reproduce([wanted], tmp_path))
+    folder = tmp_path / "split-digits" / "evcl"
+    assert [path.name for path in folder.iterdir()] == ["seeds-0.json"]
+    ((_, result),) = reproduce([wanted], tmp_path)
+    assert ran == [(0,), (1,), (1,)]
+    assert [path.name for path in folder.iterdir()] == ["result.json"]
+    alone = [execute(configs("evcl", seeds=(seed,))[0]) for seed in (0, 1)]
+    assert result["accuracy"] == [one["accuracy"][0] for one in alone]
+    assert result["nll"]["per_seed"] == [one["nll"]["mean"] for one in alone]
+
+
+def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_path):
+    (few,), (many,) = configs("naive", epochs=1), configs("naive", epochs=2)
+    list(reproduce([few], tmp_path))
+    with pytest.raises(EvclError, match="holds another run"):
+        list(reproduce([many], tmp_path))
+    ((_, result),) = reproduce([many], tmp_path, overwrite=True)
+    assert result["config"]["epochs"] == 2
+
+
+def test_the_command_line_ends_with_a_report(evcl, tmp_path):
+    few = ["--method", "evcl", "--method", "naive", "--quick", "--epochs", "1", "--device", "cpu", "--out", "r"]
+    status, out, err = evcl("reproduce", "split-digits", *few)
+    assert (status, err) == (0, "")
+    assert "2 of 2: split-digits" in out
+    assert (tmp_path / "r" / "index.html").exists()
+    status, _, err = evcl("reproduce", "nonsense")
+    assert status == 2
+    assert err.startswith("evcl: unknown benchmark 'nonsense'")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from evcl.errors import EvclError
+from evcl.experiments import configure, execute, read_search, recipe, tune
+from evcl.experiments.search import trials
+
+SEARCH = """
+benchmarks = ["split-digits"]
+validation = 0.2
+seeds = [7, 8]
+trials = 3
+preset = "paper"
+[methods.slow]
+method = "evcl"
+epochs = 1
+std_update = "natural"
+strength = {low = 1.0, high = 1e4}
+tempering = {low = 0.01, high = 1.0}
+[methods.ewc]
+strength = {low = 1.0, high = 1e4}
+epochs = {choices = [1, 2]}
+"""
+
+
+@pytest.fixture
+def search(tmp_path):
+    def write(text=SEARCH):
+        (tmp_path / "search.toml").write_text(text)
+        return tmp_path / "search.toml"
+
+    return write
+
+
+def test_every_method_has_as_many_trials_which_cover_its_space(search):
+    found = read_search(search(SEARCH.replace("trials = 3", "trials = 16")))
+    for method in ("slow", "ewc"):
+        tried = trials(found, method)
+        assert len(tried) == 16
+        assert tried == trials(found, method)  # the same ones on every benchmark
+        quarters = sorted(int(trial["strength"] >= bound) for trial in tried for bound in (10, 100, 1000))
+        assert quarters.count(1) == pytest.approx(24, abs=3)
+        assert all(1 <= trial["strength"] <= 1e4 for trial in tried)
+    assert {trial["epochs"] for trial in trials(found, "ewc")} == {1, 2}
+    assert {trial["std_update"] for trial in trials(found, "slow")} == {"natural"}
+
+
+def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
+    found = tune(read_search(search()), "split-digits")
+    assert found["validation"] == 0.2
+    assert [len(found["tried"][method]) for method in ("slow", "ewc")] == [3, 3]
+    for method, of in (("slow", "evcl"), ("ewc", "ewc")):
+        means = [trial["mean"] for trial in found["tried"][method]]
+        assert means == sorted(means, reverse=True)
+        best = found["tried"][method][0]
+        settings = {**best["settings"], "validation": 0.2}
+        alone = [execute(configure("split-digits", of, "paper", [seed], given=settings)) for seed in (7, 8)]
+        assert best["per_seed"] == pytest.approx([one["average_accuracy"]["mean"] for one in alone])
+
+
+def test_one_recipe_is_the_trial_that_loses_least_everywhere():
+    def result(a, b, c):
+        each = [{"settings": {"strength": s}, "mean": m} for s, m in ((1, a), (2, b), (3, c))]
+        return {"tried": {"evcl": sorted(each, key=lambda t: -(t["mean"] or 0))}}
+
+    settings, means = recipe([result(0.9, 0.85, 0.2), result(0.1, 0.8, 0.9)], "evcl")
+    assert settings == {"strength": 2}
+    assert means == pytest.approx([0.85, 0.8])
+    assert recipe([result(None, 0.5, 0.1)], "evcl")[0] == {"strength": 2}  # a trial that was lost
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("trials = 3", "", "'trials' is missing"),
+        ("validation = 0.2", "validation = 0", "between 0 and 1"),
+        ("seeds = [7, 8]", "seeds = [7, 7]", "seeds must be different"),
+        ('"split-digits"', '"split-digit"', "split-digits"),
+        ("strength = {low", "strenth = {low", "strength"),
+        ("low = 1.0, high = 1e4", "low = 0.0, high = 1e4", "low and high, above 0"),
+        ("preset", "presets", "preset"),
+        ("[methods.ewc]", "[methods.ewc", "cannot be read as TOML"),
+    ],
+)
+def test_a_search_that_cannot_be_run_says_why(old, new, message, search):
+    with pytest.raises(EvclError, match=message):
+        read_search(search(SEARCH.replace(old, new, 1)))
+
+
+def test_the_command_line_keeps_what_it_has_found(evcl, search):
+    path = search()
+    status, out, err = evcl("tune", str(path), "--device", "cpu")
+    assert (status, err) == (0, "")
+    assert "split-digits, validation" in out
+    found = path.with_suffix("") / "split-digits.json"
+    made = found.stat().st_mtime_ns
+    assert json.loads(found.read_text())["benchmark"] == "split-digits"
+    assert evcl("tune", str(path), "--device", "cpu")[0] == 0
+    assert found.stat().st_mtime_ns == made
+
+
+def test_the_repositorys_searches_can_be_run():
+    folder = Path(__file__).parents[2] / "search"
+    for path in sorted(folder.glob("*.toml")):
+        assert read_search(path).trials == tomllib.loads(path.read_text())["trials"]
