@@ -9,7 +9,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +18,7 @@ from torch import Tensor
 import evcl
 from common import BATCH, medians
 from evcl.curvature import fisher
-from evcl.experiments import Config, configure, cores, execute_all
+from evcl.experiments import configure, cores, execute_all
 from evcl.methods import METHODS
 from evcl.randomness import generator
 from evcl.settings import resolve
@@ -118,18 +117,18 @@ def replicas() -> None:
 
 
 def processes() -> None:
-    configs = [configure("permuted-digits", "evcl", seeds=[seed], given={"epochs": 20}) for seed in range(cores())]
+    """As many runs as there are cores: one after another in one process, and each in its own."""
+    configs = [configure("permuted-digits", "evcl", seeds=[seed], given={"epochs": 300}) for seed in range(cores())]
 
-    def execute(some: list[Config]) -> None:
-        list(execute_all(some, lambda *_: None, len(some)))
+    def work(workers: int) -> Callable[[], object]:
+        return lambda: list(execute_all(configs, lambda index, event: None, workers))
 
-    counts = sorted({1, len(configs)})
-    found = medians([partial(execute, configs[:n]) for n in counts], 1)
-    print(f"cores: runs of permuted-digits (EVCL, one seed, 20 epochs) in processes of their own, {cores()} cores;")
-    print("from start to end, the start of the processes included\n")
-    print(f"{'runs':>5}{'s':>8}{'speed-up':>10}{'a core':>8}")
-    for n, seconds in zip(counts, found, strict=True):
-        print(f"{n:>5}{seconds:>8.1f}{n * found[0] / seconds:>10.2f}{found[0] / seconds:>8.2f}")
+    one, all_ = medians([work(1), work(cores())], 2)
+    print(f"cores: {cores()} runs of permuted-digits (EVCL, one seed, 300 epochs), from start to end, the start of the")
+    print("processes included\n")
+    print(f"{'processes':>9}{'s':>8}{'speed-up':>10}{'a core':>8}")
+    for count, seconds in ((1, one), (cores(), all_)):
+        print(f"{count:>9}{seconds:>8.1f}{one / seconds:>10.2f}{one / seconds / count:>8.2f}")
 
 
 def peak(h: int, replicas: int) -> tuple[float, float]:
