@@ -17,7 +17,7 @@ FIRST_BLOCK, LARGEST_BLOCK = 8, 2048  # examples measured at once
 
 
 def choose(kind: str, x: Tensor, count: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Rows [R, count] of x [R or 1, N, ...], one generator a replica; [1, count] where all replicas choose the same."""
+    """`random`: rows [R, count] for R generators; `kcenter`: [U, count], those of each of x [U, N, ...]."""
     if kind == "random":
         rows = torch.stack([torch.randperm(x.shape[1], generator=g)[:count] for g in generators])
         return rows.to(x.device)

@@ -147,7 +147,10 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 
 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
-    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors, the rest must agree."""
+    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors, the rest must agree.
+
+    So must coresets be kept by all or by none; which kind may differ, and is then a tuple.
+    """
     first = settings[0]
     stacked: dict[str, Any] = {}
     for name, value in first.items():
@@ -156,6 +159,8 @@ def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
             stacked[name] = value
         elif isinstance(value, float):
             stacked[name] = like.new_tensor(values).unsqueeze(1)
+        elif name == "coreset" and "none" not in values:
+            stacked[name] = tuple(values)
         else:
             raise EvclError(f"replicas share one program, so {name} must agree; got {values}")
     return Settings(stacked)

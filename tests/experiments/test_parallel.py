@@ -46,6 +46,8 @@ def test_what_can_share_a_program():
                some("vcl", seeds=[5]), some("evcl", {"fisher": "sampled"}), some("joint"), some("naive")]  # fmt: skip
     assert programs(configs, replicas=100) == [[0, 1, 3], [2, 8], [4], [5], [6], [7]]
     assert programs(configs[:4], replicas=6) == [[0, 1], [2], [3]]
+    coresets = [some(name) for name in ("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "random-coreset")]
+    assert programs([*coresets, some("kcenter-coreset")], replicas=100) == [[0], [1, 2], [3, 4]]
 
 
 def test_methods_that_share_a_program_learn_as_they_do_alone():
@@ -69,3 +71,17 @@ def test_one_that_fails_says_why():
 
     with pytest.raises(RuntimeError, match="no more"):
         list(execute_all(configs * 2, stop))
+
+
+def test_both_kinds_of_coreset_share_a_program():
+    for kind in ("vcl-{}-coreset", "{}-coreset"):
+        given = {"epochs": 2, "coreset_size": 20}
+        configs = [
+            configure("permuted-digits", kind.format(name), seeds=[3, 1], tasks=2, given=given)
+            for name in ("random", "kcenter")
+        ]
+        for config, found in zip(configs, execute_together(configs), strict=True):
+            alone = execute(config)
+            assert found["config"] == alone["config"]
+            for key in MEASURES:
+                assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)

@@ -114,6 +114,8 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
         key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
         fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
+        if fixed.get("coreset", "none") != "none":
+            fixed["coreset"] = "some"  # which one is a replica's own
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())
             if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:

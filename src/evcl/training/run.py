@@ -178,7 +178,7 @@ class Run:
             else:
                 rest = [_part(task, others(r, task.y.shape[1])) for task, r in zip(tasks, rows, strict=True)]
                 self.train(rest, s, on_epoch=partial(report, 0))
-            kept = [_part(task, r.repeat(len(self.seeds) // len(r), 1)) for task, r in zip(tasks, rows, strict=True)]
+            kept = [_part(task, r) for task, r in zip(tasks, rows, strict=True)]
             self.coresets = [*self.coresets, *kept]
             self.tune(s, on_epoch=partial(report, stages - 1))
         except BaseException:
@@ -186,12 +186,21 @@ class Run:
             raise
 
     def _coreset(self, task: TaskData, i: int, s: Settings) -> Tensor:
-        """The rows [R or 1, m] of the coreset of the round's task i."""
+        """The rows [R, m] of the coreset of the round's task i."""
         shapes = [tuple(one.x.shape[2:]) for one in (*self.coresets[:1], task)]
         if shapes[0] != shapes[-1]:
             raise EvclError(f"coresets need inputs of one shape, and {shapes[-1]} came after {shapes[0]}")
-        generators = [generator(seed, "coreset", self.rounds, i) for seed in self.seeds]
-        return choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), generators)
+        count = len(self.seeds)
+        kinds = (s.coreset,) * count if isinstance(s.coreset, str) else s.coreset
+        size = min(s.coreset_size, task.y.shape[1] // 2)
+        rows = torch.empty(count, size, dtype=torch.long, device=task.y.device)
+        for kind in sorted(set(kinds)):
+            own = [r for r in range(count) if kinds[r] == kind]
+            generators = [generator(self.seeds[r], "coreset", self.rounds, i) for r in own]
+            data = sorted({r % len(task.x) for r in own})  # replicas of one seed may share it
+            found = choose(kind, task.x[data] if len(data) < len(task.x) else task.x, size, generators)
+            rows[own] = found if kind == "random" else found[[data.index(r % len(task.x)) for r in own]]
+        return rows
 
     def train(
         self,
@@ -435,5 +444,5 @@ class Run:
 
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:
-    """A copy of a task's examples `rows` [R or 1, n]."""
+    """A copy of a task's examples `rows` [R, n]."""
     return TaskData(*task.take(rows), task.head)
