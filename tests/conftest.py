@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 PLUGIN = Path(__file__).with_name("user_method.py")
+# What a test compiles or caches is not the user's.
+os.environ["EVCL_CACHE"] = tempfile.mkdtemp(prefix="evcl-tests-")
+os.environ.pop("EVCL_NATIVE", None)
+atexit.register(shutil.rmtree, os.environ["EVCL_CACHE"], ignore_errors=True)
 os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), str(PLUGIN)]))
 
 from evcl.cli import main  # noqa: E402

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     """Call `write` on a temporary neighbour of `path`, then put it in its place."""
     try:
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     except (TypeError, ValueError) as error:
         raise EvclError(f"cannot write to {str(path)!r}: {error}") from error
     try:

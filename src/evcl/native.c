@@ -1,5 +1,5 @@
 // What a training step does to each number, in one pass over memory instead of one an operation.
-// native.py compiles it where there is a compiler; evcl/nn/chain.py and evcl/training/task.py do the same without it.
+// native.py compiles it where there is a compiler; evcl/nn/chain.py and evcl/training/update.py do the same without it.
 
 #include <math.h>
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 // e^x for |x| < 87, to two units in the last place; written out so that a compiler can vectorise it.
 static inline float exponential(float x) {
-    x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;  // NaN stays NaN
     float k = rintf(x * 1.44269504f);
     float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -23,7 +23,7 @@ static inline float exponential(float x) {
     return p * scale;
 }
 
-// log x for x > 0, to three units in the last place.
+// log x, to three units in the last place; NaN unless x is above 0 and finite.
 static inline float logarithm(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);
@@ -41,7 +41,8 @@ static inline float logarithm(float x) {
     p = p * r + 2.0000714765e-1f;
     p = p * r - 2.4999993993e-1f;
     p = p * r + 3.3333331174e-1f;
-    return p * r * z - 0.5f * z + r + (float)k * 0.69314718f;
+    float found = p * r * z - 0.5f * z + r + (float)k * 0.69314718f;
+    return x > 0.0f && x < INFINITY ? found : NAN;
 }
 
 // One step of Adam on means: g + a (w - c). `rate` and `root` hold the bias corrections.
@@ -80,9 +81,9 @@ void update_natural(float rate, float share, long n, float *restrict w, float *r
     for (long i = 0; i < n; i++) {
         float v = variance[i], h = 0.999f * curvature[i] + 0.001f * grad[i];
         curvature[i] = h;
-        h = h * share > 0.0f ? h * share : 0.0f;
+        h = h * share < 0.0f ? 0.0f : h * share;  // NaN stays NaN
         float stiff = k[i] + h + d[i] * (v - u[i]), least = 0.1f * k[i];
-        stiff = stiff > least ? stiff : least;
+        stiff = stiff < least ? least : stiff;
         float move = 0.5f * rate * logarithm(k[i] / stiff * (s[i] / v));
         float next = w[i] + move;
         w[i] = next;
@@ -93,7 +94,7 @@ void update_natural(float rate, float share, long n, float *restrict w, float *r
 // y = relu(m + t v) in place of m, its square, and t = eps / sqrt(v) in place of eps.
 void activate(long n, float *restrict y, float *restrict square, float *restrict t, const float *restrict v) {
     for (long i = 0; i < n; i++) {
-        float spread = v[i] > 1e-30f ? v[i] : 1e-30f;
+        float spread = v[i] < 1e-30f ? 1e-30f : v[i];
         float ratio = t[i] / sqrtf(spread);
         float out = y[i] + ratio * spread;
         out = out < 0.0f ? 0.0f : out;  // NaN stays NaN
@@ -121,7 +122,7 @@ static inline float row_loss(long classes, long begin, long end, long label, flo
     for (long c = begin; c < end; c++) {
         float z = m[c];
         if (v) {
-            float spread = v[c] > 1e-30f ? v[c] : 1e-30f;
+            float spread = v[c] < 1e-30f ? 1e-30f : v[c];
             t[c] /= sqrtf(spread);
             z += t[c] * spread;
         }

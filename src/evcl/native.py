@@ -9,9 +9,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from evcl.errors import EvclError
 from evcl.files import cache_folder, write_atomically
 
 SOURCE = Path(__file__).with_name("native.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 
 class Native:
@@ -49,31 +51,58 @@ class Native:
         return call
 
 
-@cache
+_lock = threading.Lock()
+
+
 def native() -> Native | None:
     """The compiled functions, from the cache of an earlier run if there is one."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    with _lock:  # one thread compiles
+        return _native()
+
+
+@cache
+def _native() -> Native | None:
+    words = shlex.split(os.environ.get("CC", "cc"))
+    compiler = shutil.which(words[0]) if words else None
     if compiler is None or os.environ.get("EVCL_NATIVE") == "0" or os.name != "posix":
         return None
     try:
-        path = cache_folder() / "native" / f"{_key(compiler)}.so"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, lambda temporary: _compile(compiler, temporary))
+        folder = cache_folder() / "native"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+            return None  # others could put their code there
+        path = folder / f"{_key([compiler, *words[1:]])}.so"
+        digest = path.with_suffix(".sha256")
+        if not path.exists() or not digest.exists() or digest.read_text() != _digest(path):
+            _compile([compiler, *words[1:]], path)
+            write_atomically(digest, lambda temporary: temporary.write_text(_digest(path)))
         return Native(path)
     except (OSError, EvclError, subprocess.SubprocessError, AttributeError):
         return None
 
 
-def _compile(compiler: str, out: Path) -> None:
-    command = [compiler, *FLAGS, "-o", str(out), "-x", "c", str(SOURCE), "-lm"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+def _compile(compiler: Sequence[str], path: Path) -> None:
+    """For this very processor, if the compiler knows it."""
+
+    def build(out: Path) -> None:
+        for flags in (("-march=native", *FLAGS), FLAGS):
+            command = [*compiler, *flags, "-o", str(out), "-x", "c", str(SOURCE), "-lm"]
+            done = subprocess.run(command, check=False, capture_output=True, timeout=60)
+            if done.returncode == 0:
+                return
+        done.check_returncode()
+
+    write_atomically(path, build)
 
 
-def _key(compiler: str) -> str:
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _key(compiler: Sequence[str]) -> str:
     """What the result depends on: a home folder may be shared by machines whose processors differ."""
-    cpu, stat = Path("/proc/cpuinfo"), Path(compiler).stat()
-    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
+    cpu, stat = Path("/proc/cpuinfo"), Path(compiler[0]).stat()
+    lines = cpu.read_text().splitlines() if cpu.exists() else [f"model name {platform.processor()} {platform.node()}"]
     of_cpu = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    known = (SOURCE.read_text(), compiler, stat.st_size, stat.st_mtime_ns, FLAGS, platform.machine(), of_cpu)
+    known = (SOURCE.read_text(), list(compiler), stat.st_size, stat.st_mtime_ns, FLAGS, platform.machine(), of_cpu)
     return hashlib.sha256(repr(known).encode()).hexdigest()[:16]

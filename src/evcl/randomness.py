@@ -56,7 +56,10 @@ class GeneratorNoise:
         self._bits: dict[int, tuple[Tensor, Tensor]] = {}
 
     def normal_(self, out: Tensor) -> Tensor:
-        """By 16 random bits a number, which choose one of `normal_table`: twice as fast as torch's normal_."""
+        """By 16 random bits a number, which choose one of `normal_table`: twice as fast as torch's normal_.
+
+        For contiguous tensors on the CPU; a GPU's noise is `DeviceNoise`.
+        """
         table = normal_table(out.dtype)
         for row, source in zip(out, self.generators, strict=True):
             n = row.numel()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,16 +18,16 @@ from evcl.randomness import GeneratorNoise, generator, normal_table
 from evcl.settings import resolve
 from evcl.training import Run, TaskData
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
 
 
 @pytest.fixture
 def no_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("EVCL_CACHE", str(tmp_path))
-    native.cache_clear()
+    module._native.cache_clear()
     yield tmp_path
     monkeypatch.undo()
-    native.cache_clear()
+    module._native.cache_clear()
 
 
 def turn_off(monkeypatch):
@@ -92,12 +94,38 @@ def test_a_weight_without_data_keeps_its_prior_to_the_last_bit(compiled, rule, m
 @needs_compiler
 def test_it_is_compiled_once_and_loaded_from_the_cache(no_cache, monkeypatch):
     assert native() is not None
-    (found,) = (no_cache / "native").iterdir()
+    (found,) = (no_cache / "native").glob("*.so")
     made = found.stat().st_mtime_ns
-    native.cache_clear()
+    module._native.cache_clear()
     monkeypatch.setattr(module, "_compile", lambda *_: pytest.fail("compiled again"))
     assert native() is not None
     assert found.stat().st_mtime_ns == made
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_a_damaged_file_in_the_cache_is_made_anew(size, no_cache):
+    assert native() is not None
+    (found,) = (no_cache / "native").glob("*.so")
+    whole = found.read_bytes()
+    found.unlink()  # the library that is loaded stays as it is
+    found.write_bytes(whole[:size])
+    module._native.cache_clear()
+    assert native() is not None
+    assert len(found.read_bytes()) == len(whole)
+
+
+@needs_compiler
+def test_a_folder_that_others_can_write_to_is_not_loaded_from(no_cache):
+    (no_cache / "native").mkdir()
+    (no_cache / "native").chmod(0o777)
+    assert native() is None
+
+
+@needs_compiler
+def test_threads_that_compile_at_once_all_get_it(no_cache):
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found is not None for found in pool.map(lambda _: native(), range(4)))
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", sys.executable], ids=["missing", "broken"])
@@ -114,9 +142,10 @@ def test_it_can_be_turned_off(no_cache, monkeypatch):
 
 
 @needs_compiler
-def test_a_loss_that_is_lost_is_seen():
+@pytest.mark.parametrize("rule", ["adam", "natural"])
+def test_a_loss_that_is_lost_is_seen(rule):
     x = torch.full((1, 20, 4), 1e30)
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1, "std_update": rule})
     run = Run(evcl.nn.mlp(4, [5]), METHODS["evcl"], [settings], [0], draw=True)
     run.add_head(5, 2)
     with pytest.raises(evcl.EvclError, match="not a number"):

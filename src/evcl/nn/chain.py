@@ -121,7 +121,7 @@ class Chain:
     ) -> None:
         self.places, self.examples, self.full = places, examples, (values, grads)
         self.low = None if low is None else (values.to(low), grads.to(low))
-        self.x = examples.x.flatten(2).to(low or values.dtype)
+        self.x = examples.x.flatten(2).to(low or values.dtype).contiguous()
         self.passes: dict[int, _Pass] = {}
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
@@ -248,7 +248,7 @@ class _Pass:
             return
         bottom, top = self.layers[0], self.layers[-1]
         for r, (x, _, rows, out, labels) in enumerate(self.parts):
-            self.takes.append(compiled.bind("take", *out.shape, rows, x.contiguous(), out, bottom.square[r]))
+            self.takes.append(compiled.bind("take", *out.shape, rows, x, out, bottom.square[r]))
             own = None if self.own is None else self.own[r]
             state = [t[r] for t in (top.out, top.variance, top.ratio, top.g, top.h)]
             self.losses.append(compiled.bind("loss", *top.out.shape[1:], labels, own, self.nll[r], *state))

@@ -49,11 +49,11 @@ def _activate(mv, bias, var_bias, seed, salt, xx, ratio, n, rows, outs, units, s
         v = tl.load(mv + n + at, mask=inside, other=0.0).to(tl.float32)
         if BIAS:
             v += tl.load(var_bias + place, mask=inside, other=0.0)
-        s = tl.sqrt(tl.maximum(v, 1e-30))
+        s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
         eps = tl.where(o < units, tl.randn(tl.load(seed) + salt, at), 0.0)
         y += eps * s
         tl.store(ratio + at, eps / s, mask=inside)
-    y = tl.where(o < units, tl.maximum(y, 0.0), 0.0)
+    y = tl.where((o >= units) | (y < 0.0), 0.0, y)  # NaN stays NaN
     tl.store(xx + at, y, mask=inside)
     if DRAW:
         tl.store(xx + n + at, y * y, mask=inside)
@@ -84,7 +84,7 @@ def _loss(mv, bias, var_bias, seed, salt, rows, y, columns, gh, grad_bias, grad_
         z = tl.load(mv + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
         if DRAW:
             v = tl.load(mv + n + at, mask=inside, other=0.0).to(tl.float32) + spread[None, :]
-            s = tl.sqrt(tl.maximum(v, 1e-30))
+            s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
             eps = tl.randn(source_seed, at)
             z += eps * s
         source = tl.load(rows + row, mask=present, other=0)
@@ -153,7 +153,7 @@ class Chain:
         self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
     ) -> None:
         self.places, self.examples, self.values, self.grads, self.low = places, examples, values, grads, low
-        self.x = examples.x.flatten(2).to(low or values.dtype)
+        self.x = examples.x.flatten(2).to(low or values.dtype).contiguous()
         self.weights = values if low is None else values.to(low)
         self.buffers: dict[int, _Buffers] = {}
 
@@ -304,10 +304,10 @@ def _natural(
     tl.store(curvature + at, h, mask=inside)
     weight = tl.load(k + at, mask=inside, other=1.0)
     unbiased = h / _one_minus_exp(tl.load(count) * -0.0010005003335835335)  # 1 - 0.999 ** steps
-    stiff = weight + tl.maximum(unbiased, 0.0)
+    stiff = weight + tl.where(unbiased < 0.0, 0.0, unbiased)  # NaN stays NaN
     if SQUARE:
         stiff += tl.load(d + at, mask=inside) * (v - tl.load(u + at, mask=inside))
-    stiff = tl.maximum(stiff, 0.1 * weight)
+    stiff = tl.where(stiff < 0.1 * weight, 0.1 * weight, stiff)
     ratio = weight / stiff * (tl.load(s + at, mask=inside, other=1.0) / v)
     move = 0.5 * tl.load(rate + at // columns, mask=inside) * tl.log(ratio)
     new = tl.load(w + at, mask=inside) + move

@@ -197,6 +197,8 @@ def optimise(
             on_epoch(Progress(epoch + 1, s.epochs, nll))
         if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:
             sure |= nll < s.stop_nll.reshape(-1) if isinstance(s.stop_nll, Tensor) else nll < s.stop_nll
+            if lost is not None:
+                sure |= lost
             if bool(sure.all()):
                 return
             step.update.freeze(sure)
@@ -220,9 +222,7 @@ class EagerSteps:
         device, seeds = self.step.q.mean.device, self.seeds
         orders = [generator(seed, "order", self.round, epoch) for seed in seeds]
         order = torch.stack([torch.randperm(len(self.pool), generator=g) for g in orders]).to(device)
-        noise = self.noise or GeneratorNoise(
-            [generator(seed, "noise", self.round, epoch, device=device) for seed in seeds]
-        )
+        noise = self.noise or GeneratorNoise([generator(seed, "noise", self.round, epoch) for seed in seeds])
         total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
         for rows in order.split(batch, 1):
             total.add_(self.step(rows, noise), alpha=rows.shape[1])

@@ -49,6 +49,8 @@ class Update:
             if s.std_update == "natural":
                 if self.pull is None or self.pull.linear is None:
                     raise EvclError("std_update natural needs a method with a KL term in closed form")
+                if not bool((self.pull.linear.w > 0).all()):
+                    raise EvclError("std_update natural needs a tempering above 0: without a KL sigma has no optimum")
                 self.log_std = Natural(q.log_std, s.std_rate)
         self.rates = [_column(part.lr, q.mean) for part in self._parts()]
         self._still = [False] * len(q.mean)
