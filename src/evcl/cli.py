@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
@@ -179,9 +178,9 @@ def demo(
 
 @app.command()
 def reproduce(
-    benchmark: Annotated[list[str], typer.Argument(help="all, or some of the paper's benchmarks.")],
+    benchmark: Annotated[list[str] | None, typer.Argument(help="Some benchmarks, or all of the paper's [all].")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 5,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 [5].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     preset: Annotated[str, typer.Option(help="tuned or paper.")] = "tuned",
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
@@ -189,17 +188,25 @@ def reproduce(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    ] = None,
 ) -> None:
     """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
-    names = list(experiments.PAPER_BENCHMARKS) if benchmark == ["all"] else benchmark
+    _plugins(plugin or [])
+    asked = [
+        one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
+    ]
+    names, chosen = list(dict.fromkeys(asked)), list(dict.fromkeys(method or experiments.PAPER_METHODS))
+    count = (2 if quick else 5) if seeds is None else seeds
     if quick and epochs is None:
         epochs = 5
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
-            experiments.configure(name, one, preset, range(2 if quick else seeds), None, given, device, precision)
+            experiments.configure(name, one, preset, range(count), None, given, device, precision)
             for name in names
-            for one in method or experiments.PAPER_METHODS
+            for one in chosen
         ]
     torch.set_num_threads(1)
     total = len(configs)
@@ -247,8 +254,12 @@ def tune(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    ] = None,
 ) -> None:
     """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
+    _plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)
         names = benchmark or list(wanted.benchmarks)
@@ -256,20 +267,55 @@ def tune(
             if name not in wanted.benchmarks:
                 raise unknown("benchmark of the search", name, wanted.benchmarks)
         device, precision = experiments.where(device, precision)
-    folder = out or search.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = out or search.parent / search.stem
+    if folder == search:
+        raise Usage("--out: a search without a suffix needs a folder of another name")
     found = []
+    torch.set_num_threads(1)
     for name in names:
         path = folder / f"{name.replace(':', '-')}.json"
-        if not path.exists() or overwrite:
+        if path.exists() and not overwrite:
+            found.append(experiments.read_found(path, wanted))
+        else:
+            _make_folder(folder)
             console.print(f"{name}: {wanted.trials} trials a method, {len(wanted.seeds)} seeds each")
-            experiments.write_json(path, experiments.tune(wanted, name, device, precision))
-        found.append(json.loads(path.read_text("utf-8")))
+            with _bar() as on_part:
+                found.append(experiments.tune(wanted, name, device, precision, on_part))
+            experiments.write_json(path, found[-1])
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)
         each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
         console.print(f"one recipe for all, {method}: {_one_line(settings)}\n  {each}", soft_wrap=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".evcl-writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """One bar for many trials; yields what hears of their events."""
+    if not console.is_terminal:
+        yield lambda i, event: None
+        return
+    parts: dict[int, float] = {}
+    columns = (TextColumn("trials"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task("", total=1, state="")
+
+        def heard(i: int, event: Event) -> None:
+            parts[i] = event.done
+            ended = sum(done >= 1 for done in parts.values())
+            bars.update(bar, completed=sum(parts.values()), total=len(parts), state=f"{ended} done, {len(parts)} begun")
+
+        yield heard
 
 
 def _print_trials(found: dict[str, Any], count: int = 3) -> None:

@@ -59,7 +59,7 @@ def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
         assert stored == first[i]
         assert first[i]["seeds"] == [0, 1]
     assert not list(tmp_path.rglob("seeds-*"))
-    monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_, **__: pytest.fail("run again"))
     assert dict(reproduce(wanted, tmp_path)) == first
 
 
@@ -68,7 +68,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     (wanted,) = configs("evcl")
     ran = []
 
-    def one_by_one(some, heard):
+    def one_by_one(some, heard, tolerant):
         for i, config in enumerate(some):
             ran.append(config.seeds)
             if len(ran) == 2:
@@ -97,11 +97,36 @@ def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_pa
     assert result["config"]["epochs"] == 2
 
 
+def test_one_that_diverges_does_not_stop_the_others(tmp_path):
+    wild = configure("split-digits", "vcl", seeds=(0, 1), tasks=2, given={"epochs": 1, "lr": 10, "std_lr_scale": 1000})
+    found = dict(reproduce([wild, *configs("naive")], tmp_path))
+    assert found[0]["average_accuracy"]["mean"] is None
+    assert found[0]["nll"]["mean"] is None
+    assert found[1]["average_accuracy"]["mean"] > 0.5
+    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["naive"]
+
+
+def test_overwriting_that_is_stopped_can_be_gone_on_with(tmp_path, monkeypatch):
+    few, many = configs("evcl", "naive", epochs=1), configs("evcl", "naive", epochs=2)
+    list(reproduce(few, tmp_path))
+
+    def stopped(some, heard, tolerant):
+        yield 0, execute(some[0])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evcl.experiments.paper.execute_all", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            list(reproduce(many, tmp_path, overwrite=True))
+    assert {i for i, _ in reproduce(many, tmp_path)} == {0, 1}
+
+
 def test_the_command_line_ends_with_a_report(evcl, tmp_path):
     few = ["--method", "evcl", "--method", "naive", "--quick", "--epochs", "1", "--device", "cpu", "--out", "r"]
     status, out, err = evcl("reproduce", "split-digits", *few)
     assert (status, err) == (0, "")
     assert "2 of 2: split-digits" in out
+    assert evcl("reproduce", "split-digits", "--method", "huber", *few[4:-1], "plugin")[0] == 0  # by EVCL_PLUGINS
     assert (tmp_path / "r" / "index.html").exists()
     status, _, err = evcl("reproduce", "nonsense")
     assert status == 2

@@ -72,13 +72,31 @@ def test_one_recipe_is_the_trial_that_loses_least_everywhere():
     assert settings == {"strength": 2}
     assert means == pytest.approx([0.85, 0.8])
     assert recipe([result(None, 0.5, 0.1)], "evcl")[0] == {"strength": 2}  # a trial that was lost
+    twice = {"tried": {"evcl": [{"settings": {"strength": s}, "mean": m} for s, m in ((1, 0.9), (1, 0.9), (2, 0.1))]}}
+    assert recipe([twice, twice], "evcl")[0] == {"strength": 1}  # choices repeat themselves
+    assert recipe([result(None, None, None)], "evcl")[1] == [0]
+
+
+def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
+    wild = SEARCH.replace("epochs = 1\n", "epochs = 1\nstd_lr_scale = 1000.0\nlr = {choices = [0.001, 10.0]}\n")
+    found = tune(read_search(search(wild.replace('std_update = "natural"', 'std_update = "adam"'))), "split-digits")
+    means = [trial["mean"] for trial in found["tried"]["slow"]]
+    assert means[-1] is None
+    assert found["tried"]["ewc"][0]["mean"] > 0.5
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trials = 3", "", "'trials' is missing"),
-        ("validation = 0.2", "validation = 0", "between 0 and 1"),
+        ("trials = 3", "", "trials must be a whole number"),
+        ("trials = 3", "trials = 2.9", "trials must be a whole number"),
+        ('["split-digits"]', '"split-digits"', "benchmarks must be a list of names"),
+        ('"split-digits"', '"split-digits:abc"', "how many tasks"),
+        ("{choices = [1, 2]}", "{choices = []}", "choices"),
+        ("low = 1.0, high", 'low = "a", high', "low and high"),
+        ("[methods.ewc]", "[other.ewc]", "unknown key 'other'"),
+        ("validation = 0.2", "validation = 0", "above 0 and below 1"),
+        ("validation = 0.2", "validation = 2", "between 0 and 1"),
         ("seeds = [7, 8]", "seeds = [7, 7]", "seeds must be different"),
         ('"split-digits"', '"split-digit"', "split-digits"),
         ("strength = {low", "strenth = {low", "strength"),
@@ -102,6 +120,14 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     assert json.loads(found.read_text())["benchmark"] == "split-digits"
     assert evcl("tune", str(path), "--device", "cpu")[0] == 0
     assert found.stat().st_mtime_ns == made
+    search(SEARCH.replace("seeds = [7, 8]", "seeds = [7, 9]"))
+    status, _, err = evcl("tune", str(path), "--device", "cpu")
+    assert status == 1
+    assert "holds what another search found: pass --overwrite" in err
+    found.write_text("{")
+    status, _, err = evcl("tune", str(path), "--device", "cpu")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "is not what a search found" in err
 
 
 def test_the_repositorys_searches_can_be_run():

@@ -67,7 +67,7 @@ def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, shared):
     run = Run(network, method, settings, range(3), draw=True, device="cuda")
     tasks = []
     for k in range(heads):
-        x = draw(1 if shared else 3, 90, 37, seed=k)
+        x = draw(1 if shared else 3, 37, 90, seed=k).mT  # of another stride than the kernel wants
         y = torch.arange(90, device="cuda").expand(len(x), 90) % (2 + k)
         tasks.append(TaskData(x, y, run.add_head(30, 2 + k)))
     pool, layout, names = Pool(tasks, run.classes), run.network.layout, run.network.names_of(range(heads))

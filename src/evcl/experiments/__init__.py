@@ -15,7 +15,7 @@ from evcl.experiments.run import (
     where,
     write_result,
 )
-from evcl.experiments.search import read_search, recipe, tune, write_json
+from evcl.experiments.search import read_found, read_search, recipe, tune, write_json
 
 __all__ = [
     "PAPER_BENCHMARKS",
@@ -32,6 +32,7 @@ __all__ = [
     "load_plugins",
     "open_folder",
     "preset",
+    "read_found",
     "read_result",
     "read_search",
     "recipe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,19 @@ class Forecast:
 
 def work(config: Config) -> float:
     """About how much there is to do in a run: examples shown, times weights, times products a weight."""
-    stream, method = benchmarks.get(config.benchmark, config.seeds[0], config.tasks), methods.get(config.method)
-    weights = sum(i * o for i, o in pairwise([stream.inputs, *stream.hidden]))
-    shown = sum(len(task.train) for task in stream)
+    method = methods.get(config.method)
+    weights, shown = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
-    tuned = sum(kept * (k + 1) for k in range(len(stream)))  # after each task, on all so far
+    tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, on all so far
     shown = tuned if method.coreset_only else shown + tuned
     return float(shown * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
+
+
+@cache
+def _sizes(benchmark: str, tasks: int) -> tuple[int, int]:
+    """Weights of the network's trunk, and examples of all tasks."""
+    stream = benchmarks.get(benchmark, 0, tasks)
+    return sum(i * o for i, o in pairwise([stream.inputs, *stream.hidden])), sum(len(task.train) for task in stream)
 
 
 @dataclass(frozen=True)
@@ -75,12 +82,19 @@ def reproduce(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(index, result) of each configuration, as it is found or ends; results lie in FOLDER/BENCHMARK/METHOD.
 
-    On a CPU a seed is kept when it is done; on a GPU, where all seeds share a program, a configuration.
+    On a CPU a seed is kept when it is done; on a GPU, where all seeds share a program, a configuration. One whose loss
+    is lost has no accuracy, and is not kept.
     """
+    if overwrite:  # at once, so that what is done from now on is kept if this is stopped
+        for config in configs:
+            place = folder / config.benchmark / config.method
+            open_folder(place, config, overwrite=True)
+            for path in (place / RESULT, *place.glob("seeds-*.json")):
+                path.unlink(missing_ok=True)
     cells: list[tuple[int, Cell]] = []
     for i, config in enumerate(configs):
         place = folder / config.benchmark / config.method
-        found = open_folder(place, config, overwrite)
+        found = open_folder(place, config)
         if found is not None:
             yield i, found
             continue
@@ -89,7 +103,7 @@ def reproduce(
     kept: dict[int, dict[tuple[int, ...], dict[str, Any]]] = {}
     todo = []
     for i, cell in cells:
-        found = None if overwrite else _kept(cell)
+        found = _kept(cell)
         if found is None:
             todo.append((i, cell))
         else:
@@ -102,9 +116,12 @@ def reproduce(
         forecast.update(index, event.done)
         on_event(todo[index][0], event, forecast)
 
-    for index, part in execute_all([cell.config for _, cell in todo], heard) if todo else ():
+    for index, part in execute_all([cell.config for _, cell in todo], heard, tolerant=True) if todo else ():
         i, cell = todo[index]
         forecast.update(index, 1.0)
+        if part["average_accuracy"]["mean"] is None:
+            yield i, part
+            continue
         write_result(cell.folder, part, cell.path.name)
         kept.setdefault(i, {})[cell.config.seeds] = part
         if result := _complete(configs[i], kept[i], cell.folder):

@@ -33,9 +33,12 @@ def cores() -> int:
 
 
 def execute_all(
-    configs: Sequence[Config], on_event: OnEvent, workers: int | None = None
+    configs: Sequence[Config], on_event: OnEvent, workers: int | None = None, tolerant: bool = False
 ) -> Iterator[tuple[int, Result]]:
-    """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them."""
+    """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
+
+    A run whose loss is lost ends all of them or, if `tolerant`, has no accuracy.
+    """
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)
@@ -47,9 +50,9 @@ def execute_all(
 
         if device == "cuda":
             with matmul_precision(precision):  # torch keeps one for the whole process
-                yield from ((members[i], result) for i, result in _on_gpu(some, heard))
+                yield from ((members[i], result) for i, result in _on_gpu(some, heard, tolerant))
         else:
-            yield from ((members[i], result) for i, result in _on_cpu(some, heard, workers))
+            yield from ((members[i], result) for i, result in _on_cpu(some, heard, workers, tolerant))
 
 
 # --- on a CPU: processes -------------------------------------------------------------------------------------------
@@ -65,11 +68,13 @@ def _start(events: Any) -> None:
     load_plugins()
 
 
-def _work(index: int, config: Config) -> Result:
-    return execute(config, lambda event: _events.put((index, event)))
+def _work(index: int, config: Config, tolerant: bool) -> Result:
+    return execute(config, lambda event: _events.put((index, event)), tolerant)
 
 
-def _on_cpu(configs: Sequence[Config], on_event: OnEvent, workers: int | None) -> Iterator[tuple[int, Result]]:
+def _on_cpu(
+    configs: Sequence[Config], on_event: OnEvent, workers: int | None, tolerant: bool
+) -> Iterator[tuple[int, Result]]:
     """Every seed by itself."""
     seeds = [(i, k, replace(c, seeds=(seed,))) for i, c in enumerate(configs) for k, seed in enumerate(c.seeds)]
     parts = [[0.0] * len(config.seeds) for config in configs]
@@ -81,14 +86,16 @@ def _on_cpu(configs: Sequence[Config], on_event: OnEvent, workers: int | None) -
         on_event(i, replace(event, done=sum(parts[i]) / len(parts[i])))
 
     if len(seeds) == 1:
-        yield 0, execute(configs[0], lambda event: on_event(0, event))
+        yield 0, execute(configs[0], lambda event: on_event(0, event), tolerant)
         return
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         events = manager.Queue()
         with ProcessPoolExecutor(min(workers or cores(), len(seeds)), context, _start, (events,)) as pool:
-            pending = {pool.submit(_work, index, config): index for index, (_, _, config) in enumerate(seeds)}
             try:
+                pending = {
+                    pool.submit(_work, index, config, tolerant): index for index, (_, _, config) in enumerate(seeds)
+                }
                 for index, result in _as_they_end(pending, events, heard):
                     i, k, _ = seeds[index]
                     ended[i][k] = result
@@ -105,7 +112,7 @@ def _on_cpu(configs: Sequence[Config], on_event: OnEvent, workers: int | None) -
 # --- on a GPU: threads ---------------------------------------------------------------------------------------------
 
 
-def _on_gpu(configs: Sequence[Config], on_event: OnEvent) -> Iterator[tuple[int, Result]]:
+def _on_gpu(configs: Sequence[Config], on_event: OnEvent, tolerant: bool) -> Iterator[tuple[int, Result]]:
     groups = programs(configs, REPLICAS)
     events: queue.Queue[tuple[int, Event]] = queue.Queue()
     stopped = threading.Event()
@@ -117,7 +124,7 @@ def _on_gpu(configs: Sequence[Config], on_event: OnEvent) -> Iterator[tuple[int,
             events.put((group[i], event))
 
         with torch.cuda.stream(streams().run):
-            return execute_together([configs[i] for i in group], tell)
+            return execute_together([configs[i] for i in group], tell, tolerant)
 
     with ThreadPoolExecutor(PROGRAMS) as pool, ExitStack() as stack:
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)

@@ -98,9 +98,12 @@ class Event:
 OnEvent = Callable[[Event], None]
 
 
-def execute(config: Config, on_event: OnEvent | None = None) -> dict[str, Any]:
-    """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`."""
-    return execute_together([config], lambda _, event: on_event and on_event(event))[0]
+def execute(config: Config, on_event: OnEvent | None = None, tolerant: bool = False) -> dict[str, Any]:
+    """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
+
+    A loss that is lost is an error or, if `tolerant`, a result without an accuracy.
+    """
+    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant)[0]
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
@@ -128,11 +131,13 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
 
 
 def execute_together(
-    configs: Sequence[Config], on_event: Callable[[int, Event], object] = lambda _, event: None
+    configs: Sequence[Config],
+    on_event: Callable[[int, Event], object] = lambda _, event: None,
+    tolerant: bool = False,
 ) -> list[dict[str, Any]]:
     """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
 
-    A seed whose loss is lost has no accuracy; a configuration alone fails instead.
+    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy.
     """
     lead, count = configs[0], len(configs[0].seeds)
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
@@ -151,7 +156,7 @@ def execute_together(
         draw=True,
         device=lead.device,
         precision=lead.precision,
-        tolerant=len(configs) > 1,
+        tolerant=tolerant,
     )
     tasks = len(streams[0])
 
@@ -219,6 +224,8 @@ def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
 
     def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
         """The mean over tasks, after the last one, of a measure of replica r's predictions."""
+        if bool(found.accuracy[r, -1].isnan().all()):  # lost: these are predictions of what was there before
+            return math.nan
         return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
 
     values = (

@@ -35,7 +35,15 @@ from evcl.experiments.parallel import execute_all
 from evcl.experiments.run import Config, Event, configure, environment
 from evcl.files import write_atomically
 
-KEYS = ("benchmarks", "validation", "seeds", "trials", "preset", "methods")
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "benchmarks": (list, "a list of names"),
+    "validation": ((int, float), "a number above 0 and below 1"),
+    "seeds": (list, "a list of whole numbers"),
+    "trials": (int, "a whole number, at least 1"),
+    "preset": (str, "a preset's name"),
+    "methods": (dict, "a table for each method"),
+}
+KEYS = tuple(KINDS)
 
 
 @dataclass(frozen=True)
@@ -58,17 +66,19 @@ def read_search(path: Path) -> Search:
     for key in found:
         if key not in KEYS:
             raise EvclError(f"{path}: {unknown('key', key, KEYS)}")
-    try:
-        search = Search(
-            tuple(found["benchmarks"]),
-            float(found["validation"]),
-            tuple(found["seeds"]),
-            int(found["trials"]),
-            found.get("preset", "paper"),
-            found["methods"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvclError(f"{path}: {error} is missing, or not of its kind") from error
+    found = {"preset": "paper", **found}
+    for key, (kind, what) in KINDS.items():
+        if not isinstance(found.get(key), kind) or isinstance(found[key], bool) or not found[key]:
+            raise EvclError(f"{path}: {key} must be {what}, not {found.get(key)!r}")
+    if not all(isinstance(name, str) for name in found["benchmarks"]):
+        raise EvclError(f"{path}: benchmarks must be a list of names, not {found['benchmarks']}")
+    for method, space in found["methods"].items():
+        if not isinstance(space, dict):
+            raise EvclError(f"{path}: methods.{method} must be a table of settings, not {space!r}")
+    search = Search(
+        tuple(found["benchmarks"]), float(found["validation"]), tuple(found["seeds"]), found["trials"], found["preset"],
+        found["methods"],
+    )  # fmt: skip
     if not 0 < search.validation < 1 or search.trials < 1:
         raise EvclError(f"{path}: validation must lie between 0 and 1, and trials must be at least 1")
     for benchmark in search.benchmarks:
@@ -93,16 +103,19 @@ def trials(search: Search, method: str) -> list[dict[str, Any]]:
 
 def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     """The value at a point between 0 and 1."""
-    if "choices" in spec:
+    if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
-    if not {"low", "high"} <= spec.keys() or not 0 < spec["low"] < spec["high"]:
+    low, high = spec.get("low"), spec.get("high")
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or not 0 < low < high:
         raise EvclError(f"{name} must be a value, choices = [...], or low and high, above 0, not {dict(spec)}")
-    low, high = math.log(spec["low"]), math.log(spec["high"])
-    return float(f"{math.exp(low + at * (high - low)):.3g}")
+    value = math.exp(math.log(low) + at * math.log(high / low))
+    return min(max(float(f"{value:.3g}"), low), high)
 
 
 def _configs(search: Search, benchmark: str, method: str, device: str, precision: str | None) -> list[Config]:
     name, _, tasks = benchmark.partition(":")
+    if tasks and not tasks.isdecimal():
+        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
     of = search.spaces[method].get("method", method)
     return [
         configure(
@@ -127,7 +140,7 @@ def tune(
             owners.append(method)
             configs.append(config)
     start = time.perf_counter()
-    found = dict(execute_all(configs, on_event))
+    found = dict(execute_all(configs, on_event, tolerant=True))
     tried: dict[str, list[dict[str, Any]]] = {method: [] for method in search.spaces}
     for i, (method, config) in enumerate(zip(owners, configs, strict=True)):
         accuracy = found[i]["average_accuracy"]
@@ -135,9 +148,7 @@ def tune(
         tried[method].append({"settings": settings, **accuracy})
     return {
         "benchmark": benchmark,
-        "validation": search.validation,
-        "seeds": list(search.seeds),
-        "preset": search.preset,
+        **_asked(search),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
         "environment": environment(device),
@@ -145,17 +156,36 @@ def tune(
     }
 
 
+def _asked(search: Search) -> dict[str, Any]:
+    """What a search asks for, as its results hold it."""
+    spaces = {method: dict(space) for method, space in search.spaces.items()}
+    asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
+    return {**asked, "preset": search.preset, "methods": spaces}
+
+
+def read_found(path: Path, search: Search) -> dict[str, Any]:
+    """What `tune` found earlier, if it was for this search."""
+    try:
+        found = dict(json.loads(path.read_text("utf-8")))
+        same = {key: found[key] for key in _asked(search)} == _asked(search)
+        found["tried"], found["benchmark"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvclError(f"{path} is not what a search found: pass --overwrite or another --out") from error
+    if not same:
+        raise EvclError(f"{path} holds what another search found: pass --overwrite or another --out")
+    return found
+
+
 def recipe(results: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
     """The one trial of a method that is best on all benchmarks together: by the mean of its distance to the best."""
-    best = [result["tried"][method][0]["mean"] for result in results]
-    regret: dict[str, list[float]] = {}
-    for result, top in zip(results, best, strict=True):
-        for trial in result["tried"][method]:
-            key = json.dumps(trial["settings"], sort_keys=True)
-            regret.setdefault(key, []).append(top - (trial["mean"] or 0))
-    complete = {key: each for key, each in regret.items() if len(each) == len(results)}
-    key = min(complete, key=lambda k: sum(complete[k]))
-    return json.loads(key), [top - lost for top, lost in zip(best, complete[key], strict=True)]
+    tables = [
+        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in result["tried"][method]}
+        for result in results
+    ]
+    best = [max(table.values()) for table in tables]
+    everywhere = [key for key in tables[0] if all(key in table for table in tables)]
+    key = min(everywhere, key=lambda k: sum(top - table[k] for top, table in zip(best, tables, strict=True)))
+    return json.loads(key), [table[key] for table in tables]
 
 
 def write_json(path: Path, found: Mapping[str, Any]) -> None:
