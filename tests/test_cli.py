@@ -42,6 +42,7 @@ def test_run_writes_the_documented_result(evcl):
     assert result["average_accuracy"]["per_seed"] == [pytest.approx(sum(row) / 2) for row in last]
     assert set(result["environment"]) == {"evcl", "torch", "device", "threads", "platform"}
     assert result["environment"]["threads"] == 1
+    assert result["environment"]["device"]  # the processor's name
     assert "task 2 of 2 learned" in out
     assert "result: r/result.json" in out
     assert str(Path.cwd()) not in Path("r/result.json").read_text()

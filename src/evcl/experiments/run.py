@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,20 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "evcl": __version__,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     }
+
+
+@cache
+def _processor() -> str:
+    """The CPU's name, as far as the platform tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "cpu"
 
 
 MEASURES = ("average_accuracy", "forgetting", "backward_transfer", "nll", "ece")
