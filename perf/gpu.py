@@ -29,16 +29,7 @@ SHAPES = {
     "split-fashion-mnist": ([150] * 4, 784, 2, 12_000),
     "split-cifar10": ([150] * 4, 784, 2, 10_000),
 }
-PAPER = (
-    "evcl",
-    "vcl",
-    "vcl-random-coreset",
-    "vcl-kcenter-coreset",
-    "ewc",
-    "random-coreset",
-    "kcenter-coreset",
-    "naive",
-)
+PAPER = [method for method in PAPER_METHODS if method != "joint"]
 BATCH, TASKS, EPOCHS = 256, 5, 100
 
 

@@ -90,6 +90,13 @@ def _seeds(count: int | None, listed: str | None) -> list[int]:
         raise Usage(f"--seed-list takes whole numbers separated by commas, not {listed!r}") from None
 
 
+Plugins = Annotated[
+    list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")]
+
+
 @app.command()
 def run(
     benchmark: Annotated[str, typer.Argument(help="Which stream of tasks; see evcl list.")],
@@ -105,14 +112,10 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result [runs/BENCHMARK/METHOD].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
-    ] = None,
+    plugin: Plugins = None,
     resume: Annotated[bool, typer.Option("--resume", help="Not in this version yet.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = None,
     data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
 ) -> None:
     """Train one method on one benchmark; the result is result.json in the folder."""
@@ -186,11 +189,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    plugin: Plugins = None,
 ) -> None:
     """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
     _plugins(plugin or [])
@@ -209,10 +210,9 @@ def reproduce(
             for one in chosen
         ]
     torch.set_num_threads(1)
-    total = len(configs)
-    with _forecast(total) as (on_event, on_result):
-        for count, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite), 1):
-            on_result(count, configs[i], result)
+    with _forecast(len(configs)) as (on_event, on_result):
+        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite), 1):
+            on_result(done, configs[i], result)
     _report(out, "Elastic variational continual learning: the whole paper")
 
 
@@ -252,11 +252,9 @@ def tune(
     ] = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="Of the products: fp32, tf32 or bf16.")] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    plugin: Plugins = None,
 ) -> None:
     """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
     _plugins(plugin or [])
@@ -277,26 +275,16 @@ def tune(
         if path.exists() and not overwrite:
             found.append(experiments.read_found(path, wanted))
         else:
-            _make_folder(folder)
+            experiments.check_writable(folder)
             console.print(f"{name}: {wanted.trials} trials a method, {len(wanted.seeds)} seeds each")
             with _bar() as on_part:
                 found.append(experiments.tune(wanted, name, device, precision, on_part))
-            experiments.write_json(path, found[-1])
+            experiments.write_result(folder, found[-1], path.name)
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)
         each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
         console.print(f"one recipe for all, {method}: {_one_line(settings)}\n  {each}", soft_wrap=True)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".evcl-writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -346,9 +334,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A folder that holds resu
 
 @app.command("list")
 def list_(
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
-    ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Methods, benchmarks and presets, a line each."""
     _plugins(plugin or [])

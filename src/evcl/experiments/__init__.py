@@ -8,6 +8,7 @@ from evcl.experiments.run import (
     RESULT,
     Config,
     Event,
+    check_writable,
     configure,
     execute,
     open_folder,
@@ -15,7 +16,7 @@ from evcl.experiments.run import (
     where,
     write_result,
 )
-from evcl.experiments.search import read_found, read_search, recipe, tune, write_json
+from evcl.experiments.search import read_found, read_search, recipe, tune
 
 __all__ = [
     "PAPER_BENCHMARKS",
@@ -25,6 +26,7 @@ __all__ = [
     "Config",
     "Event",
     "Forecast",
+    "check_writable",
     "configure",
     "cores",
     "execute",
@@ -39,6 +41,5 @@ __all__ = [
     "reproduce",
     "tune",
     "where",
-    "write_json",
     "write_result",
 ]

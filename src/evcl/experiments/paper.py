@@ -119,13 +119,15 @@ def reproduce(
     for index, part in execute_all([cell.config for _, cell in todo], heard, tolerant=True) if todo else ():
         i, cell = todo[index]
         forecast.update(index, 1.0)
-        if part["average_accuracy"]["mean"] is None:
-            yield i, part
-            continue
-        write_result(cell.folder, part, cell.path.name)
+        if not _lost(part):
+            write_result(cell.folder, part, cell.path.name)
         kept.setdefault(i, {})[cell.config.seeds] = part
         if result := _complete(configs[i], kept[i], cell.folder):
             yield i, result
+
+
+def _lost(result: dict[str, Any]) -> bool:
+    return result["average_accuracy"]["mean"] is None
 
 
 def _kept(cell: Cell) -> dict[str, Any] | None:
@@ -137,11 +139,13 @@ def _kept(cell: Cell) -> dict[str, Any] | None:
 
 
 def _complete(config: Config, parts: dict[tuple[int, ...], dict[str, Any]], folder: Path) -> dict[str, Any] | None:
-    """One result of all seeds, written in the place of the parts; None while some are missing."""
+    """One result of all seeds, written in the place of the parts unless it is lost; None while some are missing."""
     if {seed for seeds in parts for seed in seeds} != set(config.seeds):
         return None
     ordered = sorted(parts.items(), key=lambda item: config.seeds.index(item[0][0]))
     result = merge([part for _, part in ordered])
+    if _lost(result):
+        return result
     write_result(folder, result)
     for path in folder.glob("seeds-*.json"):
         path.unlink()

@@ -285,6 +285,12 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
         raise EvclError(
             f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
         )
+    check_writable(folder)
+    return None
+
+
+def check_writable(folder: Path) -> None:
+    """Make sure, before hours of training, that a result can be written there; nothing is left behind."""
     made: list[Path] = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -298,7 +304,6 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
         for path in made:
             with contextlib.suppress(OSError, ValueError):
                 path.rmdir()
-    return None
 
 
 def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:

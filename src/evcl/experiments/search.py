@@ -33,7 +33,6 @@ import torch
 from evcl.errors import EvclError, unknown
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.run import Config, Event, configure, environment
-from evcl.files import write_atomically
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "benchmarks": (list, "a list of names"),
@@ -186,8 +185,3 @@ def recipe(results: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str,
     everywhere = [key for key in tables[0] if all(key in table for table in tables)]
     key = min(everywhere, key=lambda k: sum(top - table[k] for top, table in zip(best, tables, strict=True)))
     return json.loads(key), [table[key] for table in tables]
-
-
-def write_json(path: Path, found: Mapping[str, Any]) -> None:
-    text = json.dumps(found, indent=1) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
