@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 import evcl
-from evcl.experiments import configure, execute_all
+from evcl.experiments import PAPER_METHODS, configure, execute_all
 from evcl.methods import METHODS
 from evcl.settings import resolve
 from evcl.training import Run, TaskData
