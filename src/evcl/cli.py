@@ -276,7 +276,7 @@ def tune(
             found.append(experiments.read_found(path, wanted))
         else:
             experiments.check_writable(folder)
-            console.print(f"{name}: {wanted.trials} trials a method, {len(wanted.seeds)} seeds each")
+            console.print(f"{name}: {wanted.trials + wanted.refine} trials a method, {len(wanted.seeds)} seeds each")
             with _bar() as on_part:
                 found.append(experiments.tune(wanted, name, device, precision, on_part))
             experiments.write_result(folder, found[-1], path.name)

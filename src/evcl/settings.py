@@ -66,6 +66,9 @@ def _real(value: Any) -> float | None:
 
 TRAINING: dict[str, Setting] = {
     "lr": Setting(1e-3, "Adam's learning rate", high=10.0, open_low=True),
+    "lr_schedule": Setting(
+        "constant", "within a task: Adam's rates as they are, or falling towards 0", choices=("constant", "cosine")
+    ),
     "batch_size": Setting(64, "examples a step", low=1, high=1_000_000),
     "epochs": Setting(50, "passes over a task's data, at most", low=1, high=1_000_000),
     "stop_nll": Setting(0.0, "a task ends after an epoch whose mean NLL is below this: before certainty", high=100.0),

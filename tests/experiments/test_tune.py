@@ -50,6 +50,33 @@ def test_every_method_has_as_many_trials_which_cover_its_space(search):
     assert {trial["std_update"] for trial in trials(found, "slow")} == {"natural"}
 
 
+def test_alternatives_share_a_methods_trials(search):
+    both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]") + '[[methods.ewc]]\nfisher_scale = "task"\nepochs = 1\n'
+    tried = trials(read_search(search(both)), "ewc")
+    assert [trial.get("fisher_scale") for trial in tried] == [None, None, "task"]
+    with pytest.raises(EvclError, match="of one method"):
+        read_search(search(both + 'method = "evcl"\n'))
+    with pytest.raises(EvclError, match="at most as many as trials"):
+        read_search(search(both.replace("trials = 3", "trials = 1")))
+
+
+def test_a_search_is_refined_around_the_best_of_each_method(search):
+    both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]").replace("trials = 3", "trials = 4\nrefine = 5")
+    asked = read_search(search(both + '[[methods.ewc]]\nfisher_scale = "task"\nstrength = {low = 1.0, high = 16.0}\n'))
+    near = trials(asked, "ewc", {"fisher_scale": "task", "strength": 16.0})
+    assert len(near) == 5
+    assert all(11.3 <= trial["strength"] <= 16 and trial["fisher_scale"] == "task" for trial in near)
+    assert {trial["epochs"] for trial in trials(asked, "ewc", {"strength": 100.0, "epochs": 2})} == {2}
+    found = tune(asked, "split-digits")
+    for method in ("slow", "ewc"):
+        tried = found["tried"][method]
+        first = [trial for trial in tried if trial["settings"] in trials(asked, method)]
+        assert (len(tried), len(first)) == (9, 4)
+        near = trials(asked, method, first[0]["settings"])
+        assert all(trial["settings"] in near for trial in tried if trial not in first)
+        assert [trial["mean"] for trial in tried] == sorted((trial["mean"] for trial in tried), reverse=True)
+
+
 def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
     found = tune(read_search(search()), "split-digits")
     assert found["validation"] == 0.2
@@ -89,6 +116,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     ("old", "new", "message"),
     [
         ("trials = 3", "", "trials must be a whole number"),
+        ("trials = 3", "trials = 3\nrefine = -1", "refine at least 0"),
         ("trials = 3", "trials = 2.9", "trials must be a whole number"),
         ('["split-digits"]', '"split-digits"', "benchmarks must be a list of names"),
         ('"split-digits"', '"split-digits:abc"', "how many tasks"),

@@ -13,8 +13,10 @@ A search is a TOML file, and its result a JSON file beside it that says when, ho
     epochs = {choices = [20, 50, 100]}
     std_update = "natural"                  # not searched
 
-A table may be of another name than its method, which it then names: `method = "evcl"`. The trials of a method are the
-points of a Sobol sequence, so that they cover its space evenly.
+A table may be of another name than its method, which it then names: `method = "evcl"`. Several tables of one name,
+`[[methods.evcl]]`, are alternatives that share its trials. The trials are the points of a Sobol sequence, so that they
+cover a space evenly. With `refine = 12`, as many more follow for each method, in a quarter of each range (by logarithm)
+around its best trial on that benchmark; choices stay as they are there.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "validation": ((int, float), "a number above 0 and below 1"),
     "seeds": (list, "a list of whole numbers"),
     "trials": (int, "a whole number, at least 1"),
+    "refine": (int, "a whole number, at least 0"),
     "preset": (str, "a preset's name"),
     "methods": (dict, "a table for each method"),
 }
 KEYS = tuple(KINDS)
+Space = Mapping[str, Any]  # setting -> value, range or choices
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Search:
     seeds: tuple[int, ...]
     trials: int
     preset: str
-    spaces: Mapping[str, Mapping[str, Any]]  # of each method: setting -> value, range or choices
+    spaces: Mapping[str, Sequence[Space]]  # of each method its alternatives
+    refine: int = 0
 
 
 def read_search(path: Path) -> Search:
@@ -65,39 +70,79 @@ def read_search(path: Path) -> Search:
     for key in found:
         if key not in KEYS:
             raise EvclError(f"{path}: {unknown('key', key, KEYS)}")
-    found = {"preset": "paper", **found}
+    found = {"preset": "paper", "refine": 0, **found}
     for key, (kind, what) in KINDS.items():
-        if not isinstance(found.get(key), kind) or isinstance(found[key], bool) or not found[key]:
+        empty = key != "refine" and not found.get(key)
+        if not isinstance(found.get(key), kind) or isinstance(found[key], bool) or empty:
             raise EvclError(f"{path}: {key} must be {what}, not {found.get(key)!r}")
     if not all(isinstance(name, str) for name in found["benchmarks"]):
         raise EvclError(f"{path}: benchmarks must be a list of names, not {found['benchmarks']}")
-    for method, space in found["methods"].items():
-        if not isinstance(space, dict):
-            raise EvclError(f"{path}: methods.{method} must be a table of settings, not {space!r}")
     search = Search(
         tuple(found["benchmarks"]), float(found["validation"]), tuple(found["seeds"]), found["trials"], found["preset"],
-        found["methods"],
+        _spaces(path, found["methods"], found["trials"]), found["refine"],
     )  # fmt: skip
-    if not 0 < search.validation < 1 or search.trials < 1:
-        raise EvclError(f"{path}: validation must lie between 0 and 1, and trials must be at least 1")
+    if not 0 < search.validation < 1 or search.trials < 1 or search.refine < 0:
+        raise EvclError(f"{path}: validation must lie between 0 and 1, trials be at least 1, and refine at least 0")
     for benchmark in search.benchmarks:
-        for method in search.spaces:
-            _configs(search, benchmark, method, "cpu", None)  # every trial is a valid configuration
+        for method in search.spaces:  # every trial is a valid configuration
+            for settings in trials(search, method):
+                _config(search, benchmark, method, settings, "cpu", None)
     return search
 
 
-def trials(search: Search, method: str) -> list[dict[str, Any]]:
-    """The settings of a method's trials, as many of one as of another."""
-    space = {name: value for name, value in search.spaces[method].items() if name != "method"}
+def _spaces(path: Path, methods: Mapping[str, Any], trials: int) -> dict[str, Sequence[Space]]:
+    spaces: dict[str, Sequence[Space]] = {}
+    for name, space in methods.items():
+        spaces[name] = space if isinstance(space, list) else [space]
+    for method, alternatives in spaces.items():
+        if not alternatives or not all(isinstance(space, dict) for space in alternatives):
+            raise EvclError(f"{path}: methods.{method} must be a table of settings, not {methods[method]!r}")
+        if len({space.get("method", method) for space in alternatives}) > 1 or len(alternatives) > trials:
+            raise EvclError(f"{path}: the tables of methods.{method} must be of one method, at most as many as trials")
+    return spaces
+
+
+def trials(search: Search, method: str, best: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The settings of a method's trials, as many of one as of another; with `best`, those of the refinement."""
+    alternatives = search.spaces[method]
+    if best is not None:
+        return _points(_near(_of(alternatives, best), best), search.refine, 1)
+    share, more = divmod(search.trials, len(alternatives))
+    return [trial for i, space in enumerate(alternatives) for trial in _points(space, share + (i < more), 0)]
+
+
+def _points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    space = {name: value for name, value in space.items() if name != "method"}
     searched = [name for name, value in space.items() if isinstance(value, dict)]
-    points = torch.zeros(search.trials, 0)
-    if searched:
-        points = torch.quasirandom.SobolEngine(len(searched), scramble=True, seed=0).draw(search.trials)
+    if not searched:
+        return [dict(space)]
     found = []
-    for point in points.tolist():
+    for point in torch.quasirandom.SobolEngine(len(searched), scramble=True, seed=seed).draw(count).tolist():
         chosen = {name: _value(name, space[name], at) for name, at in zip(searched, point, strict=True)}
         found.append({name: chosen.get(name, value) for name, value in space.items()})
-    return found if searched else found[:1]
+    return found
+
+
+def _of(alternatives: Sequence[Space], trial: Mapping[str, Any]) -> Space:
+    """The one that a trial came from."""
+
+    def fits(space: Space) -> bool:
+        fixed = {name: value for name, value in space.items() if name != "method"}
+        return fixed.keys() == trial.keys() and all(isinstance(v, dict) or trial[k] == v for k, v in fixed.items())
+
+    return next(space for space in alternatives if fits(space))
+
+
+def _near(space: Space, best: Mapping[str, Any]) -> Space:
+    """A quarter of each range, around the best."""
+
+    def narrowed(name: str, value: Any) -> Any:
+        if not isinstance(value, dict) or "choices" in value:
+            return best.get(name, value)
+        away = (value["high"] / value["low"]) ** 0.125
+        return {"low": max(value["low"], best[name] / away), "high": min(value["high"], best[name] * away)}
+
+    return {name: narrowed(name, value) for name, value in space.items()}
 
 
 def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
@@ -111,18 +156,15 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     return min(max(float(f"{value:.3g}"), low), high)
 
 
-def _configs(search: Search, benchmark: str, method: str, device: str, precision: str | None) -> list[Config]:
+def _config(
+    search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
+) -> Config:
     name, _, tasks = benchmark.partition(":")
     if tasks and not tasks.isdecimal():
         raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
-    of = search.spaces[method].get("method", method)
-    return [
-        configure(
-            name, of, search.preset, search.seeds, int(tasks) if tasks else None,
-            {**settings, "validation": search.validation}, device, precision,
-        )
-        for settings in trials(search, method)
-    ]  # fmt: skip
+    of = search.spaces[method][0].get("method", method)
+    given = {**settings, "validation": search.validation}
+    return configure(name, of, search.preset, search.seeds, int(tasks) if tasks else None, given, device, precision)
 
 
 def tune(
@@ -133,33 +175,38 @@ def tune(
     on_event: Callable[[int, Event], None] = lambda i, event: None,
 ) -> dict[str, Any]:
     """Every method's trials on one benchmark: what was tried and what came of it, best first."""
-    owners, configs = [], []
-    for method in search.spaces:
-        for config in _configs(search, benchmark, method, device, precision):
-            owners.append(method)
-            configs.append(config)
     start = time.perf_counter()
-    found = dict(execute_all(configs, on_event, tolerant=True))
     tried: dict[str, list[dict[str, Any]]] = {method: [] for method in search.spaces}
-    for i, (method, config) in enumerate(zip(owners, configs, strict=True)):
-        accuracy = found[i]["average_accuracy"]
-        settings = {name: config.settings[name] for name in search.spaces[method] if name != "method"}
-        tried[method].append({"settings": settings, **accuracy})
+
+    def measure(wanted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        before = sum(map(len, tried.values()))
+        configs = [_config(search, benchmark, method, settings, device, precision) for method, settings in wanted]
+        found = dict(execute_all(configs, lambda i, event: on_event(before + i, event), tolerant=True))
+        for i, (method, settings) in enumerate(wanted):
+            tried[method].append({"settings": settings, **found[i]["average_accuracy"]})
+        for each in tried.values():
+            each.sort(key=lambda trial: -(trial["mean"] or 0))
+
+    measure([(method, settings) for method in tried for settings in trials(search, method)])
+    if search.refine:
+        bests = {method: each[0]["settings"] for method, each in tried.items()}
+        measure([(method, settings) for method in tried for settings in trials(search, method, bests[method])])
     return {
         "benchmark": benchmark,
         **_asked(search),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
         "environment": environment(device),
-        "tried": {method: sorted(each, key=lambda t: -(t["mean"] or 0)) for method, each in tried.items()},
+        "tried": tried,
     }
 
 
 def _asked(search: Search) -> dict[str, Any]:
     """What a search asks for, as its results hold it."""
-    spaces = {method: dict(space) for method, space in search.spaces.items()}
+    spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
-    return {**asked, "preset": search.preset, "methods": spaces}
+    refine = {"refine": search.refine} if search.refine else {}
+    return {**asked, **refine, "preset": search.preset, "methods": spaces}
 
 
 def read_found(path: Path, search: Search) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -183,6 +184,8 @@ def optimise(
     run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
     sure = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
     for epoch in range(s.epochs):
+        if s.lr_schedule == "cosine":
+            step.update.scale(0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs))
         nll = run.epoch(epoch, s.batch_size) / len(pool)
         sound = nll.isfinite() & step.sound()
         if lost is not None:

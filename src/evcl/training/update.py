@@ -52,8 +52,11 @@ class Update:
                 if not bool((self.pull.linear.w > 0).all()):
                     raise EvclError("std_update natural needs a tempering above 0: without a KL sigma has no optimum")
                 self.log_std = Natural(q.log_std, s.std_rate)
-        self.rates = [_column(part.lr, q.mean) for part in self._parts()]
-        self._still = [False] * len(q.mean)
+        self._base = [_column(part.lr, q.mean) for part in self._parts()]
+        self.rates = [rate.clone() for rate in self._base]  # as they are now; a graph reads them at each step
+        self._numbers: list[list[float]] = []
+        self._factor = 1.0
+        self._set_rates()
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
@@ -65,9 +68,25 @@ class Update:
 
     def freeze(self, rows: Tensor) -> None:
         """The replicas where `rows` [R] is true move no more."""
-        for part, rate in zip(self._parts(), self.rates, strict=True):
-            part.lr = rate.masked_fill_(rows.view(-1, 1), 0.0)
-        self._still[:] = [rate == 0 for rate in self.rates[0].flatten().tolist()]
+        for base in self._base:
+            base.masked_fill_(rows.view(-1, 1), 0.0)
+        self._set_rates()
+
+    def scale(self, factor: float) -> None:
+        """Adam's learning rates are this part of what the settings say."""
+        if factor != self._factor:
+            self._factor = factor
+            self._set_rates()
+
+    def _set_rates(self) -> None:
+        for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
+            torch.mul(base, self._factor if isinstance(part, Adam) else 1.0, out=rate)
+            part.lr = rate
+        if not self.q.mean.is_cuda:  # where the host waits for nothing anyway
+            self._numbers[:] = [rate.flatten().tolist() for rate in self.rates]
+            for part, numbers in zip(self._parts(), self._numbers, strict=True):
+                if isinstance(part, Adam) and len(set(numbers)) == 1:
+                    part.lr = numbers[0]
 
     def _parts(self) -> list[Adam | Natural]:
         return [part for part in (self.mean, self.log_std) if part is not None]
@@ -86,8 +105,6 @@ class Update:
         compiled = native() if single and not on_gpu and self.pull is not None and not self.rest else None
         kernels = gpu_kernels() if single and on_gpu and not self.rest else None
         if compiled is None and kernels is None:
-            for moved, rate in zip(self._parts(), self.rates, strict=True) if on_gpu else ():
-                moved.lr = rate  # a graph reads it at each step
             return None
         pull = self.pull or Pull()
         for part in (pull.mean, pull.linear, pull.square):
@@ -125,29 +142,29 @@ class Update:
         zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
         mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
         means, log_stds = [], []
-        for r, rate in enumerate(self.rates[0].flatten().tolist()):
+        for r in range(len(self.q.mean)):
             adam = self.mean
             state = [t[r] for t in (adam.weights, adam.first, adam.second, self.grads[0], mean.w, mean.c)]
-            means.append((compiled.bind("update_mean", state[0].numel(), *state), rate))
+            means.append(compiled.bind("update_mean", state[0].numel(), *state))
         part, variance = self.log_std, self.variance
         natural = isinstance(part, Natural)
         if part is not None and variance is not None:
             own = (part.curvature,) if isinstance(part, Natural) else (part.first, part.second)
             rest = (self.grads[1], variance, linear.w, linear.c, square.w, square.c)
-            for r, rate in enumerate(self.rates[1].flatten().tolist()):
+            for r in range(len(self.q.mean)):
                 state = [t[r] for t in (part.weights, *own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
-                log_stds.append((compiled.bind(name, state[0].numel(), *state), rate))
-        steps, stills = 0, self._still
+                log_stds.append(compiled.bind(name, state[0].numel(), *state))
+        steps, parts, numbers = 0, (means, log_stds)[: len(self.rates)], self._numbers
 
         def move() -> None:
             nonlocal steps
             steps += 1
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
             second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
-            for calls, (scale, other) in ((means, (correction, root)), (log_stds, second)):
-                for (call, rate), still in zip(calls, stills, strict=False):
-                    if not still:
+            for calls, rates, (scale, other) in zip(parts, numbers, ((correction, root), second), strict=False):
+                for call, rate in zip(calls, rates, strict=True):
+                    if rate != 0:
                         call(rate * scale, other)
 
         return move
@@ -198,7 +215,11 @@ class Natural:
 
 def _column(rate: Tensor | float, like: Tensor) -> Tensor:
     """[R, 1], a copy"""
-    return torch.as_tensor(rate).to(like).expand(len(like), 1).clone(memory_format=torch.contiguous_format)
+    return (
+        torch.as_tensor(rate, dtype=like.dtype, device=like.device)
+        .expand(len(like), 1)
+        .clone(memory_format=torch.contiguous_format)
+    )
 
 
 @cache
