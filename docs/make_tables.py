@@ -1,0 +1,114 @@
+"""Fill the tables of RESULTS.md and README.md from the result files in `results/`: `python docs/make_tables.py`.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; the tests check that every one is as this makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS
+from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+AIMS = {  # per cent: one recipe for all, and the settings of each benchmark
+    "permuted-mnist": (95.0, 96.0),
+    "split-mnist": (99.5, 99.7),
+    "split-notmnist": (96.0, 97.0),
+    "split-fashion-mnist": (98.0, 99.1),
+    "split-cifar10": (77.0, 78.5),
+}
+
+
+def groups(name: str) -> list[Group]:
+    """The results of a folder, in the paper's order."""
+    found = by_benchmark(find_results(RESULTS / name)).values()
+    order = {benchmark: i for i, benchmark in enumerate(PAPER_BENCHMARKS)}
+    return sorted(found, key=lambda group: order.get(group.lines[0].result["benchmark"], len(order)))
+
+
+def of(group: Group, method: str) -> Line:
+    return next(line for line in group.lines if line.result["method"] == method)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main(name: str) -> str:
+    return main_table(groups(name)).markdown()
+
+
+def paired(name: str) -> str:
+    """EVCL minus each other method; bold where the difference is larger than its standard error."""
+    found = groups(name)
+    rows = []
+    for method in PAPER_METHODS[1:]:
+        cells = [of(found[0], method).label]
+        for group in found:
+            _, mean, error = paired_difference(of(group, "evcl"), of(group, method))
+            text = f"{100 * mean:+.2f} ± {100 * (error or 0):.2f}".replace("-", "\N{MINUS SIGN}")
+            cells.append(f"**{text}**" if abs(mean) > (error or 0) else text)
+        rows.append(cells)
+    return table(["EVCL minus", *(group.name for group in found)], rows)
+
+
+def aims(name: str) -> str:
+    """EVCL beside what was hoped for."""
+    rows = []
+    for benchmark, wanted in AIMS.items():
+        cells = [f"`{benchmark}`"]
+        for folder, aim in zip(("recipe", "tuned"), wanted, strict=True):
+            summary = next(
+                of(g, "evcl").summary("average_accuracy")
+                for g in groups(folder)
+                if g.lines[0].result["benchmark"] == benchmark
+            )
+            mean = 100 * summary["mean"]
+            cells += [f"{aim:.1f}", f"{mean:.2f} ± {100 * summary['std']:.2f}{'' if mean >= aim else ' (missed)'}"]
+        rows.append(cells)
+    return table(["", "aim, one recipe", "one recipe", "aim, tuned", "tuned"], rows)
+
+
+def details(name: str) -> str:
+    return "\n\n".join(f"### {group.name}\n\n{full_table(group).markdown().strip()}" for group in groups(name))
+
+
+def trials(name: str) -> str:
+    """The best validation accuracy of each method in all rounds of the search."""
+    best: dict[tuple[str, str], tuple[float, float]] = {}
+    for path in sorted((ROOT / "search").glob(f"{name}*/*.json")):
+        found = json.loads(path.read_text("utf-8"))
+        for method, tried in found["tried"].items():
+            key = found["benchmark"], method
+            best[key] = max(best.get(key, (0.0, 0.0)), (tried[0]["mean"], tried[0]["std"]))
+    rows = [
+        [method, *(f"{100 * best[b, method][0]:.2f} ± {100 * best[b, method][1]:.2f}" for b in PAPER_BENCHMARKS)]
+        for method in PAPER_METHODS
+    ]
+    return table(["method", *PAPER_BENCHMARKS], rows)
+
+
+KINDS: dict[str, Callable[[str], str]] = {
+    "main": main, "paired": paired, "aims": aims, "details": details, "trials": trials,
+}  # fmt: skip
+
+
+def filled(text: str) -> str:
+    """A document with its tables made anew."""
+
+    def made(match: re.Match[str]) -> str:
+        kind, _, name = match[1].partition(" ")
+        return f"<!-- table: {match[1]} -->\n\n{KINDS[kind](name).strip()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: ([\w -]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
+
+
+if __name__ == "__main__":
+    for path in (ROOT / "README.md", ROOT / "docs" / "RESULTS.md"):
+        path.write_text(filled(path.read_text("utf-8")), "utf-8")
