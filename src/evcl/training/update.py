@@ -53,6 +53,7 @@ class Update:
                     raise EvclError("std_update natural needs a tempering above 0: without a KL sigma has no optimum")
                 self.log_std = Natural(q.log_std, s.std_rate)
         self.rates = [_column(part.lr, q.mean) for part in self._parts()]
+        self.count = self.mean.count  # of steps taken
         self._still = [False] * len(q.mean)
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
