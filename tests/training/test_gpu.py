@@ -125,19 +125,18 @@ def test_graphs_give_the_same_weights_twice():
 @pytest.mark.parametrize("method", ["vcl", "naive"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_a_replica_is_its_run_alone_to_the_last_bit(method, precision):
-    """With its own rate, among replicas of its own seed and others."""
-    rates, seeds = [1e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3], [4, 7, 9, 4, 7, 9]
+    """Among replicas of its own seed and others."""
     given = {"method": METHODS[method], "precision": precision, "given": {"batch_size": 32}}
-    whole = posterior(rates=rates, seeds=seeds, **given)
-    assert torch.equal(whole[1], whole[4])
-    for r in (0, 1, 3):
-        alone = posterior(rates=rates[r : r + 1], seeds=seeds[r : r + 1], **given)
-        assert torch.equal(whole[r], alone[0])
+    whole = posterior(rates=[1e-3] * 6, seeds=[4, 7, 9] * 2, **given)
+    assert torch.equal(whole[:3], whole[3:])
+    assert not torch.equal(whole[0], whole[1])
+    for r, seed in ((0, 4), (1, 7)):
+        assert torch.equal(whole[r], posterior(rates=[1e-3], seeds=[seed], **given)[0])
 
 
 def test_a_replica_that_measures_a_fisher_is_its_run_alone():
-    """Up to the rounding of torch's products of several replicas."""
-    whole = posterior(seeds=[4, 7, 9], given={"batch_size": 32})
+    """Up to rounding: of torch's products of several replicas, and of rates of which there are several."""
+    whole = posterior(seeds=[4, 7, 4], rates=[1e-3, 1e-3, 3e-3], given={"batch_size": 32})
     alone = posterior(seeds=[7], rates=[1e-3], given={"batch_size": 32})
     torch.testing.assert_close(whole[1], alone[0], rtol=1e-3, atol=1e-4)
 

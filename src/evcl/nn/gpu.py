@@ -27,7 +27,7 @@ BLOCK = 1024
 NUMBERS = (
     "orders", "own", "examples", "steps", "full", "size", "layer", "ins4", "outs", "outs4", "units", "width4", "stride4",
 )  # fmt: skip
-MOST_CLASSES = 256  # a replica's logits are a tile's columns
+MOST_CLASSES = 128  # a replica's logits are a tile's columns
 
 
 class Tile(NamedTuple):
@@ -40,22 +40,24 @@ class Tile(NamedTuple):
     stages: int
 
 
+# With rows that are no multiple of 64, the compiler takes the matrix instructions that read operands in any order.
 TILES = {
-    "forward": Tile(64, 64, 32, 4, 4),  # of the first layer, which is the widest
+    "forward": Tile(64, 64, 32, 4, 3),  # of the first layer, which is the widest
     "hidden forward": Tile(64, 32, 32, 4, 3),
     "loss": Tile(256, MOST_CLASSES, 32, 8, 3),
-    "back": Tile(64, 32, 32, 4, 3),
-    "weights": Tile(64, 128, 32, 8, 3),
-    "hidden weights": Tile(64, 64, 32, 4, 3),
+    "back": Tile(32, 64, 32, 4, 3),
+    "weights": Tile(128, 128, 32, 8, 3),  # of the first layer
+    "hidden weights": Tile(32, 64, 32, 4, 3),
 }
+EXACT = Tile(64, 64, 16, 8, 3)  # of all but the loss, without matrix units
 
 
 def fit(width: int, most: int) -> int:
-    """The width of tiles that leave the least of themselves empty: 16 for what is no wider, or 32 to `most`."""
+    """The width of tiles that leave little of themselves empty: 16 for what is no wider, or 32 to `most`."""
     if width <= 16:
         return 16
-    sizes = [size for size in (256, 128, 64, 32) if size <= most]
-    return min(sizes, key=lambda size: (triton.cdiv(width, size) * size, -size))
+    covered = {size: triton.cdiv(width, size) * size for size in (256, 128, 64, 32) if size <= most}
+    return next(size for size, all_ in covered.items() if all_ <= 1.25 * min(covered.values()))
 
 
 @triton.jit
@@ -271,8 +273,9 @@ class Chain:
         self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
     ) -> None:
         self.places, self.examples, self.values, self.grads = places, examples, values, grads
-        x = examples.x.flatten(2)
-        self.x = F.pad(x, (0, places[0].ins - x.shape[2])).contiguous()
+        x = examples.x.flatten(2).to(values.dtype)
+        missing = places[0].ins - x.shape[2]
+        self.x = F.pad(x, (0, missing)) if missing else x.contiguous()
         exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
         self.precision = "bf16" if low is not None else "ieee" if exact else "tf32"
         self.buffers: dict[int, _Buffers] = {}
@@ -291,7 +294,7 @@ class Chain:
         x, labels, columns = self.x, self.examples.y, self.examples.columns
         common = {"DRAW": copies == 2, "PRECISION": self.precision}
         for layer, place in enumerate(self.places[:-1]):
-            tile = TILES["hidden forward" if layer else "forward"]
+            tile = self._tile("hidden forward" if layer else "forward")
             width = fit(place.outs, tile.columns)
             _activate[(triton.cdiv(batch.size, tile.rows) * triton.cdiv(place.outs, width), r)](
                 x, *_views(place, self.values), of.y[layer], of.ratio[layer], seeds,
@@ -314,7 +317,7 @@ class Chain:
         for layer, place in reversed(list(enumerate(self.places))):
             gh, x = of.gh[layer], of.y[layer - 1] if layer else self.x
             numbers = place.ins // 4, place.outs, gh.shape[3] // 4, stride // 4
-            tile = TILES["hidden weights" if layer else "weights"]
+            tile = self._tile("hidden weights" if layer else "weights")
             rows, width = fit(place.outs, tile.rows), fit(place.ins, tile.columns)
             _weights[(triton.cdiv(place.outs, rows) * triton.cdiv(place.ins, width), r, copies)](
                 x, gh, *_views(place, self.grads), *self._course(batch), *numbers,
@@ -322,12 +325,15 @@ class Chain:
                 **_options(tile, rows, width, tile.deep),
             )  # fmt: skip
             if layer:
-                tile = TILES["back"]
+                tile = self._tile("back")
                 width = fit(place.ins, tile.columns)
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
                     gh, _views(place, self.values)[0], x, of.ratio[layer - 1], of.gh[layer - 1], size, *numbers,
                     DRAW=copies == 2, PRECISION=self.precision, **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
+
+    def _tile(self, kernel: str) -> Tile:
+        return EXACT if self.precision == "ieee" else TILES[kernel]
 
     def _course(self, batch: Batch) -> tuple[Any, ...]:
         """What a kernel finds its examples by."""
