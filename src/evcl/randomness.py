@@ -32,14 +32,12 @@ class Noise(Protocol):
 
 
 class DeviceNoise:
-    """One generator for all replicas: one draw a call, as a GPU wants it.
-
-    Kernels that draw for themselves take `seed`, a number on the device that changes at each step.
+    """On a GPU. Kernels that draw for themselves take `seeds` [V], of which replica r has that at r mod V: its numbers
+    do not depend on its neighbours. For layers, one generator draws for all replicas at once: theirs do.
     """
 
-    def __init__(self, source: torch.Generator) -> None:
-        self.source = source
-        self.seed = torch.zeros(1, dtype=torch.long, device=source.device)
+    def __init__(self, source: torch.Generator, seeds: Tensor) -> None:
+        self.source, self.seeds = source, seeds
 
     def normal_(self, out: Tensor) -> Tensor:
         return out.normal_(generator=self.source)

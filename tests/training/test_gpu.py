@@ -1,8 +1,6 @@
-"""What only a GPU can show: kernels against plain operations, the learning of a CPU, captures and waits counted."""
+"""What only a GPU can show: the learning of a CPU, replicas that are themselves alone, captures and waits counted."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 import torch
@@ -10,143 +8,12 @@ import torch
 import evcl
 from evcl.coresets import kcenter
 from evcl.experiments import configure, execute, execute_all
-from evcl.methods import METHODS, Centred, Pull
-from evcl.nn import Gaussian
-from evcl.nn.chain import Chain, find_chain, find_places, padded
-from evcl.randomness import DeviceNoise
-from evcl.settings import resolve, stack
-from evcl.training import Pool, Run, TaskData
+from evcl.methods import METHODS
+from evcl.settings import resolve
+from evcl.training import Run, TaskData
 from evcl.training.task import GraphedSteps
-from evcl.training.update import Update, gpu_kernels
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # then there is no GPU either
-    pass
-else:
-
-    @triton.jit
-    def drawn(out, seed, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, tl.randn(seed, at), mask=at < n)
-
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
-
-
-class Handed:
-    """The noise that the kernels draw, layer by layer, for plain operations."""
-
-    def __init__(self, seed):
-        self.seed, self.layer = seed, 0
-
-    def normal_(self, out):
-        self.layer += 1
-        width = out.shape[2] if self.layer == 3 else -(-out.shape[2] // 4) * 4  # padded, but not the heads
-        found = torch.empty(*out.shape[:2], width, device="cuda")
-        drawn[(triton.cdiv(found.numel(), 1024),)](found, self.seed + (self.layer << 32), found.numel(), BLOCK=1024)
-        return out.copy_(found[..., : out.shape[2]])
-
-
-@pytest.mark.parametrize("bayesian", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, shared):
-    """The same NLL and gradients as plain operations in float64, given the noise that the kernels drew."""
-    linear = partial(torch.nn.utils.skip_init, torch.nn.Linear, bias=bias)
-    relu = torch.nn.ReLU()
-    network = torch.nn.Sequential(linear(37, 44), relu, linear(44, 30), relu)
-    method = METHODS["evcl" if bayesian else "ewc"]
-    settings = [resolve(method.name, method.known_settings, {"init_std": 0.1} if bayesian else {})] * 3
-    run = Run(network, method, settings, range(3), draw=True, device="cuda")
-    tasks = []
-    for k in range(heads):
-        x = draw(1 if shared else 3, 37, 90, seed=k).mT  # of another stride than the kernel wants
-        y = torch.arange(90, device="cuda").expand(len(x), 90) % (2 + k)
-        tasks.append(TaskData(x, y, run.add_head(30, 2 + k)))
-    pool, layout, names = Pool(tasks, run.classes), run.network.layout, run.network.names_of(range(heads))
-    found = find_chain(run.network, pool.x)
-    rows = torch.stack([torch.randperm(len(pool), generator=torch.Generator().manual_seed(r))[:70] for r in range(3)])
-    noise = DeviceNoise(torch.Generator("cuda").manual_seed(0))
-    noise.seed.fill_(5)
-    posterior, results = run.network.posterior, []
-    for part, kind, dtype, device, source in (
-        (
-            layout.part(names, padded(found, layout, pool.heads, 4), 4),
-            gpu_kernels().Chain,
-            torch.float32,
-            "cuda",
-            noise,
-        ),
-        (layout.part(names), Chain, torch.float64, "cpu", Handed(5)),
-    ):
-        mean = layout.gather(posterior.mean, part).to(device, dtype)
-        values = mean.unsqueeze(0)
-        if bayesian:
-            values = torch.stack([mean, (2 * layout.gather(posterior.log_std, part).to(device, dtype)).exp()])
-        grads = torch.full_like(values, 7.0)
-        there = Pool([TaskData(t.x.to(device, dtype), t.y.to(device), t.head) for t in tasks], run.classes)
-        nll = kind(find_places(found, part, pool.heads), values, grads, there, None)(rows.to(device), source)
-        results.append([nll.cpu().double(), *(v.cpu().double() for flat in grads for v in part.views(flat).values())])
-        if device == "cuda":  # a padded unit gets no gradient, so that it stays what it is
-            inside = torch.zeros_like(grads[0])
-            for view in part.views(inside).values():
-                view.fill_(1)
-            end = part.spans[names[-1]].stop  # of what the chain writes to
-            assert not (grads * (1 - inside))[..., :end].any()
-    for fast, slow in zip(*results, strict=True):
-        torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("rule", ["points", "adam", "natural"])
-@pytest.mark.parametrize("parts", [0, 1, 2])
-def test_the_update_kernels_are_the_plain_update(rule, parts, monkeypatch):
-    """Five steps in float32 against plain operations in float64; a rate a replica."""
-    if rule == "natural" and parts == 0:
-        pytest.skip("a natural step needs a KL")
-    known = METHODS["naive" if rule == "points" else "vcl"].known_settings
-    given = {} if rule == "points" else {"std_update": rule}
-    each = [resolve("", known, {**given, "lr": lr}) for lr in (1e-3, 1e-2, 0.1)]
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        start, springs = draw(3, 501, seed=20).to(dtype), []
-        for k in range(3):
-            springs.append(
-                Centred(draw(3, 501, seed=k).square().to(dtype), draw(3, 501, seed=10 + k).square().to(dtype))
-            )
-        pull = Pull(springs[0] if parts else None)
-        if rule != "points":
-            pull.linear, pull.square = springs[1] if parts else None, springs[2] if parts == 2 else None
-        q = Gaussian(start.clone(), None if rule == "points" else 0.1 * start)
-        variance = None if q.log_std is None else (2 * q.log_std).exp()
-        grads = torch.zeros(1 if rule == "points" else 2, 3, 501, device="cuda", dtype=dtype)
-        update = Update(q, variance, grads, [Given(pull)], stack(each, start), reference=False)
-        assert (update._move is None) == (dtype == torch.float64)
-        for k in range(5):
-            grads.copy_(torch.stack([draw(3, 501, seed=30 + k + 10 * s) for s in range(len(grads))]))
-            update()
-        found.append([t.double() for t in (q.mean, q.log_std, variance) if t is not None])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-class Given:
-    """A term that is its pull."""
-
-    def __init__(self, pull):
-        self._pull = pull
-
-    def loss(self, q):
-        raise NotImplementedError
-
-    def pull(self):
-        return self._pull
 
 
 def stream(method, replicas, device, epochs=30, batch_size=64):
@@ -175,9 +42,12 @@ def test_a_gpu_learns_what_a_cpu_learns(method):
 def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     captures = []
     capture = GraphedSteps._capture
-    monkeypatch.setattr(
-        GraphedSteps, "_capture", lambda self, size, steps: captures.append((size, steps)) or capture(self, size, steps)
-    )
+
+    def counted(self, batch, steps):
+        captures.append((batch.size, steps))
+        return capture(self, batch, steps)
+
+    monkeypatch.setattr(GraphedSteps, "_capture", counted)
     epoch = GraphedSteps.epoch
 
     def watched(self, number, batch):
@@ -229,14 +99,15 @@ def posterior(**options):
     rates = options.pop("rates", [1e-3] * 3)
     given = options.pop("given", {})
     settings = [resolve(method.name, method.known_settings, {"epochs": 2, "lr": lr, **given}) for lr in rates]
-    run = Run(network, method, settings, range(3), draw=True, device="cuda", **options)
+    seeds = options.pop("seeds", range(3))
+    run = Run(network, method, settings, seeds, draw=True, device="cuda", **options)
     for k in range(2):
         head = run.add_head(run.features(x[0, :1].to(run.network.posterior.mean)), 2)
         run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), head)])
     run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), k) for k in range(2)])  # jointly
     found = run.network.posterior
     assert found.mean.isfinite().all()
-    return found.mean if found.log_std is None else torch.cat([found.mean, found.log_std])
+    return found.mean if found.log_std is None else torch.cat([found.mean, found.log_std], 1)
 
 
 def convolutional():
@@ -249,6 +120,25 @@ def convolutional():
 
 def test_graphs_give_the_same_weights_twice():
     assert torch.equal(posterior(), posterior())
+
+
+@pytest.mark.parametrize("method", ["vcl", "naive"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_replica_is_its_run_alone_to_the_last_bit(method, precision):
+    """Among replicas of its own seed and others."""
+    given = {"method": METHODS[method], "precision": precision, "given": {"batch_size": 32}}
+    whole = posterior(rates=[1e-3] * 6, seeds=[4, 7, 9] * 2, **given)
+    assert torch.equal(whole[:3], whole[3:])
+    assert not torch.equal(whole[0], whole[1])
+    for r, seed in ((0, 4), (1, 7)):
+        assert torch.equal(whole[r], posterior(rates=[1e-3], seeds=[seed], **given)[0])
+
+
+def test_a_replica_that_measures_a_fisher_is_its_run_alone():
+    """Up to rounding: of torch's products of several replicas, and of rates of which there are several."""
+    whole = posterior(seeds=[4, 7, 4], rates=[1e-3, 1e-3, 3e-3], given={"batch_size": 32})
+    alone = posterior(seeds=[7], rates=[1e-3], given={"batch_size": 32})
+    torch.testing.assert_close(whole[1], alone[0], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "huber"])

@@ -19,8 +19,16 @@ from evcl.nn import Gaussian
 from evcl.randomness import GeneratorNoise, generator
 from evcl.settings import resolve
 from evcl.training import Adam, Pool, Run, Step, TaskData, learn_stream
+from evcl.training.task import period
 
 F64 = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shortest"), [((3,), 1), ((3, 3), 1), ((0, 1, 0, 1), 2), ((0, 1, 0), 3), ((0, 1, 1, 0), 4), (range(3), 3)]
+)
+def test_seeds_that_repeat_share_an_order(seeds, shortest):
+    assert period(seeds) == shortest
 
 
 class Slice:

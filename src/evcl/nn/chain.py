@@ -38,6 +38,23 @@ class Examples(Protocol):
     columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
 
 
+class Batch(NamedTuple):
+    """A step's examples where it takes nothing from the host: as many of an order as the steps taken say."""
+
+    order: Tensor  # [V, N]: replica r follows row r mod V
+    done: Tensor  # the number of steps taken
+    steps: int  # of an epoch
+    stride: int  # examples from one of them to the next
+    size: int
+    total: Tensor  # [R]: what a chain adds the sum of its NLL to
+
+    def rows(self) -> Tensor:
+        """[R, size]"""
+        start = self.done.long() % self.steps * self.stride
+        rows = self.order.index_select(1, torch.arange(self.size, device=self.order.device) + start)
+        return rows.repeat(len(self.total) // len(rows), 1)
+
+
 class Place(NamedTuple):
     """Where a layer's weights lie in flat buffers [S, R, P], as they are stored."""
 

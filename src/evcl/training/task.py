@@ -17,7 +17,7 @@ from torch import Tensor
 from evcl.errors import Diverged, EvclError
 from evcl.methods import Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
-from evcl.nn.chain import Chain, Names, find_places, foreign
+from evcl.nn.chain import Batch, Chain, Names, find_places, foreign
 from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
 from evcl.settings import Settings
 from evcl.training.update import Update, gpu_kernels
@@ -50,6 +50,7 @@ class Pool:
         for k in self.heads:
             starts[k] = total
             total += classes(k)
+        self.classes = total
         self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
         self.y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
         self.columns: Tensor | None = None
@@ -128,16 +129,19 @@ class Step:
         grads = torch.zeros_like(values)
         self.q, self.pool = Gaussian(values[0], q.log_std), pool
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        self.gradients: Callable[[Tensor, Noise], Tensor]
-        if chain is None or (values.is_cuda and kernels is None):
+        self.gradients: Callable[[Any, Noise], Tensor]
+        self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
+        if chain is None or (values.is_cuda and not self.by_kernels):
             self.gradients = ByAutograd(network, layout, values, grads, pool)
         else:
-            kind = kernels.Chain if values.is_cuda else Chain
+            kind = kernels.Chain if self.by_kernels else Chain
             self.gradients = kind(find_places(chain, layout, pool.heads), values, grads, pool, network.weights.low)
         self.update = Update(self.q, None if variance is None else values[1], grads, terms, s, reference)
 
-    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
-        """Learn from the examples `rows` [R, B]; returns their NLL before the step, [R], valid until the next."""
+    def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
+        """Learn from the examples `rows` [R, B], or a batch if it is `by_kernels`; returns their NLL before the step,
+        [R], valid until the next.
+        """
         nll = self.gradients(rows, noise)
         self.update()
         return nll
@@ -254,71 +258,82 @@ capturing = threading.Lock()
 class GraphedSteps:
     """On a GPU: steps are captured as graphs, and replayed; nothing waits for the host in an epoch.
 
-    There are three graphs: of many full batches, of one, and of the last one, which may be smaller. One generator draws
-    for all replicas, so that a replica's numbers depend on the seeds beside it.
+    There are three graphs: of many full batches, of one, and of the last one, which may be smaller. The order of an
+    epoch is a seed's own; so is the noise, where kernels draw it (see `DeviceNoise`): replicas of one seed see the same
+    batches and the same noise, whatever is beside them.
     """
 
     def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int) -> None:
         self.step, self.seeds, self.round = step, seeds, round_
         device = step.q.mean.device
+        self.distinct = seeds[: period(seeds)]
         self.generator = generator(0, "gpu", device=device)
-        self.noise = DeviceNoise(self.generator)
+        keys = [generator(seed, "noise", round_).initial_seed() for seed in self.distinct]
+        self.noise = DeviceNoise(self.generator, torch.tensor(keys, device=device))
         self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=device)
-        self.order = torch.zeros(len(seeds), len(pool), dtype=torch.long, device=device)
-        self.columns = torch.arange(len(pool), device=device)
-        self.position = torch.zeros(1, dtype=torch.long, device=device)  # in the order, of the next batch
+        self.order = torch.zeros(len(self.distinct), len(pool), dtype=torch.long, device=device)
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def epoch(self, epoch: int, batch: int) -> Tensor:
         full, rest = divmod(self.order.shape[1], batch)
         plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
-        for shape, times in plan:
-            if times and shape not in self.graphs:
-                self.graphs[shape] = self._capture(*shape)
+        for (size, steps), times in plan:
+            if times and (size, steps) not in self.graphs:
+                count = self.step.update.count
+                one = Batch(self.order, count, full + int(rest > 0), batch, size, self.total)
+                self.graphs[size, steps] = self._capture(one, steps)
         key = ",".join(map(str, self.seeds))
-        seed = generator(0, f"gpu {key}", self.round, epoch).initial_seed()
-        self.generator.manual_seed(seed)
-        self.noise.seed.fill_(seed >> 1)
-        keys = torch.rand(self.order.shape, device=self.total.device, generator=self.generator)
-        self.order.copy_(keys.argsort(1))
-        self.position.zero_()
+        self.generator.manual_seed(generator(0, f"gpu {key}", self.round, epoch).initial_seed())
+        keys = torch.empty(self.order.shape, device=self.total.device)
+        for row, seed in zip(keys, self.distinct, strict=True):
+            row.uniform_(generator=generator(seed, "order", self.round, epoch, device=row.device))
+        self.order.copy_(keys.argsort(dim=1, stable=True))
         self.total.zero_()
         for shape, times in plan:
             for _ in range(times):
                 self.graphs[shape].replay()
         return self.total
 
-    def _capture(self, size: int, steps: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, batch: Batch, steps: int) -> torch.cuda.CUDAGraph:
         try:
             with capturing:
-                return self._capture_alone(size, steps)
+                return self._capture_alone(batch, steps)
         except RuntimeError as error:
             raise EvclError(
                 "the step cannot be captured as a CUDA graph: a network, layer or term must not wait for the device "
                 f"(.item(), boolean indexing); on a CPU it may ({str(error).splitlines()[0]})"
             ) from error
 
-    def _capture_alone(self, size: int, steps: int) -> torch.cuda.CUDAGraph:
-        kept = [buffer.clone() for buffer in self.step.buffers()]
+    def _capture_alone(self, batch: Batch, steps: int) -> torch.cuda.CUDAGraph:
+        buffers = self.step.buffers()
+        kept = [buffer.clone() for buffer in buffers]
 
         def once() -> None:
-            rows = self.order.index_select(1, self.columns[:size] + self.position)
-            self.noise.seed += 1
-            self.total.add_(self.step(rows, self.noise), alpha=size)
-            self.position += size
+            if self.step.by_kernels:
+                self.step(batch, self.noise)
+            else:
+                self.total.add_(self.step(batch.rows(), self.noise), alpha=batch.size)
+
+        def go_back() -> None:
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
 
         stream = streams().capture
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
-                self.position.zero_()
                 once()
+                go_back()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other programs run on
             for _ in range(steps):
                 once()
-        for buffer, value in zip(self.step.buffers(), kept, strict=True):
-            buffer.copy_(value)
         return graph
+
+
+def period(seeds: Sequence[int]) -> int:
+    """The shortest piece of which the seeds are repetitions."""
+    count = len(seeds)
+    return next(v for v in range(1, count + 1) if count % v == 0 and list(seeds[:v]) * (count // v) == list(seeds))

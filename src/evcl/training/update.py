@@ -57,6 +57,7 @@ class Update:
         self._numbers: list[list[float]] = []
         self._factor = 1.0
         self._set_rates()
+        self.count = self.mean.count  # of steps taken
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 

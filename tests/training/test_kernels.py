@@ -1,0 +1,271 @@
+"""Triton's kernels against plain operations: on a GPU or, with TRITON_INTERPRET=1, by Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from evcl.methods import METHODS, Centred, Pull
+from evcl.nn import Gaussian
+from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
+from evcl.randomness import DeviceNoise
+from evcl.settings import resolve, stack
+from evcl.training import Pool, Run, TaskData, matmul_precision
+from evcl.training.update import Update, gpu_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs an NVIDIA GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+triton = pytest.importorskip("triton")
+tl = triton.language
+normal = gpu_kernels().normal
+
+if DEVICE == "cpu":  # the interpreter takes int() of arrays of one number, which numpy 2.4 refuses
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_index(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_index
+
+
+@triton.jit
+def drawn(out, seeds, step, layer, orders, n, BLOCK: tl.constexpr):
+    r = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + r * n + at, normal(tl.load(seeds + r % orders), step, layer, at), mask=at < n)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+class Handed:
+    """The noise that the kernels draw, layer by layer, for plain operations."""
+
+    def __init__(self, seeds, step, layers):
+        self.seeds, self.step, self.layers, self.layer = seeds, step, layers, 0
+
+    def normal_(self, out):
+        last = self.layer == self.layers - 1
+        width = out.shape[2] if last else -(-out.shape[2] // 4) * 4  # padded, but not the heads
+        found = torch.empty(*out.shape[:2], width, device=DEVICE)
+        n = found[0].numel()
+        grid, orders = (triton.cdiv(n, 1024), len(found)), len(self.seeds)
+        drawn[grid](found, self.seeds, self.step, self.layer, orders, n, BLOCK=1024)
+        self.layer += 1
+        return out.copy_(found[..., : out.shape[2]])
+
+
+class Case:
+    """R replicas, V orders and U sets of data; a chain of kernels and a plain one, on the same values."""
+
+    def __init__(self, r=3, v=3, u=1, hidden=(44, 30), heads=1, bayesian=True, bias=True, ins=37, examples=90):
+        linear = partial(torch.nn.utils.skip_init, torch.nn.Linear, bias=bias)
+        layers = [m for i, o in zip((ins, *hidden), hidden, strict=False) for m in (linear(i, o), torch.nn.ReLU())]
+        method = METHODS["evcl" if bayesian else "ewc"]
+        settings = [resolve(method.name, method.known_settings, {"init_std": 0.1} if bayesian else {})] * r
+        run = Run(torch.nn.Sequential(*layers), method, settings, range(r), draw=True, device=DEVICE)
+        self.tasks = []
+        for k in range(heads):
+            x = draw(u, ins, examples, seed=k).mT  # of another stride than the kernels want
+            y = torch.arange(examples, device=DEVICE).expand(u, examples) % (2 + k)
+            self.tasks.append(TaskData(x, y, run.add_head(hidden[-1], 2 + k)))
+        self.run, self.layers, self.bayesian, self.heads = run, len(hidden) + 1, bayesian, range(heads)
+        n = heads * examples
+        self.order = draw(v, n, seed=5).argsort(1)
+        self.seeds = torch.arange(v, device=DEVICE) * 2**61 + 12345
+        self.total = torch.full((r,), 2.0, device=DEVICE)
+
+    def batch(self, size=70, done=5):
+        """The second batch of two; `done` counts across epochs."""
+        done = torch.tensor(float(done), device=DEVICE)
+        return Batch(self.order, done, 2, self.order.shape[1] - size, size, self.total)
+
+    def values(self, part, device, dtype):
+        layout, posterior = self.run.network.layout, self.run.network.posterior
+        mean = layout.gather(posterior.mean, part).to(device, dtype)
+        if not self.bayesian:
+            return mean.unsqueeze(0)
+        return torch.stack([mean, (2 * layout.gather(posterior.log_std, part).to(device, dtype)).exp()])
+
+    def part(self, kernels):
+        layout, names = self.run.network.layout, self.run.network.names_of(self.heads)
+        found = find_chain(self.run.network, self.tasks[0].x)
+        return layout.part(names, padded(found, layout, self.heads, 4), 4) if kernels else layout.part(names)
+
+    def places(self, part):
+        return find_places(find_chain(self.run.network, self.tasks[0].x), part, self.heads)
+
+    def by_kernels(self, batch, precision="fp32", low=None):
+        """(nll, grads [S, R, P]), in the padded layout."""
+        part = self.part(True)
+        values = self.values(part, DEVICE, torch.float32)
+        grads = torch.full_like(values, 7.0)
+        noise = DeviceNoise(torch.Generator(DEVICE), self.seeds)
+        with matmul_precision(precision):
+            chain = gpu_kernels().Chain(self.places(part), values, grads, Pool(self.tasks, self.run.classes), low)
+        return chain(batch, noise), grads
+
+    def plainly(self, batch):
+        """The same in float64 on the CPU, in the plain layout."""
+        part = self.part(False)
+        values = self.values(part, "cpu", torch.float64)
+        grads = torch.full_like(values, 7.0)
+        pool = Pool([TaskData(t.x.cpu().double(), t.y.cpu(), t.head) for t in self.tasks], self.run.classes)
+        noise = Handed(self.seeds, int(batch.done), self.layers)
+        return Chain(self.places(part), values, grads, pool, None)(batch.rows().cpu(), noise), grads
+
+    def compare(self, batch, precision="fp32", low=None, rtol=1e-3, atol=1e-5):
+        before = self.total.clone()
+        nll, grads = self.by_kernels(batch, precision, low)
+        wanted, slow = self.plainly(batch)
+        torch.testing.assert_close(nll.cpu().double(), wanted, rtol=rtol, atol=atol)
+        torch.testing.assert_close(self.total, before + nll * batch.size, rtol=1e-5, atol=1e-5)
+        padded_part, part = self.part(True), self.part(False)
+        for s, flat in enumerate(grads):
+            views = part.views(slow[s])
+            for name, view in padded_part.views(flat).items():
+                torch.testing.assert_close(view.cpu().double(), views[name], rtol=rtol, atol=atol)
+        inside = torch.zeros_like(grads[0])  # a padded unit gets no gradient, so that it stays what it is
+        for view in padded_part.views(inside).values():
+            view.fill_(1)
+        end = list(padded_part.spans.values())[-1].stop  # of what the chain writes to
+        assert not (grads * (1 - inside))[..., :end].any()
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("r", "v", "u"), [(1, 1, 1), (3, 3, 1), (4, 2, 2), (4, 2, 4)])
+def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, r, v, u):
+    """The same NLL and gradients as plain operations in float64, given the noise that the kernels drew."""
+    case = Case(r, v, u, heads=heads, bayesian=bayesian, bias=bias)
+    case.compare(case.batch())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"hidden": (20,), "ins": 130, "size": 1},
+        {"hidden": (3, 1, 260), "ins": 1, "size": 90},
+        {"hidden": (100, 8), "ins": 64, "heads": 7, "size": 300},  # 35 classes, and more rows than a tile has
+    ],
+)
+def test_other_shapes(shape):
+    size = shape.pop("size")
+    case = Case(2, 1, 1, **shape)
+    case.compare(case.batch(size, done=4), atol=1e-4)
+
+
+@pytest.mark.parametrize(("precision", "low"), [("tf32", None), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("bayesian", [True, False])
+def test_a_rougher_precision_is_close(precision, low, bayesian):
+    if DEVICE == "cpu":
+        pytest.skip("the interpreter has neither TF32 nor products of bf16")
+    case = Case(2, 2, 1, bayesian=bayesian)
+    batch = case.batch()
+    exact, rough = case.by_kernels(batch), case.by_kernels(batch, precision, low)
+    part = case.part(True)
+    for a, b in zip(
+        [rough[0], *part.views(rough[1]).values()], [exact[0], *part.views(exact[1]).values()], strict=True
+    ):
+        assert (a - b).norm() < 0.05 * b.norm()
+    assert not torch.equal(rough[1], exact[1])
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+def test_a_replica_is_the_same_alone_to_the_last_bit(bayesian):
+    case = Case(4, 2, 4, bayesian=bayesian)
+    batch = case.batch()
+    nll, grads = (t.clone() for t in case.by_kernels(batch))
+    whole, (x, y) = case.values(case.part(True), DEVICE, torch.float32), (case.tasks[0].x, case.tasks[0].y)
+    for r in range(4):
+        case.tasks = [TaskData(x[r : r + 1], y[r : r + 1], case.tasks[0].head)]
+        case.values = lambda *_, r=r: whole[:, r : r + 1].clone()
+        own = batch._replace(order=batch.order[r % 2 : r % 2 + 1].contiguous(), total=torch.zeros(1, device=DEVICE))
+        seeds, case.seeds = case.seeds, case.seeds[r % 2 : r % 2 + 1].clone()
+        alone = case.by_kernels(own)
+        case.seeds = seeds
+        assert torch.equal(alone[0], nll[r : r + 1])
+        assert torch.equal(alone[1], grads[:, r : r + 1])
+
+
+def test_noise_is_normal_and_new_in_every_place():
+    """Across seeds, steps, layers and places."""
+    seeds, numbers = torch.tensor([3, 2**62 + 3], device=DEVICE), []
+    for step in (0, 1):
+        for layer in (0, 1):
+            found = torch.empty(2, 5000, device=DEVICE)
+            drawn[(5, 2)](found, seeds, step, layer, 2, 5000, BLOCK=1024)
+            numbers.append(found)
+    found = torch.cat(numbers).double().cpu()
+    assert torch.allclose(found.mean(1), torch.zeros(8).double(), atol=0.06)
+    assert torch.allclose(found.corrcoef(), torch.eye(8).double(), atol=0.06)
+    assert torch.allclose(found.square().mean(1), torch.ones(8).double(), atol=0.08)
+    assert found.unique().numel() > 39_900
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, by the interpreter
+def test_what_is_no_number_stays_so_and_stays_alone():
+    case = Case(2, 1, 2)
+    batch = case.batch()
+    case.tasks[0].x[1, batch.rows()[1, 3], 2] = torch.nan
+    nll, grads = case.by_kernels(batch)
+    assert nll.isnan().tolist() == [False, True]
+    assert grads[:, 0].isfinite().all()
+    weight = case.part(True).views(grads)[next(iter(case.part(True).shapes))]
+    assert weight[:, 1].isnan().any()
+
+
+@pytest.mark.parametrize("rule", ["points", "adam", "natural"])
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_the_update_kernels_are_the_plain_update(rule, parts):
+    """Five steps in float32 against plain operations in float64; a rate a replica."""
+    if rule == "natural" and parts == 0:
+        pytest.skip("a natural step needs a KL")
+    known = METHODS["naive" if rule == "points" else "vcl"].known_settings
+    given = {} if rule == "points" else {"std_update": rule}
+    each = [resolve("", known, {**given, "lr": lr}) for lr in (1e-3, 1e-2, 0.1)]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        start, springs = draw(3, 501, seed=20).to(dtype), []
+        for k in range(3):
+            springs.append(
+                Centred(draw(3, 501, seed=k).square().to(dtype), draw(3, 501, seed=10 + k).square().to(dtype))
+            )
+        pull = Pull(springs[0] if parts else None)
+        if rule != "points":
+            pull.linear, pull.square = springs[1] if parts else None, springs[2] if parts == 2 else None
+        q = Gaussian(start.clone(), None if rule == "points" else 0.1 * start)
+        variance = None if q.log_std is None else (2 * q.log_std).exp()
+        grads = torch.zeros(1 if rule == "points" else 2, 3, 501, device=DEVICE, dtype=dtype)
+        update = Update(q, variance, grads, [Given(pull)], stack(each, start), reference=False)
+        if DEVICE == "cpu" and dtype == torch.float32:
+            update._move = update._kernels(gpu_kernels(), pull)
+        assert (update._move is None) == (dtype == torch.float64)
+        for k in range(5):
+            grads.copy_(torch.stack([draw(3, 501, seed=30 + k + 10 * s) for s in range(len(grads))]))
+            update()
+        found.append([t.double() for t in (q.mean, q.log_std, variance) if t is not None])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-4, atol=1e-5)
+
+
+class Given:
+    """A term that is its pull."""
+
+    def __init__(self, pull):
+        self._pull = pull
+
+    def loss(self, q):
+        raise NotImplementedError
+
+    def pull(self):
+        return self._pull
