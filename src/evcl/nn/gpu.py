@@ -42,12 +42,12 @@ class Tile(NamedTuple):
 
 # With rows that are no multiple of 64, the compiler takes the matrix instructions that read operands in any order.
 TILES = {
-    "forward": Tile(64, 64, 32, 4, 3),  # of the first layer, which is the widest
+    "forward": Tile(64, 32, 32, 4, 4),  # of the first layer, which is the widest
     "hidden forward": Tile(64, 32, 32, 4, 3),
     "loss": Tile(256, MOST_CLASSES, 32, 8, 3),
     "back": Tile(32, 64, 32, 4, 3),
-    "weights": Tile(128, 128, 32, 8, 3),  # of the first layer
-    "hidden weights": Tile(32, 64, 32, 4, 3),
+    "weights": Tile(32, 128, 32, 4, 3),  # of the first layer
+    "hidden weights": Tile(32, 32, 64, 2, 3),
 }
 EXACT = Tile(64, 64, 16, 8, 3)  # of all but the loss, without matrix units
 
