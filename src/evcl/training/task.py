@@ -128,6 +128,7 @@ class Step:
         self.q, self.pool = Gaussian(values[0], q.log_std), pool
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Tensor, Noise], Tensor]
+        self.statistics = list(network.statistics().values())
         if chain is None or (values.is_cuda and kernels is None):
             self.gradients = ByAutograd(network, layout, values, grads, pool)
         else:
@@ -143,7 +144,7 @@ class Step:
 
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes."""
-        return self.update.buffers()
+        return [*self.update.buffers(), *self.statistics]
 
     def sound(self) -> Tensor:
         """[R]: whether every mean is finite, and every variance finite and above 0."""
