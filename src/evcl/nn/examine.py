@@ -51,22 +51,26 @@ def examine(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
         if mixes:
             raise
         raise EvclError(
-            f"the network fails on a small batch: {str(error).splitlines()[0]}. What a whole batch shares (positions, "
-            "class tokens) is there once for each example: add it or .expand() it, do not .repeat() or unsqueeze it"
+            f"the network fails on a small batch: {str(error).splitlines()[0]}. A parameter of its own, [1, ...], is "
+            "there once for each example: add it or .expand() it, do not .repeat() it"
         ) from error
 
 
 def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -> None:
-    found: set[BayesianLayer] = set()
-    while True:
-        two, three = _trace(network, x[:2]), _trace(network, x)
-        shared = next(
-            (layer for (layer, a), (_, b) in zip(two.calls, three.calls, strict=False) if len(a) == len(b)), None
-        )
-        if shared is None or shared in found:
-            break
+    two, three = _trace(network, x[:2]), _trace(network, x)
+    plain = three.output
+    while (shared := _shared(two, three)) is not None:
         undo.append(shared.register_forward_pre_hook(_each_example).remove)
-        found.add(shared)
+        try:
+            two, three = _trace(network, x[:2]), _trace(network, x)
+            same = _shared(two, three) is not shared and torch.allclose(three.output, plain, rtol=1e-3, atol=1e-4)
+        except (EvclError, RuntimeError):
+            same = False
+        if not same:
+            raise EvclError(
+                f"{_called(shared)} sees as many rows whatever the size of the batch: the batch is not its first axis, "
+                f"or it sees what a batch shares, and more is done with that than adding or expanding it. {FIX}"
+            )
     for (layer, a), (_, b) in zip(two.calls, three.calls, strict=False):
         layer.fold = max(1, len(a) // 2)
         if (len(a), len(b)) != (2 * layer.fold, 3 * layer.fold):
@@ -80,6 +84,12 @@ def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -
                 raise EvclError(f"the examples of a batch are mixed before {_called(layer)}. {FIX}")
         if _touches(three.output, other.output, row, 1):
             raise EvclError(f"the network mixes the examples of a batch. {FIX}")
+
+
+def _shared(two: Pass, three: Pass) -> BayesianLayer | None:
+    """The first layer that does not see the batch: it has as many rows for three examples as for two."""
+    both = zip(two.calls, three.calls, strict=False)
+    return next((layer for (layer, a), (_, b) in both if len(a) == len(b)), None)
 
 
 def _trace(network: BayesianNetwork, x: Tensor) -> Pass:

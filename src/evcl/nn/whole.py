@@ -47,6 +47,7 @@ class Whole(BayesianLayer):
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """By torch.func, an example each."""
+
         def one(weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> Tensor:
             def out(weight: Tensor) -> Tensor:
                 return self._call({**weights, parameter: weight}, x.unsqueeze(0)).squeeze(0)
