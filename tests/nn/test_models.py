@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from models import GPT, MODELS, ResNet, ViT, images, sentences
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import evcl
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
 from evcl.settings import resolve
 from evcl.training import Run, TaskData
+from evcl.training.task import Step
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +110,68 @@ def test_torchs_fast_path_does_not_go_past_the_layers(generator):
     skipped = evcl.VCL(ViT(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
     skipped.learn((x, y))
     assert skipped.predict(x).shape == (40,)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that would have a GPU's host wait."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.default")
+
+    def __init__(self):
+        super().__init__()
+        self.waiting, self.count = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        picks = func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put) and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if picks or any(word in str(func) for word in self.WAITING):
+            self.waiting.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_step_waits_for_the_device(name, replicas, generator, monkeypatch):
+    """A step must go into a CUDA graph: nothing in it may need a tensor's value in Python."""
+    make, data = MODELS[name]
+    seen = Operations()
+    step = Step.__call__
+
+    def watched(self, rows, noise):
+        with seen:
+            return step(self, rows, noise)
+
+    monkeypatch.setattr(Step, "__call__", watched)
+    x, y = data(generator, 0)
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    run = Run(make(), METHODS["evcl"], [settings] * replicas, range(replicas), draw=False)
+    run.train([TaskData(x[None].float(), y[None], run.add_head(8, 2))])
+    assert seen.count > 100
+    assert seen.waiting == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_gpu_learns_as_well(name, dtype, generator):
+    """By CUDA graphs, three replicas at once; and a learner, which then predicts the same on a CPU."""
+    make, data = MODELS[name]
+    tasks = [data(generator, k) for k in range(2)]
+    how = {"epochs": 20, "lr": 0.01, "batch_size": 13, "strength": 1.0, "init_std": 0.02, "std_lr_scale": 1.0}
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {**how, "tempering": 1e-3})
+    run = Run(make(), METHODS["evcl"], [settings] * 3, range(3), draw=False, device="cuda", dtype=dtype)
+    for k, (x, y) in enumerate(tasks):
+        x, y = x[None].to("cuda", dtype), y[None].cuda()
+        run.train([TaskData(x, y, run.add_head(run.features(x[0, :1]), 2))])
+        assert (run.predict(x, k).argmax(2) == y).double().mean() > 0.8
+    learner = evcl.EVCL(make(), **how, tempering=1e-3, device="cuda", dtype=dtype)
+    x, y = tasks[0]
+    learner.learn((x, y))
+    on_gpu = learner.predict_proba(x)
+    torch.testing.assert_close(learner.to("cpu").predict_proba(x), on_gpu, rtol=1e-3, atol=1e-3)
+    assert (on_gpu.argmax(1) == y).double().mean() > 0.8
 
 
 # --- batch norm ------------------------------------------------------------------------------------------------------

@@ -261,6 +261,7 @@ class Run:
         chain = None if reference or (on_gpu and noise is not None) else find_chain(self.network, pool.x)
         if chain is None:
             self._examine(pool.x)
+        self._examined = True  # a chain's examples never touch
         names = self.network.names_of(pool.heads)
         part = layout.part(names)
         if on_gpu and chain is not None:
