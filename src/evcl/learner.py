@@ -283,8 +283,10 @@ class Learner:
             for name, parameter in trunk.named_parameters():
                 if name in network.trunk_names:
                     parameter.copy_(views[name][0])
-            for name, value in network.statistics().items():
-                trunk.get_buffer(name).copy_(value[0])
+            statistics = network.statistics()
+            for name, buffer in trunk.named_buffers():
+                if name in statistics:
+                    buffer.copy_(statistics[name][0])
             head.weight.copy_(weight)
             head.bias.copy_(bias)
         return nn.Sequential(trunk, head).eval()

@@ -189,6 +189,51 @@ def test_tied_weights_share_one_slice():
     torch.testing.assert_close(network(x), plain(x))
 
 
+class Apart(nn.Module):
+    """A table and two matrices, which may be one weight."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.table, self.first, self.second = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        if tied:
+            self.first.weight = self.second.weight = self.table.weight
+
+    def forward(self, x):
+        return self.second(self.first(self.table(x)).tanh()).mean(1)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_gradients_of_tied_weights_add_up(replicas, generator):
+    """For the same noise, the gradient of one weight used three times is the sum of three equal weights'."""
+    found = {}
+    shared = torch.randn(replicas, 4, 4, generator=generator, dtype=torch.float64)
+    x = torch.randint(4, (replicas * 5, 3), generator=generator)
+    for tied in (True, False):
+        network = bayesianize(Apart(tied), init_std=0.3, replicas=replicas, dtype=torch.float64)
+        for name, view in network.layout.views(network.posterior.mean).items():
+            view.copy_(shared if "weight" in name else torch.zeros_like(view))
+        grads = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
+        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, grads)
+        network.weights.noise = Handed()
+        network(x).square().sum().backward()
+        network.collect_gradients()
+        found[tied] = [network.layout.views(flat) for flat in grads]
+    for one, three in zip(found[True], found[False], strict=True):
+        assert list(one) == ["table.weight", "first.bias"]
+        torch.testing.assert_close(one["table.weight"], sum(three[f"{n}.weight"] for n in ("table", "first", "second")))
+
+
+def test_attention_drops_weights_in_training_alone(generator):
+    network = bayesianize(nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True), init_std=None)
+    x = torch.randn(200, 6, 8, generator=generator)
+    _, kept = network.trunk(x, x, x, average_attn_weights=False)
+    network.weights.noise = GeneratorNoise([generator])
+    _, dropped = network.trunk(x, x, x, average_attn_weights=False)
+    gone = dropped == 0
+    assert abs(float(gone.double().mean()) - 0.25) < 0.01
+    torch.testing.assert_close(dropped[~gone], kept[~gone] / 0.75)
+
+
 def test_the_users_module_is_left_alone():
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     before = {name: p.clone() for name, p in plain.named_parameters()}

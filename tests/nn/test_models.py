@@ -412,6 +412,33 @@ def test_a_token_that_is_repeated_and_not_expanded_is_explained(generator):
         evcl.EWC(Repeats()).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
 
 
+class Unsqueezed(nn.Module):
+    """What the batch shares is given an axis for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.out = nn.Embedding(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x.unsqueeze(2) + self.places(torch.arange(4)).unsqueeze(0)).mean(1)
+
+
+def test_one_network_without_a_fisher_may_do_more_with_what_a_batch_shares(generator):
+    x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
+    evcl.VCL(Unsqueezed(), epochs=1).learn((x, y))
+    with pytest.raises(evcl.EvclError, match=r"'places' \(Embedding\) sees as many rows whatever the size"):
+        evcl.EVCL(Unsqueezed(), epochs=1).learn((x, y))
+
+
+def test_a_layer_taken_whole_returns_a_tensor(generator):
+    evcl.nn.register(nn.GRU)
+    try:
+        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, no tensor"):
+            evcl.VCL(nn.Sequential(nn.GRU(4, 3))).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
+    finally:
+        del evcl.nn.convert._FORMS[nn.GRU]
+
+
 def test_an_index_outside_the_table_is_explained(generator):
     x, y = sentences(generator, 0)
     learner = evcl.EVCL(GPT(), epochs=1)

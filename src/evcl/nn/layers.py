@@ -265,6 +265,9 @@ class Conv(BayesianLayer):
         self.kernel = layer.kernel_size
         self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self.pad = self._padding(layer)
+        self.padding = (0,) * len(self.kernel)
+        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution itself does it, faster
+            self.padding, self.pad = self.pad[::-2], ()
 
     @staticmethod
     def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
@@ -295,7 +298,7 @@ class Conv(BayesianLayer):
             x = self.unfold(x).transpose(0, 1).flatten(1, 2)
         convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
         shift = None if bias is None else bias.flatten()
-        y = convolution(x, weight.flatten(0, 1), shift, self.stride, 0, self.dilation, r * self.groups)
+        y = convolution(x, weight.flatten(0, 1), shift, self.stride, self.padding, self.dilation, r * self.groups)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
@@ -310,10 +313,10 @@ class Conv(BayesianLayer):
         r, b = x.shape[:2]
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
-        lines = (1,) * (2 - len(self.kernel))  # a sequence is an image of one line
-        x = x.unsqueeze(2) if lines else x
-        kernel, dilation, stride = ((*lines, *sizes) for sizes in (self.kernel, self.dilation, self.stride))
-        patches = F.unfold(x, kernel, dilation, 0, stride).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
+        how = [self.kernel, self.dilation, self.padding, self.stride]
+        if len(self.kernel) == 1:  # a sequence is an image of one line
+            x, how = x.unsqueeze(2), [(one, *sizes) for one, sizes in zip((1, 1, 0, 1), how, strict=True)]
+        patches = F.unfold(x, *how).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
         delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
         shape = self.weights.mean[self.names[parameter]].shape[1:]
         gradient: Tensor = delta @ patches.mT

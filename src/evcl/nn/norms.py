@@ -155,7 +155,7 @@ class BatchNorm(Norm):
         self.num_batches_tracked += 1
         if self.momentum is not None:
             return F.batch_norm(x, mean, variance, training=True, momentum=self.momentum, eps=self.eps)
-        batch = torch.empty_like(mean), torch.empty_like(variance)
+        batch = torch.zeros_like(mean), torch.zeros_like(variance)
         y = F.batch_norm(x, *batch, training=True, momentum=1.0, eps=self.eps)
         share = 1 / self.num_batches_tracked[0].to(mean)  # of this batch in the mean over all of them
         mean.lerp_(batch[0], share)

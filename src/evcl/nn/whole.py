@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from evcl.errors import EvclError
 from evcl.nn.layers import BayesianLayer
 
 
@@ -39,11 +40,14 @@ class Whole(BayesianLayer):
         try:
             for part, key, name in self.places:
                 setattr(part, key, weights[name])
-            out: Tensor = self.layer(x)
-            return out
+            out = self.layer(x)
         finally:
             for part, key, _ in self.places:
                 part.__dict__.pop(key, None)
+        if not isinstance(out, Tensor):
+            kind, came = type(self.layer).__name__, type(out).__name__
+            raise EvclError(f"{self.path!r} ({kind}) returns a {came}, no tensor: register a form of its own for it")
+        return out
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """By torch.func, an example each."""
