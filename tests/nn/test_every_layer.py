@@ -253,7 +253,7 @@ def close(dtype):
 
 def forward(network, x):
     """The trunk alone, whatever the shape of its output, as `BayesianNetwork.forward` calls it."""
-    network.weights.rows = len(x)
+    network.weights.batch = len(x)
     for (module, key), own in zip(network._places, network.owned, strict=True):
         setattr(module, key, own(x))
     return network.trunk(x)

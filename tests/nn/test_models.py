@@ -220,15 +220,19 @@ def test_the_statistics_are_torchs(generator):
 
 def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
     learner = evcl.EVCL(ResNet(), epochs=3, batch_size=10)
-    before = statistics(learner)
+    before, (x, y) = statistics(learner), images(generator, 0)
 
     def stop(progress):
         raise KeyboardInterrupt
 
+    def train(on_epoch):
+        learner._run.train([TaskData(x[None], y[None], 0)], on_epoch=on_epoch)
+
+    learner._run.add_head(8, 2)
     with pytest.raises(KeyboardInterrupt):
-        learner.learn(images(generator, 0), on_epoch=stop)
+        train(stop)
     assert all(torch.equal(t, before[name]) for name, t in statistics(learner).items())
-    learner.learn(images(generator, 0))
+    train(None)
     assert int(statistics(learner)["stem.1.num_batches_tracked"]) == 12
 
 
@@ -298,12 +302,18 @@ def test_only_the_heads_learn(generator):
     [
         ({"only": "layer3"}, "unknown module 'layer3'"),
         ({"skip": ["stem", "layer1.conv"]}, r"unknown module 'layer1.conv'; did you mean 'layer1.conv.'\?"),
+        ({"only": "stem.2"}, "'stem.2' chooses nothing: it has no weights"),
         ({"only": 3}, "names or patterns of modules, not 3"),
     ],
 )
 def test_names_that_choose_nothing_are_refused(options, message):
     with pytest.raises(evcl.EvclError, match=message):
         bayesianize(ResNet(), **options)
+
+
+def test_a_part_of_a_layer_cannot_be_chosen():
+    with pytest.raises(evcl.EvclError, match=r"'\*.out_proj' chooses nothing: .* part of a layer taken as one"):
+        bayesianize(ViT(), skip="*.out_proj")
 
 
 def test_tied_weights_are_taken_up_together():

@@ -134,6 +134,7 @@ class _Conversion:
         self.weights, self.generators, self.unsupported = weights, generators, unsupported
         self.only, self.skip = only, skip or []
         self.names = {id(p): name for name, p in module.named_parameters()}  # a tied weight has one name
+        self.modules = [name for name, _ in module.named_modules()]
         self.means: dict[str, Tensor] = {}
         self.centres: dict[str, Tensor] = {}
         self.owned: list[tuple[nn.Module, str, Own]] = []
@@ -157,8 +158,11 @@ class _Conversion:
     def check(self) -> None:
         """What can only be said at the end."""
         for pattern in (*(self.only or ()), *self.skip):
-            if not any(_matches([pattern], path) for path in self.seen):
-                raise unknown("module", pattern, self.seen)
+            if any(_matches([pattern], path) for path in self.seen):
+                continue
+            if any(_matches([pattern], path) for path in self.modules):
+                raise EvclError(f"{pattern!r} chooses nothing: it has no weights, or is part of a layer taken as one")
+            raise unknown("module", pattern, self.seen)
         for name in self.means.keys() & self.fixed.keys():
             raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: take up both, or leave out both")
 

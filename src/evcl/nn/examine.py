@@ -46,7 +46,7 @@ def examine(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
         for step in undo:
             step()
         mixes = isinstance(error, EvclError)
-        if not strict and (mixes or undo):
+        if not strict and (mixes or not network.owned):
             return
         if mixes:
             raise
@@ -119,7 +119,7 @@ def _each_example(layer: BayesianLayer, args: tuple[Any, ...]) -> tuple[Any, ...
     """A forward hook: what the batch shares, [t, ...] or [1, t, ...], as [R*B, t, ...]."""
     x = args[0]
     x = x[0] if x.dim() > 1 and len(x) == 1 else x
-    return (x.expand(layer.weights.rows, *x.shape), *args[1:])
+    return (x.expand(layer.weights.batch, *x.shape), *args[1:])
 
 
 def _called(layer: BayesianLayer) -> str:

@@ -42,7 +42,7 @@ class Weights:
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.rows = 0  # of the batch that is going through the network, R*B
+        self.batch = 0  # rows that are going through the network, R*B
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw

@@ -93,7 +93,7 @@ class BayesianNetwork(nn.Module):
             vars(weights).update(before)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.weights.rows = x.shape[0]
+        self.weights.batch = x.shape[0]
         for (module, key), own in zip(self._places, self.owned, strict=True):
             setattr(module, key, own(x))
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -225,7 +225,7 @@ class Run:
     ) -> None:
         """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
         s = settings or self.settings
-        with self._precision():
+        with self._precision(), self._measuring():
             part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, reference)
             self._remember(part, q, memory, tasks, s)
 
@@ -238,9 +238,19 @@ class Run:
         if not any(task.y.numel() for task in self.coresets):  # tasks of one example each
             self.tuned = self.network.posterior
             return
-        with self._precision():
+        with self._precision(), self._measuring():
             part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch)
         self.tuned = self._written(self.network.posterior, part, q)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """What layers measure beside the weights is kept if this ends well."""
+        before = self.network.statistics()
+        try:
+            yield
+        except BaseException:
+            self.network.set_statistics(before)
+            raise
 
     def _precision(self) -> AbstractContextManager[None]:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
