@@ -23,7 +23,7 @@ from evcl.files import write_atomically
 from evcl.inputs import Label, inputs, labels, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
-from evcl.nn import MLP, Layout, head_names
+from evcl.nn import MLP, Layout, Names, head_names
 from evcl.settings import SEED, Settings, resolve
 from evcl.training import OnEpoch, Run, TaskData
 
@@ -37,6 +37,8 @@ class Learner:
     The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
     weights are where the posterior starts, but for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
     `init="network"` choose. Everything random derives from `seed`: torch's global generator is never touched.
+    `only` and `skip` name the layers that learn and those that stay as they are (see `evcl.nn.bayesianize`);
+    `prior="network"` centres the first prior on a pretrained network's weights, and not on 0.
 
     It needs no data of earlier tasks, and keeps none. `coreset="random"` or `"kcenter"` keeps `coreset_size` examples
     of each task, in the saved file too, and tunes what predicts on them after each task.
@@ -50,6 +52,9 @@ class Learner:
         seed: int = 0,
         init: Literal["auto", "draw", "network"] = "auto",
         unsupported: Literal["error", "deterministic"] = "error",
+        only: Names = None,
+        skip: Names = None,
+        prior: Literal["zero", "network"] = "zero",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         **settings: Any,
@@ -61,7 +66,9 @@ class Learner:
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
         if dtype not in (torch.float32, torch.float64):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
-        self._unsupported = unsupported
+        if prior not in ("zero", "network"):
+            raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
+        self._unsupported, self._only, self._skip = unsupported, only, skip
         self._plain = copy.deepcopy(network)
         self._run = Run(
             network,
@@ -72,6 +79,9 @@ class Learner:
             device=_device(device),
             dtype=dtype,
             unsupported=unsupported,
+            only=only,
+            skip=skip,
+            prior=prior,
         )
         self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self._tasks: dict[str, str] = {}  # task -> its head
@@ -273,6 +283,10 @@ class Learner:
             for name, parameter in trunk.named_parameters():
                 if name in network.trunk_names:
                     parameter.copy_(views[name][0])
+            statistics = network.statistics()
+            for name, buffer in trunk.named_buffers():
+                if name in statistics:
+                    buffer.copy_(statistics[name][0])
             head.weight.copy_(weight)
             head.bias.copy_(bias)
         return nn.Sequential(trunk, head).eval()
@@ -297,6 +311,8 @@ class Learner:
             "rounds": run.rounds,  # with the seed, the state of every generator
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
+            "only": self._only,
+            "skip": self._skip,
             "dtype": str(run.network.posterior.mean.dtype),
             "trunk": [[name, list(run.network.layout.shapes[name])] for name in run.network.trunk_names],
             "features": run.network.layout.shapes[head_names(0)["weight"]][1] if self._heads else 0,
@@ -424,6 +440,8 @@ def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modu
         seed=saved["seed"],
         init="network",
         unsupported=saved["unsupported"],
+        only=saved.get("only"),
+        skip=saved.get("skip"),
         dtype=dtypes[saved["dtype"]],
         **settings,
     )

@@ -21,6 +21,13 @@ CONVOLUTIONS = {
     "groups": {"kernel_size": 3, "groups": 2},
     "no bias": {"kernel_size": 3, "bias": False},
 }
+LINES = {
+    "plain": {"kernel_size": 3},
+    "stride and padding": {"kernel_size": 4, "stride": 2, "padding": 1, "dilation": 2},
+    "same": {"kernel_size": 4, "padding": "same"},
+    "replicated, groups": {"kernel_size": 3, "padding": 2, "padding_mode": "replicate", "groups": 2},
+    "valid, no bias": {"kernel_size": 2, "padding": "valid", "bias": False},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +42,7 @@ LAYERS = [
     pytest.param(nn.Linear, {"bias": False}, (5,), id="linear without bias"),
     pytest.param(nn.Linear, {}, (3, 5), id="linear along a sequence"),
     *(pytest.param(nn.Conv2d, options, (4, 7, 8), id=f"conv {name}") for name, options in CONVOLUTIONS.items()),
+    *(pytest.param(nn.Conv1d, options, (4, 9), id=f"conv1d {name}") for name, options in LINES.items()),
 ]
 
 
@@ -70,16 +78,7 @@ def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape,
     means = {name: m[0] for name, m in network.weights.mean.items()}
     variances = {name: v[0] for name, v in network.weights.variance.items()}
     expected = torch.func.functional_call(plain, means, (x,))[0]
-    pads = getattr(network.trunk, "pad", None)
-    x2 = x
-    if pads is not None and any(pads):  # so that padding by reflection is squared too
-        x2 = nn.functional.pad(x, pads, mode=network.trunk.pad_mode)
-        plain.padding, plain.padding_mode = (0, 0), "zeros"
-        variance = nn.functional.conv2d(
-            x2**2, variances["weight"], variances.get("bias"), plain.stride, 0, plain.dilation, plain.groups
-        )[0]
-    else:
-        variance = torch.func.functional_call(plain, variances, (x2**2,))[0]
+    variance = torch.func.functional_call(plain, variances, (x**2,))[0]
     scale = (variance / draws).sqrt()
     assert ((y.mean(0) - expected).abs() < 6 * scale).all()
     torch.testing.assert_close(y.var(0), variance, rtol=0.2, atol=0)
@@ -190,6 +189,51 @@ def test_tied_weights_share_one_slice():
     torch.testing.assert_close(network(x), plain(x))
 
 
+class Apart(nn.Module):
+    """A table and two matrices, which may be one weight."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.table, self.first, self.second = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        if tied:
+            self.first.weight = self.second.weight = self.table.weight
+
+    def forward(self, x):
+        return self.second(self.first(self.table(x)).tanh()).mean(1)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_gradients_of_tied_weights_add_up(replicas, generator):
+    """For the same noise, the gradient of one weight used three times is the sum of three equal weights'."""
+    found = {}
+    shared = torch.randn(replicas, 4, 4, generator=generator, dtype=torch.float64)
+    x = torch.randint(4, (replicas * 5, 3), generator=generator)
+    for tied in (True, False):
+        network = bayesianize(Apart(tied), init_std=0.3, replicas=replicas, dtype=torch.float64)
+        for name, view in network.layout.views(network.posterior.mean).items():
+            view.copy_(shared if "weight" in name else torch.zeros_like(view))
+        grads = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
+        network.bind(network.posterior.mean, network.posterior.variance(), network.layout, grads)
+        network.weights.noise = Handed()
+        network(x).square().sum().backward()
+        network.collect_gradients()
+        found[tied] = [network.layout.views(flat) for flat in grads]
+    for one, three in zip(found[True], found[False], strict=True):
+        assert list(one) == ["table.weight", "first.bias"]
+        torch.testing.assert_close(one["table.weight"], sum(three[f"{n}.weight"] for n in ("table", "first", "second")))
+
+
+def test_attention_drops_weights_in_training_alone(generator):
+    network = bayesianize(nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True), init_std=None)
+    x = torch.randn(200, 6, 8, generator=generator)
+    _, kept = network.trunk(x, x, x, average_attn_weights=False)
+    network.weights.noise = GeneratorNoise([generator])
+    _, dropped = network.trunk(x, x, x, average_attn_weights=False)
+    gone = dropped == 0
+    assert abs(float(gone.double().mean()) - 0.25) < 0.01
+    torch.testing.assert_close(dropped[~gone], kept[~gone] / 0.75)
+
+
 def test_the_users_module_is_left_alone():
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     before = {name: p.clone() for name, p in plain.named_parameters()}
@@ -225,7 +269,7 @@ class Scale(nn.Module):
 
 def test_an_unknown_layer_is_named_and_can_stay_deterministic():
     module = nn.Sequential(nn.Linear(3, 3), Scale())
-    with pytest.raises(evcl.EvclError, match=r"'1.gamma' \(Scale\) has no Bayesian form: register one, or pass"):
+    with pytest.raises(evcl.EvclError, match=r"'1.gamma' \(Scale\) has no Bayesian form: register one .*, or pass"):
         bayesianize(module)
     network = bayesianize(module, unsupported="deterministic")
     assert list(network.layout.shapes) == ["0.weight", "0.bias"]
@@ -258,8 +302,11 @@ def test_a_registered_layer_takes_part():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "has no Bayesian form"),
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "mixes the examples of a batch"),
+        (nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
+        (nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
+        (nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), "add_bias_kv or add_zero_attn"),
+        (nn.MultiheadAttention(4, 2, add_zero_attn=True), "add_bias_kv or add_zero_attn"),
         (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
         (nn.LSTM(3, 3), "has no Bayesian form"),
         ("a network", "must be a torch.nn.Module, not str"),

@@ -100,6 +100,7 @@ def _targets(log_p: Tensor, y: Tensor, kind: str, generators: Sequence[torch.Gen
     return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
 
 
+@torch.no_grad()
 def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b g_b^2 of each weight; a weight used several times has its gradients summed before the square."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
@@ -107,7 +108,7 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
         if delta is None:
             continue
         x, delta = layer.unfold(x), layer.unfold(delta)
-        if x.shape[1] != examples:
+        if x.shape[1] != examples * layer.fold:
             raise EvclError(
                 f"{type(layer).__name__} {list(layer.names.values())} saw {x.shape[1]} rows for {examples} examples: "
                 "keep the batch as the first axis, and positions behind it, so that the Fisher can tell examples apart"
@@ -117,11 +118,24 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
                 uses.setdefault(name, []).append((layer, parameter, x, delta))
     for name, found in uses.items():
         layer, parameter, x, delta = found[0]
-        if len(found) == 1:
-            parts[name] += layer.square_sum(parameter, x, delta)
+        if len(found) == 1 and layer.fold == 1:
+            part = layer.part(parts, parameter)
+            assert part is not None
+            part += layer.square_sum(parameter, x, delta)
             continue
-        rows = min(u.rows_at_once(p, a, d) for u, p, a, d in found)
+        rows = max(1, min(u.rows_at_once(p, a, d) // u.fold for u, p, a, d in found))
         for start in range(0, examples, rows):
-            piece = slice(start, start + rows)
-            gradients = [u.example_gradient(p, a[:, piece], d[:, piece]) for u, p, a, d in found]
-            parts[name] += torch.stack(gradients).sum(0).square().sum(1)
+            gradients = [_gradient(*use, slice(start, start + rows)) for use in found]
+            whole = parts[name].new_zeros(*gradients[0].shape[:2], *parts[name].shape[1:])
+            for (layer, parameter, _, _), gradient in zip(found, gradients, strict=True):
+                part = layer.part({name: whole.flatten(0, 1)}, parameter)
+                assert part is not None
+                part += gradient.flatten(0, 1)
+            parts[name] += whole.square().sum(1)
+
+
+def _gradient(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, piece: slice) -> Tensor:
+    """The gradients [R, b, *shape] of a piece of the examples, each summed over its rows."""
+    rows = slice(piece.start * layer.fold, piece.stop * layer.fold)
+    gradient = layer.example_gradient(parameter, x[:, rows], delta[:, rows])
+    return gradient if layer.fold == 1 else gradient.unflatten(1, (-1, layer.fold)).sum(2)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
-from evcl.nn.layers import BayesianLayer, Conv2d, Dropout, Linear, Weights
-from evcl.nn.network import BayesianNetwork, he_uniform
+from evcl.errors import EvclError, unknown
+from evcl.nn.attention import MultiheadAttention
+from evcl.nn.layers import BayesianLayer, Conv, Dropout, Embedding, Linear, Weights
+from evcl.nn.network import BayesianNetwork
+from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.whole import Own, Whole
 
-Factory = Callable[[nn.Module], BayesianLayer]
-_FORMS: dict[type[nn.Module], Factory] = {}
+Names = str | Sequence[str] | None  # of modules; patterns too
+Form = Callable[[Any], nn.Module]
+_FORMS: dict[type[nn.Module], Form] = {}
 # Layers without weights that still cannot stay as they are, and why.
 _REFUSED: dict[type[nn.Module], str] = {
     nn.AlphaDropout: "draws from torch's global generator",
@@ -25,18 +30,23 @@ _REFUSED: dict[type[nn.Module], str] = {
     nn.RReLU: "draws from torch's global generator",
     nn.FractionalMaxPool2d: "draws from torch's global generator",
     nn.FractionalMaxPool3d: "draws from torch's global generator",
-    nn.BatchNorm1d: "mixes the examples of a batch",
-    nn.BatchNorm2d: "mixes the examples of a batch",
-    nn.BatchNorm3d: "mixes the examples of a batch",
     nn.SyncBatchNorm: "mixes the examples of a batch",
 }
+_TRANSFORMERS = (
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
 
 
-def register(layer: type[nn.Module], form: Callable[..., BayesianLayer]) -> None:
+def register(layer: type[nn.Module], form: Form = Whole) -> None:
     """Say how a layer becomes Bayesian: `form(layer)` makes the Bayesian one from the plain one.
 
-    The key is the exact type: a subclass may compute something else, so it needs an entry of its own. A later entry
-    replaces an earlier one.
+    Without a form the layer is taken as it is, with weights drawn once a batch: see `evcl.nn.Whole`. A form of one's
+    own is a `BayesianLayer`, or a module that holds some. The key is the exact type: a subclass may compute something
+    else, so it needs an entry of its own. A later entry replaces an earlier one.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise EvclError(f"register takes a subclass of torch.nn.Module, not {layer!r}")
@@ -44,11 +54,22 @@ def register(layer: type[nn.Module], form: Callable[..., BayesianLayer]) -> None
 
 
 register(nn.Linear, Linear)
-register(nn.Conv2d, Conv2d)
+register(nn.Conv1d, Conv)
+register(nn.Conv2d, Conv)
+register(nn.Embedding, Embedding)
+register(nn.LayerNorm, LayerNorm)
+register(nn.RMSNorm, RMSNorm)
+register(nn.GroupNorm, GroupNorm)
+register(nn.BatchNorm1d, BatchNorm)
+register(nn.BatchNorm2d, BatchNorm)
+register(nn.BatchNorm3d, BatchNorm)
+register(nn.MultiheadAttention, MultiheadAttention)
 register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))
 register(nn.Dropout3d, partial(Dropout, positions=3))
+for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
+    register(_kind)
 
 
 def bayesianize(
@@ -57,92 +78,202 @@ def bayesianize(
     init_std: float | Sequence[float] | None = 0.01,
     generators: Sequence[torch.Generator] | None = None,
     replicas: int = 1,
+    only: Names = None,
+    skip: Names = None,
     unsupported: Literal["error", "deterministic"] = "error",
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BayesianNetwork:
     """A new network like `module`, with a Gaussian over every weight; `module` itself is left alone.
 
-    Posterior means start from the module's own weights or, with `generators` (one a replica), are drawn He-uniform.
-    `init_std` (one for all, or one a replica) is the standard deviation at the start; None makes a network of points,
-    without variances. A layer whose weights are all frozen (`requires_grad=False`) stays plain and fixed; so does,
-    with `unsupported="deterministic"`, a layer that has no Bayesian form.
+    Posterior means start from the module's own weights or, with `generators` (one a replica), are drawn He-uniform (but
+    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start; None makes a
+    network of points, without variances.
+
+    `only` and `skip` choose the layers that are taken up, by the names of modules (of `named_modules()`, with all that
+    is inside them) or patterns (`"*.norm1"`). What is left out is fixed: it stays as it is, in evaluation mode, since a
+    weight that moves with nothing to hold it forgets. So is a layer whose weights are all frozen
+    (`requires_grad=False`) and, with `unsupported="deterministic"`, one that has no Bayesian form. `only=[]` leaves a
+    fixed trunk, with Bayesian heads on it.
     """
     if not isinstance(module, nn.Module):
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")
     if unsupported not in ("error", "deterministic"):
         raise EvclError(f"unsupported must be 'error' or 'deterministic', not {unsupported!r}")
-    if generators is not None:
-        replicas = len(generators)
-    weights = Weights(replicas)
-    names = {id(p): name for name, p in module.named_parameters()}  # a tied weight has one name
-    kept = copy.deepcopy(module)
-    means: dict[str, Tensor] = {}
-    converted: dict[int, nn.Module] = {}  # a layer used twice stays one layer
+    replicas = replicas if generators is None else len(generators)
+    conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
+    trunk = conversion(module, copy.deepcopy(module), "")
+    conversion.check()
+    trunk = trunk.to(device=device, dtype=dtype).eval()
+    layout = Layout({name: tuple(m.shape[1:]) for name, m in conversion.means.items()})
 
-    def convert(plain: nn.Module, copied: nn.Module, path: str) -> nn.Module:
-        if id(plain) in converted:
-            return converted[id(plain)]
-        form = _FORMS.get(type(plain))
-        own = dict(plain.named_parameters(recurse=False))
-        trainable = [p.requires_grad for p in own.values()]
-        if form is not None and (any(trainable) or not own):
-            if not all(trainable):
-                raise EvclError(f"{path!r} ({type(plain).__name__}) is frozen in part: freeze all of it, or none")
-            layer = form(plain)
-            layer.weights = weights
-            layer.names = {key: names[id(p)] for key, p in own.items()}
-            for key, p in own.items():
-                if names[id(p)] not in means:
-                    means[names[id(p)]] = _initial(key, own, generators, replicas)
-            result: nn.Module = layer
-        else:
-            _check_kept(plain, path, own, unsupported)
-            for p in copied.parameters(recurse=False):
-                p.requires_grad_(False)
-            for key, child in plain._modules.items():  # named_children leaves out a child's second name
-                if child is not None:
-                    inner = copied.get_submodule(key)
-                    setattr(copied, key, convert(child, inner, f"{path}.{key}" if path else key))
-            result = copied
-        converted[id(plain)] = result
-        return result
+    def flat(parts: dict[str, Tensor]) -> Tensor:
+        rows = [part.to(device=device, dtype=dtype).flatten(1) for part in parts.values()]
+        return torch.cat(rows, 1) if rows else torch.empty(replicas, 0, device=device, dtype=dtype)
 
-    trunk = convert(module, kept, "").to(device=device, dtype=dtype).eval()
-    layout = Layout({name: tuple(m.shape[1:]) for name, m in means.items()})
-    flat = [m.flatten(1) for m in means.values()]
-    mean = torch.cat(flat, 1) if flat else torch.empty(replicas, 0)
-    mean = mean.to(device=device, dtype=dtype)
-    log_std = None
+    mean, log_std = flat(conversion.means), None
     if init_std is not None:
         stds = mean.new_tensor(init_std, dtype=torch.float64).reshape(-1, 1)
         log_std = stds.log().to(dtype).expand_as(mean).clone()
-    return BayesianNetwork(trunk, weights, layout, Gaussian(mean, log_std))
+    posterior = Gaussian(mean, log_std)
+    return BayesianNetwork(trunk, conversion.weights, layout, posterior, flat(conversion.centres), conversion.owned)
 
 
-def _initial(
-    key: str,
-    own: dict[str, nn.Parameter],
-    generators: Sequence[torch.Generator] | None,
-    replicas: int,
-) -> Tensor:
-    """[R, *shape]: the module's own weights for every replica, or a He-uniform draw a replica."""
-    parameter = own[key].detach()
-    if generators is None:
-        return parameter.expand(replicas, *parameter.shape)
-    fan_in = math.prod(own["weight"].shape[1:]) if "weight" in own else parameter.numel()
-    return torch.stack([he_uniform(parameter.shape, fan_in, g) for g in generators])
+class _Conversion:
+    """Turns the copy of a module, part by part, into its Bayesian form, and gathers what its weights start from."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        weights: Weights,
+        generators: Sequence[torch.Generator] | None,
+        only: list[str] | None,
+        skip: list[str] | None,
+        unsupported: str,
+    ) -> None:
+        self.weights, self.generators, self.unsupported = weights, generators, unsupported
+        self.only, self.skip = only, skip or []
+        self.names = {id(p): name for name, p in module.named_parameters()}  # a tied weight has one name
+        self.modules = [name for name, _ in module.named_modules()]
+        self.means: dict[str, Tensor] = {}
+        self.centres: dict[str, Tensor] = {}
+        self.owned: list[tuple[nn.Module, str, Own]] = []
+        self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
+        self.fixed: dict[str, str] = {}  # the weights that are left out -> where
+        self.seen: list[str] = []  # what could be chosen
+
+    def __call__(self, plain: nn.Module, copied: nn.Module, path: str, second: bool = False) -> nn.Module:
+        """`second`: the batch is the second axis here, behind the positions."""
+        if id(plain) not in self.done:
+            form = _FORMS.get(type(plain))
+            trainable = [p.requires_grad for p in plain.parameters()]
+            if form is not None and self._chosen(path) and (any(trainable) or not trainable):
+                if not all(trainable):
+                    raise EvclError(f"{path!r} ({type(plain).__name__}) is frozen in part: freeze all of it, or none")
+                self.done[id(plain)] = self._taken_up(form(plain), path, second)
+            else:
+                self.done[id(plain)] = self._kept(plain, copied, path, second)
+        return self.done[id(plain)]
+
+    def check(self) -> None:
+        """What can only be said at the end."""
+        for pattern in (*(self.only or ()), *self.skip):
+            if any(_matches([pattern], path) for path in self.seen):
+                continue
+            if any(_matches([pattern], path) for path in self.modules):
+                raise EvclError(f"{pattern!r} chooses nothing: it has no weights, or is part of a layer taken as one")
+            raise unknown("module", pattern, self.seen)
+        for name in self.means.keys() & self.fixed.keys():
+            raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: take up both, or leave out both")
+
+    def _chosen(self, path: str) -> bool:
+        self.seen.append(path)
+        return (self.only is None or _matches(self.only, path)) and not _matches(self.skip, path)
+
+    def _taken_up(self, form: nn.Module, path: str, second: bool) -> nn.Module:
+        for layer in form.modules():
+            if isinstance(layer, BayesianLayer):
+                layer.weights, layer.path = self.weights, path
+                self._name(layer)
+        return _SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
+
+    def _name(self, layer: BayesianLayer) -> None:
+        r = self.weights.replicas
+        layer.names = {key: self.names[id(p)] for key, p in layer.own.items()}
+        for key, name in layer.names.items():
+            if name not in self.means:
+                plain, centre = layer.own[key].detach(), layer.centre(key).detach()
+                drawn = [layer.initial(key, g) for g in self.generators or ()]
+                self.means[name] = torch.stack(drawn) if drawn else plain.expand(r, *plain.shape)
+                self.centres[name] = centre.expand(r, *centre.shape)
+        layer.own = {}
+        for key in layer._non_persistent_buffers_set:
+            buffer = getattr(layer, key)
+            setattr(layer, key, buffer.expand(r, *buffer.shape[1:]).clone())
+
+    def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool) -> nn.Module:
+        """The copy itself, with its children in their Bayesian forms."""
+        self._check_kept(plain, path)
+        for key, p in list(plain._parameters.items()):
+            if p is None:
+                continue
+            name = f"{path}.{key}" if path else key
+            if self._owns(plain, key, name):
+                own = Own(plain, key)
+                del copied._parameters[key]
+                self._taken_up(own, name, False)
+                self.owned.append((copied, key, own))
+            else:
+                copied._parameters[key].requires_grad_(False)  # type: ignore[union-attr]
+                self.fixed[self.names[id(p)]] = path
+        if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
+            copied.register_forward_pre_hook(_as_indices)
+        if isinstance(copied, nn.TransformerEncoderLayer):  # its fast path reads its layers' weights
+            copied.activation_relu_or_gelu = 0
+        if isinstance(copied, nn.TransformerEncoder):  # the same
+            copied.use_nested_tensor = False
+        if isinstance(plain, _TRANSFORMERS):
+            second = any(not m.batch_first for m in plain.modules() if isinstance(m, nn.MultiheadAttention))
+        for key, child in plain._modules.items():  # named_children leaves out a child's second name
+            if child is not None:
+                inner = copied.get_submodule(key)
+                setattr(copied, key, self(child, inner, f"{path}.{key}" if path else key, second))
+        return copied
+
+    def _owns(self, plain: nn.Module, key: str, name: str) -> bool:
+        """Whether this parameter of a module's own is taken up; one that should be and cannot is an error."""
+        p = plain._parameters[key]
+        assert p is not None
+        if not p.requires_grad or not self._chosen(name):
+            return False
+        lists = type(plain) in (nn.ParameterList, nn.ParameterDict)
+        if p.dim() > 1 and p.shape[0] == 1 and (lists or not type(plain).__module__.startswith("torch.nn.")):
+            return True
+        if self.unsupported == "deterministic":
+            return False
+        kind = type(plain).__name__
+        raise EvclError(
+            f"{name!r} ({kind}) has no Bayesian form: register one (evcl.nn.register({kind}) if it is a layer), "
+            "give the parameter a first axis of length 1, for the batch, or pass unsupported='deterministic'"
+        )
+
+    def _check_kept(self, plain: nn.Module, path: str) -> None:
+        """Refuse to keep, silently, a layer that computes something else here."""
+        why = next((reason for t, reason in _REFUSED.items() if isinstance(plain, t)), None)
+        if why is None or (self.unsupported == "deterministic" and "mixes" in why) or not self._chosen(path):
+            return  # in evaluation mode a batch norm uses its stored statistics
+        raise EvclError(
+            f"{path!r} ({type(plain).__name__}) {why}: leave it out (skip={path!r}), or register a Bayesian form for it"
+        )
 
 
-def _check_kept(plain: nn.Module, path: str, own: dict[str, nn.Parameter], unsupported: str) -> None:
-    """Refuse to keep, silently, a layer that learns nothing or computes something else here."""
-    kind = type(plain).__name__
-    why = next((reason for t, reason in _REFUSED.items() if isinstance(plain, t)), None)
-    if unsupported == "deterministic" and (why is None or "mixes" in why):
-        return  # in evaluation mode a batch norm uses its stored statistics
-    if any(p.requires_grad for p in own.values()):
-        parameter = next(iter(own))
-        name = f"{path}.{parameter}" if path else parameter
-        raise EvclError(f"{name!r} ({kind}) has no Bayesian form: register one, or pass unsupported='deterministic'")
-    if why is not None:
-        raise EvclError(f"{path!r} ({kind}) {why}: leave it out, or register a Bayesian form for it")
+class _SecondAxis(nn.Module):
+    """A layer whose input has the batch as its second axis: [t, R*B, ...]."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.transpose(0, 1))
+        return out.transpose(0, 1)
+
+
+def _as_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A learner hands on all inputs as floating-point numbers."""
+    return (args[0].long(), *args[1:])
+
+
+def _patterns(names: Names) -> list[str] | None:
+    found = [names] if isinstance(names, str) else names
+    if found is None:
+        return None
+    if not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
+        raise EvclError(f"only and skip take names or patterns of modules, not {names!r}")
+    return list(found)
+
+
+def _matches(patterns: Sequence[str], path: str) -> bool:
+    """Whether a pattern fits the module at `path`, or one that it is inside of."""
+    around = list(accumulate(path.split("."), "{}.{}".format))
+    return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)

@@ -6,7 +6,8 @@ replica by replica. Training draws the pre-activations, not the weights (local r
     y = x W + b + eps * sqrt(x^2 var(W) + var(b)),   eps ~ N(0, 1)
 
 For a convolution, and for a linear layer along a sequence, this treats positions as independent: the usual
-approximation.
+approximation. Where a weight touches few numbers of an example (an embedding, the scale of a norm) it is drawn itself,
+anew for each example: exact, and with less variance than one draw a batch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl.errors import EvclError
+from evcl.nn.posterior import he_uniform
 from evcl.randomness import Noise
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
@@ -40,6 +42,7 @@ class Weights:
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
+        self.batch = 0  # rows that are going through the network, R*B
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw
@@ -51,42 +54,75 @@ class BayesianLayer(nn.Module):
     """A layer whose weights are named entries of the posterior.
 
     A layer of your own subclasses this, is made from the plain layer, and is added with `evcl.nn.register`. It needs
-    `forward`, and `example_gradient` if a method that measures the Fisher is to train it.
+    `forward`, and `example_gradient` if a method that measures the Fisher is to train it. Buffers [R, ...] that are not
+    persistent are its state beside the weights, a replica each: they are saved, loaded and moved with the run.
     """
 
     weights: Weights
     names: dict[str, str]  # the plain layer's parameter -> its name in the posterior
+    path: str = ""  # where the plain layer stands in the module
+    fold: int = 1  # rows an example has at this layer: more than 1 where positions were folded into the batch
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.names = {}
+        self.rows: dict[str, slice] = {}  # of a parameter that is a part, along its first axis, of the one named
+        self.own = dict(layer.named_parameters(recurse=False))  # the plain parameters, until they have been named
+
+    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
+        """A first mean where it is drawn: He-uniform."""
+        plain = self.own[parameter]
+        fan_in = prod(self.own["weight"].shape[1:]) if "weight" in self.own else plain.numel()
+        return he_uniform(plain.shape, fan_in, source)
+
+    def centre(self, parameter: str) -> Tensor:
+        """The mean of the first prior."""
+        return torch.zeros_like(self.own[parameter])
+
+    def begin(self) -> None:
+        """A task begins."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
             raise AttributeError(f"a Bayesian layer has no {name!r} of its own: call the layer instead of using it")
         return super().__getattr__(name)
 
+    def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:
+        """This layer's part of what is named, [R, *shape]; None where the layer has no such parameter (no bias)."""
+        if named is None or parameter not in self.names:
+            return None
+        whole = named[self.names[parameter]]
+        return whole[:, self.rows[parameter]] if parameter in self.rows else whole
+
     def mean(self, parameter: str) -> Tensor | None:
-        """[R, *shape], or None where the layer has no such parameter (no bias)."""
-        return self.weights.mean[self.names[parameter]] if parameter in self.names else None
+        return self.part(self.weights.mean, parameter)
 
     def variance(self, parameter: str) -> Tensor | None:
-        if self.weights.variance is None or parameter not in self.names:
-            return None
-        return self.weights.variance[self.names[parameter]]
+        return self.part(self.weights.variance, parameter)
 
     def unfold(self, x: Tensor) -> Tensor:
         """[R*B, ...] -> [R, B, ...]"""
         return x.reshape(self.weights.replicas, -1, *x.shape[1:])
 
-    def draw(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """mean + eps * sqrt(variance), both [R*B, ...]."""
+    def normal(self, like: Tensor, *shape: int) -> Tensor:
+        """Noise [R, *shape] from the run's own source."""
         if self.weights.noise is None:
             raise RuntimeError("a draw needs a noise source")
-        shape = (self.weights.replicas, mean.shape[0] // self.weights.replicas, *mean.shape[1:])
-        noise = self.weights.noise.normal_(mean.new_empty(shape)).view_as(mean)
+        return self.weights.noise.normal_(like.new_empty(self.weights.replicas, *shape))
+
+    def draw(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """mean + eps * sqrt(variance), both [R*B, ...]."""
+        noise = self.normal(mean, mean.shape[0] // self.weights.replicas, *mean.shape[1:]).view_as(mean)
         # A row of zeros without a bias has no variance, and sqrt has no slope at 0.
         return torch.addcmul(mean, noise, variance.clamp_min(1e-30).sqrt())
+
+    def drawn(self, parameter: str, times: int) -> Tensor | None:
+        """That many draws of the weights, [R, times, *shape]; [R, 1, *shape] where they are points."""
+        mean, variance = self.mean(parameter), self.variance(parameter)
+        if mean is None or variance is None:
+            return None if mean is None else mean.unsqueeze(1)
+        noise = self.normal(mean, times, *mean.shape[1:])
+        return torch.addcmul(mean.unsqueeze(1), noise, variance.clamp_min(1e-30).sqrt().unsqueeze(1))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """Each example's gradient [R, B, *shape], from the layer's input and its output's gradient, [R, B, ...]."""
@@ -195,14 +231,11 @@ class Linear(BayesianLayer):
         """The same, with gradients that go straight into the flat buffers."""
         grads, noise = self.weights.grads, None
         assert grads is not None
-        named = [self.names.get(p) for p in ("weight", "bias")]
-        mean_grads = tuple(None if n is None else grads.mean[n] for n in named)
+        mean_grads = tuple(self.part(grads.mean, p) for p in ("weight", "bias"))
         variance_grads: tuple[Tensor | None, ...] = (None, None)
         if self.weights.variance is not None:
-            assert self.weights.noise is not None
-            assert grads.variance is not None
-            noise = self.weights.noise.normal_(weight.new_empty(*x.shape[:2], weight.shape[1]))
-            variance_grads = tuple(None if n is None else grads.variance[n] for n in named)
+            noise = self.normal(weight, x.shape[1], weight.shape[1])
+            variance_grads = tuple(self.part(grads.variance, p) for p in ("weight", "bias"))
         variances = self.variance("weight"), self.variance("bias")
         out: Tensor = _local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.low)
         return out
@@ -223,30 +256,33 @@ class Linear(BayesianLayer):
         return torch.bmm(delta.square().mT, x.square())
 
 
-class Conv2d(BayesianLayer):
-    """nn.Conv2d: stride, padding of every kind, dilation, groups."""
+class Conv(BayesianLayer):
+    """nn.Conv1d and nn.Conv2d: stride, padding of every kind, dilation, groups."""
 
-    def __init__(self, layer: nn.Conv2d) -> None:
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
         super().__init__(layer)
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         self.kernel = layer.kernel_size
         self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self.pad = self._padding(layer)
+        self.padding = (0,) * len(self.kernel)
+        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution itself does it, faster
+            self.padding, self.pad = self.pad[::-2], ()
 
     @staticmethod
-    def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
-        """(left, right, top, bottom), as F.pad wants them."""
+    def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
+        """(left, right, top, bottom), as F.pad wants them: the last axis first."""
         if layer.padding == "same":
-            h, w = (d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
-            return w // 2, w - w // 2, h // 2, h - h // 2
-        if layer.padding == "valid":
-            return 0, 0, 0, 0
-        h, w = (int(p) for p in layer.padding)
-        return w, w, h, h
+            whole = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        else:
+            whole = [0] * len(layer.kernel_size) if layer.padding == "valid" else [2 * int(p) for p in layer.padding]
+        return tuple(side for n in reversed(whole) for side in (n // 2, n - n // 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4:
-            raise EvclError(f"Conv2d takes [batch, channels, height, width], not a shape {tuple(x.shape)}")
+        rank = len(self.kernel)
+        if x.dim() != rank + 2:
+            wanted = ", ".join(("height", "width")[2 - rank :])
+            raise EvclError(f"Conv{rank}d takes [batch, channels, {wanted}], not a shape {tuple(x.shape)}")
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         mean = self._convolve(x, self.mean("weight"), self.mean("bias"))
         variance_weight = self.variance("weight")
@@ -260,35 +296,118 @@ class Conv2d(BayesianLayer):
         r = weight.shape[0]
         if r > 1:
             x = self.unfold(x).transpose(0, 1).flatten(1, 2)
-        y = F.conv2d(
-            x,
-            weight.flatten(0, 1),
-            None if bias is None else bias.flatten(),
-            self.stride,
-            0,
-            self.dilation,
-            r * self.groups,
-        )
+        convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
+        shift = None if bias is None else bias.flatten()
+        y = convolution(x, weight.flatten(0, 1), shift, self.stride, self.padding, self.dilation, r * self.groups)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """The unfolded patches, [R, B, c*k, l], are larger than the gradients."""
-        patches = x.shape[0] * x.shape[2] * prod(self.kernel) * prod(delta.shape[-2:])
+        patches = x.shape[0] * x.shape[2] * prod(self.kernel) * prod(delta.shape[3:])
         return min(super().rows_at_once(parameter, x, delta), max(1, EXAMPLE_GRADIENT_NUMBERS // patches))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """The product over positions of one example: [R, B, o, l] x [R, B, l, i*k] a group."""
         if parameter == "bias":
-            return delta.sum((-2, -1))
+            return delta.flatten(3).sum(3)
         r, b = x.shape[:2]
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
-        patches = F.unfold(x, self.kernel, self.dilation, 0, self.stride)  # [R*B, c*k, l]
-        patches = patches.unflatten(1, (self.groups, -1))
+        how = [self.kernel, self.dilation, self.padding, self.stride]
+        if len(self.kernel) == 1:  # a sequence is an image of one line
+            x, how = x.unsqueeze(2), [(one, *sizes) for one, sizes in zip((1, 1, 0, 1), how, strict=True)]
+        patches = F.unfold(x, *how).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
         delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
         shape = self.weights.mean[self.names[parameter]].shape[1:]
         gradient: Tensor = delta @ patches.mT
         return gradient.reshape(r, b, *shape)
+
+
+class Embedding(BayesianLayer):
+    """nn.Embedding on indices [R*B] or [R*B, ...], of any type of number.
+
+    In training each example has its own draw of each row it asks for, however often it asks. The row of `padding_idx`
+    is no weight: it stays as the plain layer has it.
+    """
+
+    padding: Tensor
+
+    def __init__(self, layer: nn.Embedding) -> None:
+        super().__init__(layer)
+        if layer.max_norm is not None or layer.scale_grad_by_freq:
+            raise EvclError("an Embedding with max_norm or scale_grad_by_freq has no Bayesian form: leave them out")
+        self.size, self.padding_idx = layer.num_embeddings, layer.padding_idx
+        if self.padding_idx is not None:
+            self.register_buffer("padding", layer.weight.detach()[self.padding_idx].clone())
+
+    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
+        return self._with_padding(super().initial(parameter, source))
+
+    def centre(self, parameter: str) -> Tensor:
+        """Where it is, for the row of the padding, which then never moves."""
+        return self._with_padding(super().centre(parameter))
+
+    def _with_padding(self, rows: Tensor) -> Tensor:
+        if self.padding_idx is not None:
+            rows[self.padding_idx] = self.padding
+        return rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = self.unfold(x).long()
+        index = index.reshape(*index.shape[:2], -1)  # [R, B, t]
+        out, variance = self._look_up("mean", index), self._look_up("variance", index)
+        assert out is not None
+        if variance is not None:
+            noise = self.normal(out, *out.shape[1:])
+            leaders = _leaders(index).unsqueeze(-1).expand_as(noise)
+            out = torch.addcmul(out, noise.gather(2, leaders), variance.clamp_min(1e-30).sqrt())
+        if self.padding_idx is not None:
+            out = torch.where((index == self.padding_idx).unsqueeze(-1), self.padding, out)
+        return out.reshape(*x.shape, out.shape[-1])
+
+    def _look_up(self, what: str, index: Tensor) -> Tensor | None:
+        """[R, B, t, d]: a look-up a replica, so that an index that is too large is not another replica's."""
+        table = self.mean("weight") if what == "mean" else self.variance("weight")
+        if table is None:
+            return None
+        try:
+            return torch.stack([F.embedding(i, rows) for i, rows in zip(index, table, strict=True)])
+        except IndexError:
+            raise EvclError(
+                f"{self.path!r} (Embedding) has rows 0 to {self.size - 1}, and other indices came"
+            ) from None
+
+    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """A row's gradient is summed over the positions that ask for it, at one of them, and squared there."""
+        index, delta = self._positions(x, delta)
+        leaders = _leaders(index).unsqueeze(-1).expand_as(delta)
+        squares = torch.zeros_like(delta).scatter_add_(2, leaders, delta).square()
+        total = delta.new_zeros(len(index), self.size, delta.shape[-1])
+        return total.scatter_add_(
+            1, index.flatten(1).unsqueeze(-1).expand(-1, -1, delta.shape[-1]), squares.flatten(1, 2)
+        )
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        index, delta = self._positions(x, delta)
+        gradient = delta.new_zeros(*index.shape[:2], self.size, delta.shape[-1])
+        return gradient.scatter_add_(2, index.unsqueeze(-1).expand_as(delta), delta)
+
+    def _positions(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices [R, B, t], and gradients [R, B, t, d] without those of the padding."""
+        index = x.long().reshape(*x.shape[:2], -1)
+        delta = delta.reshape(*index.shape, delta.shape[-1])
+        if self.padding_idx is not None:
+            delta = delta.masked_fill((index == self.padding_idx).unsqueeze(-1), 0)
+        return index, delta
+
+
+def _leaders(index: Tensor) -> Tensor:
+    """[..., t]: for each position, the first one that has its index, which stands for all of them."""
+    found, order = index.sort(stable=True)
+    place = torch.arange(index.shape[-1], device=index.device).expand_as(index)
+    first = F.pad(found[..., 1:] != found[..., :-1], (1, 0), value=True)
+    start = torch.where(first, place, 0).cummax(-1).values
+    return torch.empty_like(order).scatter_(-1, order, order.gather(-1, start))
 
 
 class Dropout(BayesianLayer):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from evcl.errors import EvclError
-from evcl.nn.network import he_uniform
+from evcl.nn.posterior import he_uniform
 
 
 class MLP(nn.Sequential):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from evcl.errors import EvclError
 from evcl.nn.layers import BayesianLayer, Grads, Linear, Weights
 from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.whole import Own
 
-
-def he_uniform(shape: Sequence[int], fan_in: int, source: torch.Generator) -> Tensor:
-    """U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
-    bound = math.sqrt(6 / max(1, fan_in))
-    return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)
+Owned = Sequence[tuple[nn.Module, str, Own]]
 
 
 def head_names(k: int) -> dict[str, str]:
@@ -28,17 +25,23 @@ class BayesianNetwork(nn.Module):
     """What `bayesianize` returns. Calling it runs the trunk: [R*B, ...] -> [R*B, features].
 
     `posterior` holds `mean` and `log_std`, both [R, P]; `layout` names its parts as the plain module names its
-    parameters, with the heads' behind them: `head 0.weight`, `head 0.bias`, ...
+    parameters, with the heads' behind them: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the
+    first prior of the trunk's weights: 0, but for a norm's scale and what never moves.
     """
 
-    def __init__(self, trunk: nn.Module, weights: Weights, layout: Layout, posterior: Gaussian) -> None:
+    def __init__(
+        self, trunk: nn.Module, weights: Weights, layout: Layout, posterior: Gaussian, centre: Tensor, owned: Owned = ()
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.weights = weights
         self.layout = layout
         self.posterior = posterior
         self.trunk_names = tuple(layout.shapes)
+        self.centre = centre
         self.heads = nn.ModuleList()
+        self.owned = nn.ModuleList(own for _, _, own in owned)
+        self._places = [(module, key) for module, key, _ in owned]
         self.bind(posterior.mean, posterior.variance(), layout)
 
     @property
@@ -77,8 +80,27 @@ class BayesianNetwork(nn.Module):
                     views[name].add_(leaf.grad, alpha=scale)
                     leaf.grad = None
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As replica 0 alone, at the posterior's mean, for as long as this lasts."""
+        weights = self.weights
+        before = dict(vars(weights))
+        weights.replicas, weights.noise = 1, None
+        self.bind(self.posterior.mean[:1], None, self.layout)
+        try:
+            yield
+        finally:
+            vars(weights).update(before)
+
     def forward(self, x: Tensor) -> Tensor:
-        features = self.trunk(x)
+        self.weights.batch = x.shape[0]
+        for (module, key), own in zip(self._places, self.owned, strict=True):
+            setattr(module, key, own(x))
+        try:
+            features = self.trunk(x)
+        finally:
+            for module, key in self._places:
+                module.__dict__.pop(key, None)
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
             came = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise EvclError(f"the network must turn {x.shape[0]} inputs into [{x.shape[0]}, features], not {came}")
@@ -107,6 +129,25 @@ class BayesianNetwork(nn.Module):
         names = head_names(k)
         added = {names["weight"]: (classes, features), names["bias"]: (classes,)}
         return Layout({**self.layout.shapes, **added})
+
+    def begin(self) -> None:
+        """A task begins."""
+        for layer in self.bayesian_layers():
+            layer.begin()
+
+    def statistics(self) -> dict[str, Tensor]:
+        """What layers measure beside the weights, by the plain module's names, a replica each: [R, ...]."""
+        return {
+            f"{layer.path}.{key}" if layer.path else key: buffer
+            for layer in self.bayesian_layers()
+            for key, buffer in layer.named_buffers(recurse=False)
+            if key in layer._non_persistent_buffers_set
+        }
+
+    def set_statistics(self, values: Mapping[str, Tensor]) -> None:
+        for layer in self.bayesian_layers():
+            for key in layer._non_persistent_buffers_set:
+                setattr(layer, key, values[f"{layer.path}.{key}" if layer.path else key])
 
     def bayesian_layers(self) -> list[BayesianLayer]:
         return [m for m in self.modules() if isinstance(m, BayesianLayer)]

@@ -6,7 +6,8 @@ one shape; P is the number of weights of one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -104,3 +105,9 @@ class Gaussian:
             raise ValueError("a KL divergence needs two Gaussians with a standard deviation")
         difference = (self.mean - prior.mean).square() + (2 * self.log_std).exp()
         return (prior.log_std - self.log_std + 0.5 * difference * (-2 * prior.log_std).exp() - 0.5).sum(1)
+
+
+def he_uniform(shape: Sequence[int], fan_in: int, source: torch.Generator) -> Tensor:
+    """U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
+    bound = math.sqrt(6 / max(1, fan_in))
+    return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)

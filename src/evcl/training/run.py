@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from evcl.coresets import choose, others
 from evcl.errors import EvclError
 from evcl.methods import FinishedTask, Memory, Method
-from evcl.nn import Gaussian, Layout, Linear, bayesianize, he_uniform, head_names
+from evcl.nn import Gaussian, Layout, Linear, Names, bayesianize, he_uniform, head_names
 from evcl.nn.chain import find_chain, padded
+from evcl.nn.examine import examine
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
 from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, capturing, matmul_precision, optimise
@@ -53,11 +54,15 @@ class Run:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         unsupported: Literal["error", "deterministic"] = "error",
+        only: Names = None,
+        skip: Names = None,
+        prior: Literal["zero", "network"] = "zero",
         precision: str = "fp32",
         tolerant: bool = False,
     ) -> None:
         """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights.
 
+        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
         `tolerant`: replicas whose loss is lost are noted in `lost`, and the others go on.
         """
         if len(settings) != len(seeds):
@@ -69,6 +74,8 @@ class Run:
             generators=[generator(seed, "init") for seed in seeds] if draw else None,
             replicas=len(seeds),
             unsupported=unsupported,
+            only=only,
+            skip=skip,
             device=device,
             dtype=dtype,
         )
@@ -84,7 +91,7 @@ class Run:
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         log_std = self._log("prior_std").to(mean).expand_as(mean).clone() if method.bayesian else None
-        self.prior = Gaussian(torch.zeros_like(mean), log_std)
+        self.prior = Gaussian((mean if prior == "network" else self.network.centre).clone(), log_std)
         self.importance = torch.zeros_like(mean)
         self.used = mean.new_zeros(mean.shape[1])
         self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
@@ -92,6 +99,7 @@ class Run:
         self.coresets: list[TaskData] = []  # the examples kept of each task, [R, m, ...]
         self.tuned: Gaussian | None = None  # the copy of the posterior that has learned from them
         self._kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
+        self._examined = False
 
     # --- heads -----------------------------------------------------------------------------------------------------
 
@@ -111,11 +119,15 @@ class Run:
 
     def features(self, x: Tensor) -> int:
         """The width of the trunk's output for an input like x [1, ...]."""
-        self.network.bind(self.network.posterior.mean, None, self.network.layout)
-        self.network.weights.noise = None
-        with torch.no_grad():
-            width: int = self.network(x.repeat(len(self.seeds), *[1] * (x.dim() - 1))).shape[1]
+        with torch.no_grad(), self.network.alone():
+            width: int = self.network(x.clone()).shape[1]
         return width
+
+    def _examine(self, x: Tensor) -> None:
+        """Once: how the network treats a batch of examples like x [U, N, ...]."""
+        if not self._examined:
+            examine(self.network, x[0], len(self.seeds) > 1 or self.method.importance is not None)
+            self._examined = True
 
     def _lay_out(self, new: Layout, fan_in: int) -> None:
         """Lay every buffer out anew; weights that were not there start as the first weights did."""
@@ -213,7 +225,7 @@ class Run:
     ) -> None:
         """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
         s = settings or self.settings
-        with self._precision():
+        with self._precision(), self._measuring():
             part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, reference)
             self._remember(part, q, memory, tasks, s)
 
@@ -226,9 +238,19 @@ class Run:
         if not any(task.y.numel() for task in self.coresets):  # tasks of one example each
             self.tuned = self.network.posterior
             return
-        with self._precision():
+        with self._precision(), self._measuring():
             part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch)
         self.tuned = self._written(self.network.posterior, part, q)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """What layers measure beside the weights is kept if this ends well."""
+        before = self.network.statistics()
+        try:
+            yield
+        except BaseException:
+            self.network.set_statistics(before)
+            raise
 
     def _precision(self) -> AbstractContextManager[None]:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
@@ -247,6 +269,9 @@ class Run:
         pool = Pool(tasks, self.classes)
         on_gpu = self.network.posterior.mean.is_cuda
         chain = None if reference or (on_gpu and noise is not None) else find_chain(self.network, pool.x)
+        if chain is None:
+            self._examine(pool.x)
+        self._examined = True  # a chain's examples never touch
         names = self.network.names_of(pool.heads)
         part = layout.part(names)
         if on_gpu and chain is not None:
@@ -259,6 +284,8 @@ class Run:
         )
         terms = self.method.terms(memory, s, len(pool))
         self._kept = None
+        statistics = self.network.statistics()
+        self.network.begin()
         step = Step(self.network, part, q, terms, s, pool, chain, reference)
         start = q.snapshot() if self.tolerant else None
         optimise(step, pool, s, self.seeds, round_, noise, on_epoch, self.lost if self.tolerant else None)
@@ -266,6 +293,8 @@ class Run:
             step.q.mean[self.lost] = start.mean[self.lost]
             if step.q.log_std is not None and start.log_std is not None:
                 step.q.log_std[self.lost] = start.log_std[self.lost]
+            for name, measured in self.network.statistics().items():
+                measured[self.lost] = statistics[name][self.lost]
         return part, memory, step.q
 
     def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
@@ -319,6 +348,8 @@ class Run:
     def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int | None = None) -> Tensor:
         """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
         network, r = self.network, len(self.seeds)
+        if r > 1:
+            self._examine(x)
         network.weights.noise = None
         total: Tensor | float = 0.0
         count = 0
@@ -382,6 +413,7 @@ class Run:
     def tensors(self) -> dict[str, Tensor]:
         """Every buffer, by name: with the layout, the seeds, `rounds` and the coresets' heads, all there is to save."""
         named = {"importance": self.importance, "used": self.used}
+        named |= {f"statistics.{name}": tensor for name, tensor in self.network.statistics().items()}
         gaussians = {"posterior": self.network.posterior, "prior": self.prior, "tuned": self.tuned}
         for name, gaussian in gaussians.items():
             if gaussian is not None:
@@ -438,9 +470,14 @@ class Run:
         self.network.posterior, self.prior = gaussian("posterior"), gaussian("prior")
         self.tuned = gaussian("tuned") if "tuned.mean" in tensors else None
         self.importance, self.used = tensors["importance"], tensors["used"]
+        self.network.set_statistics(_under("statistics.", tensors))
         self.coresets = [
             TaskData(tensors[f"coreset {i}.x"], tensors[f"coreset {i}.y"], head) for i, head in enumerate(coreset_heads)
         ]
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:

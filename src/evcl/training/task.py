@@ -130,6 +130,7 @@ class Step:
         self.q, self.pool = Gaussian(values[0], q.log_std), pool
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Any, Noise], Tensor]
+        self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         if chain is None or (values.is_cuda and not self.by_kernels):
             self.gradients = ByAutograd(network, layout, values, grads, pool)
@@ -148,7 +149,7 @@ class Step:
 
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes."""
-        return self.update.buffers()
+        return [*self.update.buffers(), *self.statistics]
 
     def sound(self) -> Tensor:
         """[R]: whether every mean is finite, and every variance finite and above 0."""

@@ -1,0 +1,101 @@
+"""Bayesian attention: the projections are Bayesian linear layers, and attention itself has no weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evcl.errors import EvclError
+from evcl.nn.layers import Dropout, Linear
+
+
+class MultiheadAttention(nn.Module):
+    """nn.MultiheadAttention: batch first or second, masks, kdim and vdim.
+
+    Where query, key and value are one tensor their projections are one product; otherwise each takes its rows of the
+    same weights.
+    """
+
+    # torch's TransformerEncoderLayer asks for these, and then leaves out the fast path that goes past this layer.
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, layer: nn.MultiheadAttention) -> None:
+        super().__init__()
+        if layer.bias_k is not None or layer.add_zero_attn:
+            raise EvclError("attention with add_bias_kv or add_zero_attn has no Bayesian form: leave them out")
+        self.batch_first, self.num_heads = layer.batch_first, layer.num_heads
+        width, packed = layer.embed_dim, layer.in_proj_weight
+        own = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
+        self.packed = None if packed is None else _projection(packed, layer.in_proj_bias)
+        self.projections = nn.ModuleList(
+            _projection(weight if packed is None else packed, layer.in_proj_bias, slice(k * width, (k + 1) * width))
+            for k, weight in enumerate(own)
+        )
+        self.out_proj = Linear(layer.out_proj)
+        self.dropout = Dropout(nn.Dropout(layer.dropout))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.dim() != 3:
+            raise EvclError(f"MultiheadAttention takes a batch of sequences, not a shape {tuple(query.shape)}")
+        one = query is key and key is value
+        if not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if one and self.packed is not None:
+            parts = list(self.packed(query).chunk(3, -1))
+        else:
+            parts = [f(x) for f, x in zip(self.projections, (query, key, value), strict=True)]
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)  # [R*B, heads, t, d]
+        mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
+        weights: Tensor | None = None
+        if need_weights or (self.dropout.p > 0 and self.dropout.weights.noise is not None):
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            weights = self.dropout((scores if mask is None else scores + mask).softmax(-1))
+            y = weights @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        out = self.out_proj(y.transpose(1, 2).flatten(2))
+        out = out if self.batch_first else out.transpose(0, 1)
+        if not need_weights or weights is None:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+
+def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) -> Linear:
+    """A linear layer of these parameters; with `rows`, of those rows of a parameter that has three times as many."""
+    layer = Linear(nn.Identity())
+    layer.own = {key: p for key, p in (("weight", weight), ("bias", bias)) if isinstance(p, nn.Parameter)}
+    if rows is not None:
+        layer.rows = {key: rows for key, p in layer.own.items() if len(p) == 3 * (rows.stop - rows.start)}
+    return layer
+
+
+def _mask(q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor | None:
+    """What is added to the scores, to be broadcast to [R*B, heads, t, s]; None for nothing."""
+    if attn is None and causal:
+        attn = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    added = None if attn is None else _additive(attn, q)
+    if added is not None and added.dim() == 3:  # one for each example and head
+        added = added.unflatten(0, q.shape[:2])
+    if padding is None:
+        return added
+    ignored = _additive(padding, q)[:, None, None]
+    return ignored if added is None else added + ignored
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of booleans, true where nothing is looked at, as numbers."""
+    if mask.dtype != torch.bool:
+        return mask.to(like)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

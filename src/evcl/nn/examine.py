@@ -1,0 +1,126 @@
+"""Find out, on a few examples, how a module treats its batch, and refuse one that lets examples touch.
+
+Replicas share one batch, and the Fisher is measured example by example: both need a network whose output for an
+example depends on nothing else in the batch, and layers that see an example's rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.nn.layers import BayesianLayer
+from evcl.nn.network import BayesianNetwork
+from evcl.nn.whole import Own
+
+FIX = (
+    "Keep the batch as the first axis, and let no example see another; without that, one network at a time can learn, "
+    "by a method that measures no Fisher (vcl, naive)"
+)
+
+
+class Pass(NamedTuple):
+    """What one pass showed: each layer called, with its input, in order, and the output."""
+
+    calls: list[tuple[BayesianLayer, Tensor]]
+    output: Tensor
+
+
+@torch.no_grad()
+def examine(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
+    """Look at how the trunk treats examples like x [n, ...].
+
+    A layer whose input is the same for all of the batch (positions, say) is given it once for each example from now on,
+    so that each example has its own draw of the weights. A layer that sees several rows an example, folded into the
+    batch, is told so. `strict`: a network that mixes examples is an error; otherwise such a one is left as it is.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        with network.alone():
+            _look(network, x[torch.arange(3) % len(x)], undo)
+    except (EvclError, RuntimeError) as error:
+        for step in undo:
+            step()
+        mixes = isinstance(error, EvclError)
+        if not strict and (mixes or not network.owned):
+            return
+        if mixes:
+            raise
+        raise EvclError(
+            f"the network fails on a small batch: {str(error).splitlines()[0]}. A parameter of its own, [1, ...], is "
+            "there once for each example: add it or .expand() it, do not .repeat() it"
+        ) from error
+
+
+def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -> None:
+    two, three = _trace(network, x[:2]), _trace(network, x)
+    plain = three.output
+    while (shared := _shared(two, three)) is not None:
+        undo.append(shared.register_forward_pre_hook(_each_example).remove)
+        try:
+            two, three = _trace(network, x[:2]), _trace(network, x)
+            same = _shared(two, three) is not shared and torch.allclose(three.output, plain, rtol=1e-3, atol=1e-4)
+        except (EvclError, RuntimeError):
+            same = False
+        if not same:
+            raise EvclError(
+                f"{_called(shared)} sees as many rows whatever the size of the batch: the batch is not its first axis, "
+                f"or it sees what a batch shares, and more is done with that than adding or expanding it. {FIX}"
+            )
+    for (layer, a), (_, b) in zip(two.calls, three.calls, strict=False):
+        layer.fold = max(1, len(a) // 2)
+        if (len(a), len(b)) != (2 * layer.fold, 3 * layer.fold):
+            raise EvclError(f"{_called(layer)} sees {len(a)} rows for 2 examples and {len(b)} for 3. {FIX}")
+    for row in (0, 2):
+        changed = x.clone()
+        changed[row] = x[1] if not torch.equal(x[1], x[row]) else torch.zeros_like(x[row])
+        other = _trace(network, changed)
+        for (layer, a), (_, b) in zip(three.calls, other.calls, strict=False):
+            if _touches(a, b, row, layer.fold):
+                raise EvclError(f"the examples of a batch are mixed before {_called(layer)}. {FIX}")
+        if _touches(three.output, other.output, row, 1):
+            raise EvclError(f"the network mixes the examples of a batch. {FIX}")
+
+
+def _shared(two: Pass, three: Pass) -> BayesianLayer | None:
+    """The first layer that does not see the batch: it has as many rows for three examples as for two."""
+    both = zip(two.calls, three.calls, strict=False)
+    return next((layer for (layer, a), (_, b) in both if len(a) == len(b)), None)
+
+
+def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
+    calls: list[tuple[BayesianLayer, Tensor]] = []
+
+    def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((layer, args[0].clone()))
+
+    layers = [layer for layer in network.bayesian_layers() if not isinstance(layer, Own)]
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        return Pass(calls, network(x.clone()))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
+    """Whether rows other than the example's own changed, by more than rounding."""
+    others = torch.ones(len(before), dtype=torch.bool)
+    others[example * fold : (example + 1) * fold] = False
+    a, b = before[others].double(), after[others].double()
+    return a.numel() > 0 and bool((a - b).abs().max() > 1e-4 * max(float(a.abs().max()), 1e-30))
+
+
+def _each_example(layer: BayesianLayer, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward hook: what the batch shares, [t, ...] or [1, t, ...], as [R*B, t, ...]."""
+    x = args[0]
+    x = x[0] if x.dim() > 1 and len(x) == 1 else x
+    return (x.expand(layer.weights.batch, *x.shape), *args[1:])
+
+
+def _called(layer: BayesianLayer) -> str:
+    return f"{layer.path!r} ({type(layer).__name__})"

@@ -1,0 +1,163 @@
+"""Bayesian norms: y = n(x) gamma + beta, where n(x) has no weights and gamma and beta are Gaussian.
+
+In training each example has its own draw of gamma and beta, which all its positions share. Where there are no
+positions, y itself is drawn (local reparameterisation): the same distribution, with less variance in the gradients.
+The first prior of gamma is centred on 1: a norm that has learned nothing passes its input on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evcl.errors import EvclError
+from evcl.nn.layers import BayesianLayer
+
+
+class Norm(BayesianLayer):
+    """A norm whose weights lie along the channels, [R*B, c, ...]."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """n(x), of the shape of x [R*B, ...]."""
+        raise NotImplementedError
+
+    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
+        """The plain layer's own: there is nothing to draw."""
+        return self.own[parameter].detach()
+
+    def centre(self, parameter: str) -> Tensor:
+        return torch.full_like(self.own[parameter], float(parameter == "weight"))
+
+    def positions(self, x: Tensor, shape: torch.Size) -> list[int]:
+        """The axes of x [R, B, ...] that the weights, of this shape, do not lie along."""
+        return list(range(3, x.dim()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.normalise(x)
+        gamma = self.mean("weight")
+        if gamma is None:
+            return n
+        n = self.unfold(n)
+        positions = self.positions(n, gamma.shape[1:])
+        variance = self.variance("weight")
+        if variance is not None and not positions:
+            y = _scaled(n, gamma.unsqueeze(1), self._shift(self.mean("bias")))
+            spread = _scaled(n.square(), variance.unsqueeze(1), self._shift(self.variance("bias")))
+            return self.draw(y.flatten(0, 1), spread.flatten(0, 1))
+        scale, shift = (_spread(self.drawn(key, n.shape[1]), positions) for key in ("weight", "bias"))
+        assert scale is not None
+        return _scaled(n, scale, shift).flatten(0, 1)
+
+    @staticmethod
+    def _shift(bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.unsqueeze(1)
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        gradient = delta
+        if parameter == "weight":
+            gradient = delta * self.normalise(x.flatten(0, 1)).view_as(delta)
+        positions = self.positions(x, self.weights.mean[self.names[parameter]].shape[1:])
+        return gradient.sum(positions) if positions else gradient
+
+
+def _scaled(n: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    return n * scale if shift is None else torch.addcmul(shift, n, scale)
+
+
+def _spread(weight: Tensor | None, positions: list[int]) -> Tensor | None:
+    """[R, B, *shape] with an axis of length 1 for each position."""
+    for axis in positions:
+        weight = None if weight is None else weight.unsqueeze(axis)
+    return weight
+
+
+class LayerNorm(Norm):
+    """nn.LayerNorm: its weights lie along the last axes."""
+
+    def __init__(self, layer: nn.LayerNorm | nn.RMSNorm) -> None:
+        super().__init__(layer)
+        self.shape, self.eps = list(layer.normalized_shape), layer.eps
+
+    def positions(self, x: Tensor, shape: torch.Size) -> list[int]:
+        return list(range(2, x.dim() - len(shape)))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return F.layer_norm(x, self.shape, eps=self.eps)
+
+
+class RMSNorm(LayerNorm):
+    """nn.RMSNorm"""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, eps=self.eps)
+
+
+class GroupNorm(Norm):
+    """nn.GroupNorm"""
+
+    def __init__(self, layer: nn.GroupNorm) -> None:
+        super().__init__(layer)
+        self.groups, self.eps = layer.num_groups, layer.eps
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.groups, eps=self.eps)
+
+
+class BatchNorm(Norm):
+    """nn.BatchNorm1d, 2d and 3d, with statistics of its own for each replica.
+
+    The statistics are measured while the first task is learned (n(x) then uses the batch's), and are fixed from then
+    on, in training too. What earlier tasks learned depends on them, and no prior or penalty holds them: if they moved,
+    the network would forget without any weight moving. A plain layer that has seen batches already (a pretrained
+    network) keeps its statistics from the start; `reset_running_stats()` on it, before, has them measured anew.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        if layer.running_mean is None:
+            raise EvclError(
+                "a BatchNorm without running statistics makes an example's prediction depend on its batch: "
+                "use track_running_stats=True, or another norm"
+            )
+        self.eps, self.momentum, self.open = layer.eps, layer.momentum, False
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name).detach().clone().unsqueeze(0), persistent=False)
+
+    def begin(self) -> None:
+        """Statistics that were never measured are, in this task: in buffers of its own, so that it can be undone."""
+        self.open = not bool(self.num_batches_tracked.any())
+        if self.open:
+            for name, buffer in list(self.named_buffers(recurse=False)):
+                setattr(self, name, buffer.clone())
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Replicas become channels: [B, R*c, ...]."""
+        r = self.weights.replicas
+        mean, variance = self.running_mean[:r].flatten(), self.running_var[:r].flatten()
+        flat = x if r == 1 else self.unfold(x).transpose(0, 1).flatten(1, 2)
+        values = flat.numel() // flat.shape[1]
+        if self.open and self.weights.noise is not None and values > 1:  # one value has no variance
+            y = self._measure(flat, mean, variance)
+        else:
+            y = F.batch_norm(flat, mean, variance, eps=self.eps)
+        return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
+
+    def _measure(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Normalise by the batch's statistics, and let the running ones (views of the buffers) follow."""
+        self.num_batches_tracked += 1
+        if self.momentum is not None:
+            return F.batch_norm(x, mean, variance, training=True, momentum=self.momentum, eps=self.eps)
+        batch = torch.zeros_like(mean), torch.zeros_like(variance)
+        y = F.batch_norm(x, *batch, training=True, momentum=1.0, eps=self.eps)
+        share = 1 / self.num_batches_tracked[0].to(mean)  # of this batch in the mean over all of them
+        mean.lerp_(batch[0], share)
+        variance.lerp_(batch[1], share)
+        return y

@@ -1,0 +1,335 @@
+"""Every layer against a naive form of itself: outputs, gradients for the same noise, and the KL.
+
+The references loop over replicas, and where weights are drawn for each example, over examples: they draw a weight, put
+it into the plain layer, and leave the rest to torch.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.func import functional_call
+
+import evcl
+from evcl.methods import METHODS
+from evcl.nn import bayesianize
+from evcl.settings import resolve
+from evcl.training import Run
+
+B, T = 4, 5
+
+
+class Attention(nn.Module):
+    """Self-attention, or attention to a part of the input with kdim and vdim, behind masks of several kinds."""
+
+    def __init__(self, mask="none", across=False, **options):
+        super().__init__()
+        sizes = {"kdim": 3, "vdim": 2} if across else {}
+        self.attention, self.mask, self.across = nn.MultiheadAttention(4, 2, **sizes, **options), mask, across
+
+    def masks(self, x):
+        causal = torch.ones(T, T, dtype=torch.bool).triu(1)
+        return {
+            "none": (None, None),
+            "causal": (causal, None),
+            "numbers": (torch.linspace(-1, 1, T * T, dtype=x.dtype).view(T, T), None),
+            "heads": (torch.linspace(-1, 1, 2 * T * T, dtype=x.dtype).view(2, T, T).repeat(len(x), 1, 1), None),
+            "padding": (None, x[..., 0] > 0.8),
+            "both": (causal, (x[..., 0] > 0.8) & (torch.arange(T) > 0)),
+        }[self.mask]
+
+    def inputs(self, x):
+        return (x, x[..., :3], x[..., :2]) if self.across else (x, x, x)
+
+    def forward(self, x):
+        attn, padding = self.masks(x)
+        inputs = self.inputs(x)
+        if not self.attention.batch_first:
+            inputs = tuple(i.transpose(0, 1) for i in inputs) if self.across else (x.transpose(0, 1),) * 3
+        out = self.attention(*inputs, attn_mask=attn, key_padding_mask=padding, need_weights=self.mask == "heads")[0]
+        return out if self.attention.batch_first else out.transpose(0, 1)
+
+
+class Tokens(nn.Module):
+    """Parameters of the module's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, T + 1, 4))
+
+    def forward(self, x):
+        return torch.cat([self.token.expand(len(x), -1, -1), x], 1) * self.place
+
+
+class Scale(nn.Module):
+    """A layer of a user's own: taken whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma, self.inner = nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.inner(x * self.gamma).tanh()
+
+
+class Two(nn.Module):
+    """One table and one matrix, each used twice: tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first, self.second = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.Linear(4, 7)
+        self.first.weight = self.second.weight = self.table.weight
+
+
+# --- references: (plain, means, variances, noise, x) of one replica -> y ---------------------------------------------
+
+
+def local(plain, mean, variance, noise, x):
+    """Pre-activations have the mean and the variance that drawn weights give them."""
+    spread = functional_call(plain, variance, (x.square(),))
+    return functional_call(plain, mean, (x,)) + noise[0].view_as(spread) * spread.sqrt()
+
+
+def each_example(plain, mean, variance, noise, x):
+    """A draw of the weights for each example."""
+    rows = []
+    for b in range(len(x)):
+        drawn = {k: mean[k] + variance[k].sqrt() * eps[b] for k, eps in zip(mean, noise, strict=True)}
+        rows.append(functional_call(plain, drawn, (x[b : b + 1],))[0])
+    return torch.stack(rows)
+
+
+def once(plain, mean, variance, noise, x):
+    """One draw for the batch."""
+    drawn = {k: mean[k] + variance[k].sqrt() * eps[0] for k, eps in zip(mean, noise, strict=True)}
+    return functional_call(plain, drawn, (x,))
+
+
+def normed(plain, mean, variance, noise, x):
+    """A norm's output itself is drawn."""
+    n = functional_call(plain, {k: torch.full_like(w, float(k == "weight")) for k, w in mean.items()}, (x,))
+    y = n * mean["weight"] + mean.get("bias", 0)
+    return y + noise[0] * (n.square() * variance["weight"] + variance.get("bias", 0)).sqrt()
+
+
+def by_the_batch(plain, mean, variance, noise, x):
+    """A batch norm by the statistics of this replica's batch, and a draw for each example."""
+    axes = [0, *range(2, x.dim())]
+    spread, centre = torch.var_mean(x, axes, keepdim=True, correction=0)
+    n = (x - centre) / (spread + plain.eps).sqrt()
+    gamma, beta = (mean[k] + variance[k].sqrt() * eps for k, eps in zip(("weight", "bias"), noise, strict=True))
+    shape = (*gamma.shape, *[1] * (x.dim() - 2))
+    return n * gamma.view(shape) + beta.view(shape)
+
+
+def looked_up(plain, mean, variance, noise, x):
+    """A draw of each row for each example: all positions that ask for it have it from the first of them."""
+    rows = []
+    for b in range(len(x)):
+        drawn = {}
+        for t, token in enumerate(x[b].tolist()):
+            row = mean["weight"][token] + variance["weight"][token].sqrt() * noise[0][b, t]
+            drawn.setdefault(token, plain.weight[token].detach() if token == plain.padding_idx else row)
+        rows.append(torch.stack([drawn[token] for token in x[b].tolist()]))
+    return torch.stack(rows)
+
+
+def attended(plain, mean, variance, noise, x):
+    """Attention written out: linear layers whose pre-activations are drawn, softmax head by head."""
+    attention = plain.attention
+
+    def project(x, weight, bias, eps, rows=slice(None)):
+        w, v = mean[weight][rows], variance[weight][rows]
+        b, s = (mean[bias][rows], variance[bias][rows]) if bias in mean else (0, 0)
+        return x @ w.mT + b + eps.view(*x.shape[:-1], -1) * (x.square() @ v.mT + s).sqrt()
+
+    q, k, v = plain.inputs(x)
+    bias = "attention.in_proj_bias"
+    if plain.across:
+        parts = []
+        for i, (letter, value) in enumerate(zip("qkv", (q, k, v), strict=True)):
+            w = f"attention.{letter}_proj_weight"
+            wide = {**mean, bias: mean[bias][4 * i : 4 * i + 4]}, {**variance, bias: variance[bias][4 * i : 4 * i + 4]}
+            spread = (value.square() @ variance[w].mT + wide[1][bias]).sqrt()
+            parts.append(value @ mean[w].mT + wide[0][bias] + noise[i].view_as(spread) * spread)
+        q, k, v = parts
+    else:
+        q, k, v = project(x, "attention.in_proj_weight", bias, noise[0]).chunk(3, -1)
+    attn, padding = plain.masks(x)
+    heads = []
+    for h in range(2):
+        part = slice(2 * h, 2 * h + 2)
+        scores = q[..., part] @ k[..., part].mT / 2**0.5
+        if attn is not None and attn.dtype == torch.bool:
+            scores = scores.masked_fill(attn, -torch.inf)
+        elif attn is not None:
+            scores = scores + (attn if attn.dim() == 2 else attn.view(len(x), 2, T, T)[:, h])
+        if padding is not None:
+            scores = scores.masked_fill(padding.unsqueeze(1), -torch.inf)
+        heads.append(scores.softmax(-1) @ v[..., part])
+    assert attention.num_heads == 2
+    return project(torch.cat(heads, -1), "attention.out_proj.weight", "attention.out_proj.bias", noise[-1])
+
+
+CASES = {
+    "linear": (lambda: nn.Linear(4, 3), (4,), local),
+    "linear along a sequence": (lambda: nn.Linear(4, 3, bias=False), (T, 4), local),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9), local),
+    "conv1d same": (lambda: nn.Conv1d(4, 2, 4, padding="same", padding_mode="circular"), (4, 9), local),
+    "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), groups=2), (4, 7, 5), local),
+    "conv2d reflected": (lambda: nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"), (4, 6, 5), local),
+    "embedding": (lambda: nn.Embedding(7, 3), "indices", looked_up),
+    "embedding with padding": (lambda: nn.Embedding(7, 3, padding_idx=2), "indices", looked_up),
+    "layer norm": (lambda: nn.LayerNorm(4), (4,), normed),
+    "layer norm along a sequence": (lambda: nn.LayerNorm(4), (T, 4), each_example),
+    "layer norm of two axes": (lambda: nn.LayerNorm((3, 4), bias=False), (T, 3, 4), each_example),
+    "rms norm": (lambda: nn.RMSNorm(4), (4,), normed),
+    "rms norm along a sequence": (lambda: nn.RMSNorm(4, eps=1e-3), (T, 4), each_example),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 2), each_example),
+    "group norm of features": (lambda: nn.GroupNorm(2, 4), (4,), normed),
+    "batch norm 1d": (lambda: nn.BatchNorm1d(4), (4, T), by_the_batch),
+    "batch norm 2d": (lambda: nn.BatchNorm2d(4), (4, 3, 2), by_the_batch),
+    "batch norm of fixed statistics": (lambda: measured(nn.BatchNorm2d(4)), (4, 3, 2), each_example),
+    "attention": (lambda: Attention(batch_first=True), (T, 4), attended),
+    "attention, sequence first": (lambda: Attention("causal"), (T, 4), attended),
+    "attention, no bias": (lambda: Attention("both", batch_first=True, bias=False), (T, 4), attended),
+    "attention, a mask of numbers": (lambda: Attention("numbers", batch_first=True), (T, 4), attended),
+    "attention, a mask a head": (lambda: Attention("heads", batch_first=True), (T, 4), attended),
+    "attention across": (lambda: Attention("padding", across=True, batch_first=True), (T, 4), attended),
+    "attention across, sequence first": (lambda: Attention("none", across=True), (T, 4), attended),
+    "parameters of its own": (Tokens, (T, 4), each_example),
+    "taken whole": (Scale, (T, 4), once),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(4, 3, 2, stride=2), (4, 3, 2), once),
+    "prelu": (lambda: nn.PReLU(4), (4, 3), once),
+}
+
+
+def measured(norm):
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    norm.num_batches_tracked += 1
+    return norm
+
+
+class Recorded:
+    """Noise that is kept."""
+
+    def __init__(self, generator):
+        self.generator, self.kept = generator, []
+
+    def normal_(self, out):
+        self.kept.append(out.normal_(generator=self.generator).clone())
+        return out
+
+
+@pytest.fixture(autouse=True)
+def _layers_and_torch_may_draw():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        evcl.nn.register(Scale)
+        yield
+        del evcl.nn.convert._FORMS[Scale]
+
+
+def prepared(name, replicas, dtype, generator):
+    make, shape, reference = CASES[name]
+    plain = make().to(dtype).eval()
+    network = bayesianize(plain, init_std=0.3, replicas=replicas, dtype=dtype)
+    posterior = network.posterior
+    posterior.mean += 0.3 * torch.randn(posterior.mean.shape, generator=generator, dtype=dtype)
+    posterior.log_std += 0.3 * torch.randn(posterior.mean.shape, generator=generator, dtype=dtype)
+    if shape == "indices":
+        x = torch.randint(7, (replicas * B, 6), generator=generator)
+    else:
+        x = torch.randn(replicas * B, *shape, generator=generator, dtype=dtype)
+    return plain, network, x, reference
+
+
+def close(dtype):
+    return {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-5}
+
+
+def forward(network, x):
+    """The trunk alone, whatever the shape of its output, as `BayesianNetwork.forward` calls it."""
+    network.weights.batch = len(x)
+    for (module, key), own in zip(network._places, network.owned, strict=True):
+        setattr(module, key, own(x))
+    return network.trunk(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_outputs_and_gradients_are_the_naive_ones(name, replicas, dtype, generator):
+    plain, network, x, reference = prepared(name, replicas, dtype, generator)
+    whole = not x.is_floating_point()
+    layout, posterior = network.layout, network.posterior
+    noise = Recorded(generator)
+    network.begin()
+
+    # at the mean it is the plain layer
+    network.bind(posterior.mean, None, layout)
+    at_mean = forward(network, x)
+    for r, part in enumerate(x.split(B)):
+        weights = {k: view[r] for k, view in layout.views(posterior.mean).items()}
+        wanted = functional_call(plain, weights, (part,))
+        if getattr(plain, "padding_idx", None) is not None:
+            fixed = plain.weight.detach()[plain.padding_idx]
+            wanted = torch.where((part == plain.padding_idx).unsqueeze(-1), fixed, wanted)
+        torch.testing.assert_close(at_mean.split(B)[r], wanted, **close(dtype))
+
+    # the training pass
+    grads = torch.zeros_like(posterior.mean), torch.zeros_like(posterior.mean)
+    variance = posterior.variance()
+    network.bind(posterior.mean, variance, layout, grads)
+    network.weights.noise = noise
+    fast_x = x if whole else x.clone().requires_grad_()
+    y = forward(network, fast_x)
+    up = torch.randn(y.shape, generator=generator, dtype=dtype)
+    (y * up).sum().backward()
+    network.collect_gradients()
+
+    mean = posterior.mean.clone().requires_grad_()
+    variance = variance.clone().requires_grad_()
+    slow_x = x if whole else x.clone().requires_grad_()
+    rows = []
+    for r in range(replicas):
+        means, variances = ({k: view[r] for k, view in layout.views(flat).items()} for flat in (mean, variance))
+        rows.append(reference(plain, means, variances, [eps[r] for eps in noise.kept], slow_x.split(B)[r]))
+    slow = torch.cat(rows)
+    (slow * up).sum().backward()
+    torch.testing.assert_close(y, slow, **close(dtype))
+    torch.testing.assert_close(grads[0], mean.grad, **close(dtype))
+    torch.testing.assert_close(grads[1], 2 * variance.grad, **close(dtype))
+    assert grads[1].abs().max() > 0
+    if not whole:
+        torch.testing.assert_close(fast_x.grad, slow_x.grad, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("name", [*CASES, "tied"])
+def test_the_kl_is_the_sum_over_the_plain_parameters(name, replicas, dtype, generator):
+    """To the first prior: N(0, prior_std^2), but N(1, .) for the scale of a norm, and centred on a row of padding."""
+    module = Two() if name == "tied" else CASES[name][0]()
+    settings = resolve("vcl", METHODS["vcl"].known_settings, {"prior_std": 0.4, "init_std": 0.2})
+    run = Run(module, METHODS["vcl"], [settings] * replicas, range(replicas), draw=True, dtype=dtype)
+    q = run.network.posterior
+    q.mean += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)
+    q.log_std += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)
+    means, stds = run.network.layout.views(q.mean), run.network.layout.views(q.log_std.exp())
+    assert means.keys() == dict(module.named_parameters()).keys()
+    for r in range(replicas):
+        total = 0.0
+        for parameter, plain in module.named_parameters():
+            centre = torch.zeros(plain.shape, dtype=dtype)
+            if "norm" in name and parameter.endswith("weight"):
+                centre += 1
+            if "padding" in name and isinstance(module, nn.Embedding):
+                centre[2] = plain.detach()[2].to(dtype)
+            prior = Normal(centre, torch.full_like(centre, 0.4))
+            total = total + kl_divergence(Normal(means[parameter][r], stds[parameter][r]), prior).sum()
+        torch.testing.assert_close(q.kl(run.prior)[r], total, **close(dtype))

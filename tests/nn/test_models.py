@@ -1,0 +1,456 @@
+"""Whole networks: taken up, taught, saved, loaded; refused where they cannot be."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import GPT, MODELS, ResNet, ViT, images, sentences
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import evcl
+from evcl.methods import METHODS
+from evcl.nn import bayesianize
+from evcl.settings import resolve
+from evcl.training import Run, TaskData
+from evcl.training.task import Step
+
+
+@pytest.fixture(autouse=True)
+def _torch_may_draw_its_own_weights():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
+    make, data = MODELS[name]
+    module = make()
+    how = {"epochs": 20, "lr": 0.01, "batch_size": 13, "strength": 1.0}
+    learner = evcl.EVCL(module, **how, init_std=0.02, std_lr_scale=1.0, tempering=1e-3)
+    tasks = [data(generator, k) for k in range(2)]
+    for x, y in tasks:
+        learner.learn((x, y))
+    for k, (x, y) in enumerate(tasks):
+        assert (learner.predict(x, k) == y).double().mean() >= 0.9
+    x = tasks[0][0]
+    learner.save(tmp_path / "model.safetensors")
+    again = evcl.load(tmp_path / "model.safetensors", network=make())
+    assert torch.equal(again.predict_proba(x, 0), learner.predict_proba(x, 0))
+    plain = again.mean_network(0)
+    assert {type(m) for m in plain.modules()} >= {type(m) for m in module.modules()}
+    mean = again._run.predict(x[None].float(), 0, [again._run.network.posterior.mean])[0]
+    torch.testing.assert_close(plain(x).softmax(1), mean, rtol=1e-4, atol=1e-5)
+    for one in (learner, again):  # both go on as one
+        one.learn(tasks[1], task="more", epochs=1)
+    assert torch.equal(again.predict_proba(x, 2), learner.predict_proba(x, 2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_replicas_are_three_networks(name, generator):
+    """Each with its own weights and statistics: as it would be alone, given its part of the noise."""
+    make, data = MODELS[name]
+    module, method = make(), METHODS["evcl"]
+    x, y = data(generator, 0)
+    settings = resolve("evcl", method.known_settings, {"epochs": 2, "lr": 0.01, "batch_size": 13, "fisher_examples": 7})
+
+    def trained(seeds):
+        run = Run(module, method, [settings] * len(seeds), seeds, draw=True, dtype=torch.float64)
+        task = TaskData(x[None].double(), y[None], run.add_head(run.features(x[:1].double()), 2))
+        run.train([task])
+        return run, run.predict(task.x, 0)
+
+    together, p = trained([5, 6, 7])
+    for r, seed in enumerate([5, 6, 7]):
+        alone, q = trained([seed])
+        torch.testing.assert_close(p[r], q[0], rtol=1e-7, atol=1e-9)
+        for key, tensor in alone.tensors().items():
+            if key != "used":
+                torch.testing.assert_close(together.tensors()[key][r], tensor[0], rtol=1e-6, atol=1e-9)
+    assert not torch.equal(p[0], p[1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_pretrained_network_starts_as_it_is(name, dtype, generator):
+    """With a tiny sigma, predictions through the head are those of the plain network."""
+    make, data = MODELS[name]
+    module = make().to(dtype)
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):  # a network that has seen data
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+            norm.num_batches_tracked += 7
+    x = data(generator, 0)[0]
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"init_std": 1e-8})
+    run = Run(module, METHODS["evcl"], [settings] * 3, range(3), draw=False, dtype=dtype)
+    like = x.to(dtype)
+    run.add_head(run.features(like[:1]), 2)
+    found = run.predict(like[None], 0)
+    features = module.eval()(x if x.dtype == torch.long else like)
+    for r in range(3):
+        weight, bias = (
+            run.network.layout.view(run.network.posterior.mean, f"head 0.{k}")[r] for k in ("weight", "bias")
+        )
+        torch.testing.assert_close(found[r], F.linear(features, weight, bias).softmax(1), rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_fast_path_does_not_go_past_the_layers(generator):
+    """In evaluation mode, without gradients: the case that it is made for."""
+    x, y = images(generator, 0)
+    learner = evcl.VCL(ViT(), epochs=2, init_std=0.5, std_lr_scale=1e-3)
+    learner.learn((x, y))
+    run = learner._run
+    draws = list(run.draws([0]))
+    assert not torch.allclose(run.predict(x[None], 0, draws[:1]), run.predict(x[None], 0, draws[1:2]), atol=1e-3)
+    skipped = evcl.VCL(ViT(), epochs=1, skip="*.self_attn")  # plain attention beside Bayesian layers
+    skipped.learn((x, y))
+    assert skipped.predict(x).shape == (40,)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that would have a GPU's host wait."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.default")
+
+    def __init__(self):
+        super().__init__()
+        self.waiting, self.count = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        picks = func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put) and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if picks or any(word in str(func) for word in self.WAITING):
+            self.waiting.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_step_waits_for_the_device(name, replicas, generator, monkeypatch):
+    """A step must go into a CUDA graph: nothing in it may need a tensor's value in Python."""
+    make, data = MODELS[name]
+    seen = Operations()
+    step = Step.__call__
+
+    def watched(self, rows, noise):
+        with seen:
+            return step(self, rows, noise)
+
+    monkeypatch.setattr(Step, "__call__", watched)
+    x, y = data(generator, 0)
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    run = Run(make(), METHODS["evcl"], [settings] * replicas, range(replicas), draw=False)
+    run.train([TaskData(x[None].float(), y[None], run.add_head(8, 2))])
+    assert seen.count > 100
+    assert seen.waiting == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_gpu_learns_as_well(name, dtype, generator):
+    """By CUDA graphs, three replicas at once; and a learner, which then predicts the same on a CPU."""
+    make, data = MODELS[name]
+    tasks = [data(generator, k) for k in range(2)]
+    how = {"epochs": 20, "lr": 0.01, "batch_size": 13, "strength": 1.0, "init_std": 0.02, "std_lr_scale": 1.0}
+    settings = resolve("evcl", METHODS["evcl"].known_settings, {**how, "tempering": 1e-3})
+    run = Run(make(), METHODS["evcl"], [settings] * 3, range(3), draw=False, device="cuda", dtype=dtype)
+    for k, (x, y) in enumerate(tasks):
+        x, y = x[None].to("cuda", dtype), y[None].cuda()
+        run.train([TaskData(x, y, run.add_head(run.features(x[0, :1]), 2))])
+        assert (run.predict(x, k).argmax(2) == y).double().mean() > 0.8
+    learner = evcl.EVCL(make(), **how, tempering=1e-3, device="cuda", dtype=dtype)
+    x, y = tasks[0]
+    learner.learn((x, y))
+    on_gpu = learner.predict_proba(x)
+    torch.testing.assert_close(learner.to("cpu").predict_proba(x), on_gpu, rtol=1e-3, atol=1e-3)
+    assert (on_gpu.argmax(1) == y).double().mean() > 0.8
+
+
+# --- batch norm ------------------------------------------------------------------------------------------------------
+
+
+def statistics(learner):
+    return {name: t.clone() for name, t in learner._run.network.statistics().items()}
+
+
+def test_batch_norm_is_measured_in_the_first_task_and_then_fixed(generator):
+    tasks = [images(generator, k, 41) for k in range(2)]  # the last batch is of one example
+    learner = evcl.EVCL(ResNet(), epochs=3, batch_size=10)
+    before = statistics(learner)
+    learner.learn(tasks[0])
+    first = statistics(learner)
+    assert int(first["stem.1.num_batches_tracked"]) == 15
+    assert not torch.equal(first["stem.1.running_mean"], before["stem.1.running_mean"])
+    learner.learn(tasks[1])
+    assert all(torch.equal(t, first[name]) for name, t in statistics(learner).items())
+    plain = learner.mean_network(0)[0]
+    assert torch.equal(plain.stem[1].running_var, first["stem.1.running_var"][0])
+
+
+def test_the_statistics_are_torchs(generator):
+    """Of one step, and as a mean over all batches where momentum is None."""
+    x = torch.randn(3, 20, 4, generator=generator)
+    for momentum in (0.3, None):
+        plain = nn.BatchNorm1d(4, momentum=momentum)
+        network = bayesianize(plain, replicas=3)
+        network.begin()
+        network.bind(network.posterior.mean, None, network.layout)
+
+        class Nothing:
+            def normal_(self, out):
+                return out.zero_()
+
+        network.weights.noise = Nothing()
+        own = [copy.deepcopy(plain).train() for _ in range(3)]
+        for step in (x, 2 * x + 1):
+            y = network(step.flatten(0, 1))
+            wanted = torch.stack([norm(part) for norm, part in zip(own, step, strict=True)])
+            torch.testing.assert_close(y, wanted.flatten(0, 1))
+        for key, found in network.statistics().items():
+            torch.testing.assert_close(found, torch.stack([getattr(norm, key) for norm in own]))
+
+
+def test_a_task_that_fails_leaves_the_statistics_as_they_were(generator):
+    learner = evcl.EVCL(ResNet(), epochs=3, batch_size=10)
+    before, (x, y) = statistics(learner), images(generator, 0)
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    def train(on_epoch):
+        learner._run.train([TaskData(x[None], y[None], 0)], on_epoch=on_epoch)
+
+    learner._run.add_head(8, 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(stop)
+    assert all(torch.equal(t, before[name]) for name, t in statistics(learner).items())
+    train(None)
+    assert int(statistics(learner)["stem.1.num_batches_tracked"]) == 12
+
+
+def test_a_network_that_has_seen_data_keeps_its_statistics(generator):
+    module = ResNet()
+    module(images(generator, 0)[0])
+    learner = evcl.EVCL(module, epochs=1)
+    learner.learn(images(generator, 1))
+    assert torch.equal(statistics(learner)["stem.1.running_mean"][0], module.stem[1].running_mean)
+
+
+# --- parts of a network ----------------------------------------------------------------------------------------------
+
+
+def test_only_and_skip_choose_what_learns(generator):
+    module = ResNet()
+    all_names = set(bayesianize(module).trunk_names)
+    only = set(bayesianize(module, only="layer2").trunk_names)
+    assert only == {name for name in all_names if name.startswith("layer2.")}
+    assert set(bayesianize(module, skip="layer2").trunk_names) == all_names - only
+    norms = set(bayesianize(module, only=["*.bn?", "stem.1", "layer2.down.1"]).trunk_names)
+    assert norms == {
+        name for name in all_names if "conv" not in name and name not in ("stem.0.weight", "layer2.down.0.weight")
+    }
+    both = set(bayesianize(module, only="layer2", skip=["layer2.down"]).trunk_names)
+    assert both == {name for name in only if "down" not in name}
+    assert bayesianize(module, only=[]).trunk_names == ()
+    assert set(bayesianize(ViT(), only="positions").trunk_names) == {"positions"}
+
+
+def test_what_is_left_out_stays_as_it_is(generator, tmp_path):
+    """Weights, statistics, and no dropout: a frozen backbone with Bayesian last layers."""
+    module = nn.Sequential(ResNet(), nn.Dropout(0.5), nn.Linear(8, 6), nn.ReLU())
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    learner = evcl.EVCL(module, only="2", epochs=20, lr=0.02)
+    x, y = images(generator, 0)
+    learner.learn((x, y))
+    assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
+    after = learner.mean_network()[0].state_dict()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved == ["2.weight", "2.bias"]
+    learner.save(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    again = evcl.load(tmp_path / "model.safetensors", network=module)
+    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+    assert list(again._run.network.trunk_names) == ["2.weight", "2.bias"]
+
+
+def test_a_frozen_embedding_takes_what_a_learner_hands_on(generator):
+    x, y = sentences(generator, 0)
+    learner = evcl.EVCL(GPT(), skip="tokens", epochs=15, lr=0.01)
+    learner.learn((x, y))
+    assert (learner.predict(x) == y).double().mean() > 0.9
+
+
+def test_only_the_heads_learn(generator):
+    x, y = images(generator, 0)
+    learner = evcl.EVCL(ResNet(), only=[], epochs=2)
+    learner.learn((x, y))
+    assert learner.predict(x).shape == y.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": "layer3"}, "unknown module 'layer3'"),
+        ({"skip": ["stem", "layer1.conv"]}, r"unknown module 'layer1.conv'; did you mean 'layer1.conv.'\?"),
+        ({"only": "stem.2"}, "'stem.2' chooses nothing: it has no weights"),
+        ({"only": 3}, "names or patterns of modules, not 3"),
+    ],
+)
+def test_names_that_choose_nothing_are_refused(options, message):
+    with pytest.raises(evcl.EvclError, match=message):
+        bayesianize(ResNet(), **options)
+
+
+def test_a_part_of_a_layer_cannot_be_chosen():
+    with pytest.raises(evcl.EvclError, match=r"'\*.out_proj' chooses nothing: .* part of a layer taken as one"):
+        bayesianize(ViT(), skip="*.out_proj")
+
+
+def test_tied_weights_are_taken_up_together():
+    module = GPT()
+    module.down.weight = nn.Parameter(torch.randn(8, 16))
+    module.up = nn.Linear(8, 9, bias=False)
+    module.up.weight = module.tokens.weight
+    assert "up.weight" not in bayesianize(module).trunk_names
+    with pytest.raises(evcl.EvclError, match=r"'tokens.weight' is tied to a weight of 'up': take up both"):
+        bayesianize(module, skip="up")
+
+
+def test_a_pretrained_network_can_be_the_first_priors_centre(generator):
+    """Weights that the data says nothing about then stay; with the prior at 0 they are drawn there."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU())
+    x, y = images(generator, 0)
+    x[..., 2:4, :] = 0  # these pixels are never seen
+    moved = {}
+    for prior in ("zero", "network"):
+        learner = evcl.VCL(module, epochs=20, prior=prior, lr=0.01)
+        learner.learn((x, y))
+        weight = learner.mean_network()[0][1].weight.view(5, 6, 6)
+        moved[prior] = (weight - module[1].weight.view(5, 6, 6))[:, 2:4].abs().mean()
+    assert moved["network"] == 0
+    assert moved["zero"] > 0.01
+    with pytest.raises(evcl.EvclError, match="prior must be 'zero' or 'network', not 'one'"):
+        evcl.VCL(module, prior="one")
+
+
+# --- examples that touch ---------------------------------------------------------------------------------------------
+
+
+class Mixes(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+        self.attention, self.how = nn.MultiheadAttention(4, 2, batch_first=True), how
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.how == "centred on the batch":
+            h = h - h.mean(0)
+        elif self.how == "normalised by the batch":
+            h = h / (1 + h.square().mean(0))
+        elif self.how == "attention over the batch":
+            h = self.attention(h[None], h[None], h[None])[0][0]
+        elif self.how == "batch and features reshaped":
+            h = h.mT.reshape(h.shape)
+        elif self.how == "the batch is the second axis":
+            h = self.norm(torch.stack([h, -h])).sum(0)
+        elif self.how == "the batch's largest":
+            h = h + h.max(0).values
+        elif self.how == "the one before":
+            h = h + h.roll(1, 0)
+        out = self.out(h.tanh())
+        return out + out.sum(0) if self.how == "at the end" else out
+
+
+MIXTURES = [
+    "centred on the batch",
+    "normalised by the batch",
+    "attention over the batch",
+    "batch and features reshaped",
+    "the batch is the second axis",
+    "the batch's largest",
+    "the one before",
+    "at the end",
+]
+
+
+@pytest.mark.parametrize("how", MIXTURES)
+def test_a_network_that_mixes_examples_is_refused(how, generator):
+    x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
+    message = "(mixes? the examples|are mixed before|sees as many rows).* Keep the batch as the first axis"
+    vcl = METHODS["vcl"]
+    settings = resolve("vcl", vcl.known_settings, {"epochs": 1})
+
+    def train(replicas):
+        run = Run(Mixes(how), vcl, [settings] * replicas, range(replicas), draw=False)
+        run.train([TaskData(x[None], y[None], run.add_head(3, 2))])
+
+    with pytest.raises(evcl.EvclError, match=message):
+        train(2)
+    with pytest.raises(evcl.EvclError, match=message):  # its Fisher would be wrong
+        evcl.EWC(Mixes(how), epochs=1).learn((x, y))
+    train(1)  # one network, no Fisher: torch's business
+
+
+def test_a_network_that_does_not_mix_is_not_refused(generator):
+    x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
+    learner = evcl.EWC(Mixes("not"), epochs=1)
+    learner.learn((x, y))
+    assert learner.predict(x).shape == (12,)
+
+
+def test_a_token_that_is_repeated_and_not_expanded_is_explained(generator):
+    class Repeats(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.out = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(x + self.token.repeat(len(x), 1))
+
+    with pytest.raises(evcl.EvclError, match=r"fails on a small batch.*\.expand\(\) it, do not \.repeat\(\)"):
+        evcl.EWC(Repeats()).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
+
+
+class Unsqueezed(nn.Module):
+    """What the batch shares is given an axis for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.out = nn.Embedding(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(x.unsqueeze(2) + self.places(torch.arange(4)).unsqueeze(0)).mean(1)
+
+
+def test_one_network_without_a_fisher_may_do_more_with_what_a_batch_shares(generator):
+    x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
+    evcl.VCL(Unsqueezed(), epochs=1).learn((x, y))
+    with pytest.raises(evcl.EvclError, match=r"'places' \(Embedding\) sees as many rows whatever the size"):
+        evcl.EVCL(Unsqueezed(), epochs=1).learn((x, y))
+
+
+def test_a_layer_taken_whole_returns_a_tensor(generator):
+    evcl.nn.register(nn.GRU)
+    try:
+        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, no tensor"):
+            evcl.VCL(nn.Sequential(nn.GRU(4, 3))).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
+    finally:
+        del evcl.nn.convert._FORMS[nn.GRU]
+
+
+def test_an_index_outside_the_table_is_explained(generator):
+    x, y = sentences(generator, 0)
+    learner = evcl.EVCL(GPT(), epochs=1)
+    with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) has rows 0 to 8"):
+        learner.learn((x + 6, y))
