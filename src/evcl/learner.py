@@ -104,6 +104,11 @@ class Learner:
         """The names of the tasks learned, in their order."""
         return tuple(self._tasks)
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the heads, in their order: each is that of the task it was made for."""
+        return tuple(self._heads)
+
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
         if task != INFER:
