@@ -30,6 +30,7 @@ from evcl.training import OnEpoch, Run, TaskData
 
 FORMAT = 1  # of the saved file
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
+NEW = "new"  # as a head: one of its own
 INFER = "infer"  # as a task: the one whose head is least uncertain of an example
 
 
@@ -162,8 +163,8 @@ class Learner:
             task = data.name if task is None else task
             known = [c if isinstance(c, str) else int(c) for c in data.classes]
         name = str(len(self._tasks)) if task is None else task
-        if not isinstance(name, str) or not name or name in ("new", INFER):
-            raise EvclError(f"a task's name is some text other than 'new' and {INFER!r}, not {name!r}")
+        if not isinstance(name, str) or not name or name in (NEW, INFER):
+            raise EvclError(f"a task's name is some text other than {NEW!r} and {INFER!r}, not {name!r}")
         if name in taken:
             raise EvclError(f"{name!r} is learned already: choose another name, with head={name!r} to share its head")
         if head != "new":

@@ -11,7 +11,7 @@ from typing import Any
 
 from evcl.errors import EvclError
 from evcl.files import write_atomically
-from evcl.learner import INFER
+from evcl.learner import INFER, NEW
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
 from evcl.tables.image_folder import PIXELS, ImageFolder
@@ -65,7 +65,7 @@ def learn(
 
     If anything fails, or is interrupted, the model file is as it was.
     """
-    with _claimed(model):
+    with claimed(model):
         before = _fingerprint(model)
         side = new.pop("side", None)
         if before is None:
@@ -81,7 +81,8 @@ def learn(
             source = open_source(data, found)
             found.check(source, drop)
             rows = read_rows(source, found.target, found.encoder.names)
-        found.learn(source, rows, task or data.stem, head, epochs, validation, lenient, on_epoch)
+        name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
+        found.learn(source, rows, name, head, epochs, validation, lenient, on_epoch)
         if _fingerprint(model) != before:
             raise EvclError(f"{model} has changed while this was learned: nothing is written; learn it again")
         found.save(model)
@@ -147,10 +148,12 @@ def predict(
 
 
 @contextmanager
-def _claimed(path: Path) -> Iterator[None]:
+def claimed(path: Path) -> Iterator[None]:
     """One `learn` at a time on a model: a second is refused, so that neither is lost."""
     from filelock import FileLock, Timeout
 
+    if not path.parent.is_dir():
+        raise EvclError(f"cannot write {path}: there is no folder {path.parent}")
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(timeout=0)
