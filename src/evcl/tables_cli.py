@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -140,15 +141,16 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         _fact(name, _shortened(list(found.drop)))
     if len(learner.heads) > 1:
         _fact("heads", _shortened(list(learner.heads)))
-    table = Table()
-    for i, column in enumerate(("task", "learned (UTC)", "examples", "accuracy", "NLL", "entropy", "epistemic")):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold")
+    table = Table(box=None, padding=(0, 2 if console.width >= 80 else 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(("task", "learned", "rows", "accuracy", "entropy", "epistemic")):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
     for line in found.history:
-        measured = [f"{line[key]:.3f}" for key in ("nll", "entropy", "epistemic")] if line["held_out"] else ["-"] * 3
-        accuracy = _percent(line["accuracy"]) if line["held_out"] else "-"
-        table.add_row(line["task"], line["learned"], f"{line['examples']:,}", accuracy, *measured)
+        measured = ["-"] * 3
+        if line["held_out"]:
+            measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console.print(table)
-    _say("Measured on what was held out of each file, when it was learned; in nats but for the accuracy.")
+    console.print("Measured on what was held out of each file, when it was learned. Entropies are in nats.")
 
 
 def _shape(shape: tuple[int, ...]) -> str:
