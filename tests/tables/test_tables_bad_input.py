@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import evcl as package
+from evcl import tables
 
 FAST = ["--epochs", "1"]
 HEADER = "age,city,label\n"
@@ -172,7 +173,10 @@ def test_a_bad_npz(model):
         np.savez("new.npz", **arrays)
         assert message in refused(model, "learn", "--model", "m", "--data", "new.npz")
     np.savez(
-        "new.npz", age=np.random.default_rng(0).normal(size=5000), city=np.repeat(y, 2500), label=np.repeat(y, 2500)
+        "new.npz",
+        age=np.random.default_rng(0).normal(size=5000),
+        city=np.repeat(["bath", "york"], 2500),
+        label=np.repeat(y, 2500),
     )
     content = bytearray(Path("new.npz").read_bytes())
     Path("new.npz").write_bytes(content[:1000])
@@ -226,6 +230,13 @@ def test_a_model_file_that_is_none(model):
         plain.save("m", {"evcl.tables": note})
         assert refused(model, "inspect", "m").startswith("cannot load m: ")
     Path("m").write_bytes(learned)
+    found = tables.load_model(Path("m"))
+    for damage in ({"task": 3}, {"learned": None}, {"accuracy": "good"}, {"examples": []}):
+        found.history[0] = {**found.history[0], **damage}
+        found.save(Path("m"))
+        assert refused(model, "inspect", "m").startswith("cannot load m: its ")
+        Path("m").write_bytes(learned)
+        found = tables.load_model(Path("m"))
     tensors = load_file("m")
     save_file(tensors, "m")
     assert refused(model, "inspect", "m") == "cannot load m: it was not saved by evcl"

@@ -1,4 +1,4 @@
-"""A model file of the first format, kept for ever: every later version loads it, predicts the same, and goes on learning.
+"""A model file of the first format, kept for ever: each later version loads it, predicts the same, and learns on.
 
 It was made in `tests/tables/kept` by evcl 0.1.0, from the two CSV files beside it, with
 

@@ -196,7 +196,7 @@ class Fitting:
     """Sees the first task piece by piece, and ends in an encoder."""
 
     def __init__(self, source: Source, names: Sequence[str], categories: Collection[str]) -> None:
-        self._source = source
+        self._source, self.names = source, tuple(names)
         self._fits = {name: _Fit(source.shapes[name], name in categories) for name in names}
 
     def see(self, piece: Piece) -> None:

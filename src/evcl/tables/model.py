@@ -32,6 +32,7 @@ from evcl.training import OnEpoch
 FORMAT = 1  # of the text in the metadata
 NOTE = "evcl.tables"
 BLOCK = 16_384  # bytes that the padded text is a multiple of
+MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # of what is held out
 MOST_HELD = 10_000  # rows held out of a file, however large
 
 
@@ -121,12 +122,8 @@ class Model:
         columns = torch.tensor([place.get(int(label), -1) for label in held.y.tolist()])
         p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
         nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
-        return {
-            "accuracy": float((found.labels == held.y).double().mean()),
-            "nll": float(nll.mean()),
-            "entropy": float(found.entropy.double().mean()),
-            "epistemic": float(found.epistemic.double().mean()),
-        }
+        means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
+        return {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class Rows:
         return torch.tensor([place[name] for name in self.names])[torch.tensor(self.codes)]
 
 
-def read_rows(source: Source, target: str | None, names: Sequence[str], fitting: Fitting | None = None) -> Rows:
+def read_rows(source: Source, target: str | None, fitting: Fitting | None = None) -> Rows:
     """One pass over a file: its labels and, for the first task, what the encoder needs to know."""
     own = FOLDER if source.images else str(target)
     if not source.images and own not in source.shapes:
@@ -198,7 +195,7 @@ def read_rows(source: Source, target: str | None, names: Sequence[str], fitting:
         )
     place: dict[str, int] = {}
     codes: list[int] = []
-    for piece in source.pieces([*names, own]):
+    for piece in source.pieces([own] if fitting is None else [*fitting.names, own]):
         if fitting is not None:
             fitting.see(piece)
         for row, label in enumerate(labels_of(source, piece, own)):
@@ -236,7 +233,7 @@ def create(
     if not names:
         bad(source.path, "no column is left to learn from")
     fitting = Fitting(source, names, categories)
-    rows = read_rows(source, target, names, fitting)
+    rows = read_rows(source, target, fitting)
     if len(rows.names) < 2:
         bad(source.path, f"a classifier needs two classes, and every label is {rows.names[0]!r}")
     encoder = fitting.encoder()
@@ -260,7 +257,10 @@ def load_model(path: Path) -> Model:
             raise EvclError(f"its table has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
         model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
-        texts = [*labels, *drop, *([] if target is None else [target]), *(line["task"] for line in history)]
+        texts = [*labels, *drop, *([] if target is None else [target])]
+        for line in history:
+            texts += [line["task"], line["learned"]]
+            _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be texts")

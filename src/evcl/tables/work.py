@@ -80,7 +80,7 @@ def learn(
             _refuse(model, found, target, {**new, **({} if side is None else {"image_side": side})})
             source = open_source(data, found)
             found.check(source, drop)
-            rows = read_rows(source, found.target, found.encoder.names)
+            rows = read_rows(source, found.target)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, lenient, on_epoch)
         if _fingerprint(model) != before:
