@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods
+from evcl import __version__, benchmarks, data_cli, experiments, methods, tables_cli
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
+from evcl.options import Usage, settings, usage
 
 app = typer.Typer(
     add_completion=False,
@@ -29,13 +30,11 @@ app = typer.Typer(
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
 app.add_typer(data_cli.app, name="data")
+for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect):
+    app.command()(command)
 console = Console(highlight=False)
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
-
-
-class Usage(EvclError):
-    """Wrong usage: exit status 2."""
 
 
 class Interrupted(BaseException):
@@ -50,30 +49,9 @@ def _interrupted(*_: object) -> None:
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-@contextmanager
-def usage() -> Iterator[None]:
-    """What goes wrong in here is the command's fault, not the run's."""
-    try:
-        yield
-    except EvclError as error:
-        raise Usage(str(error)) from error
-
-
 def _later(given: bool, what: str) -> None:
     if given:
         raise Usage(f"{what} is not in this version yet: leave it out")
-
-
-def _settings(pairs: list[str]) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name or not value:
-            raise Usage(f"--set takes name=value, not {pair!r}")
-        if name in found:
-            raise Usage(f"--set {name} is given twice")
-        found[name] = value
-    return found
 
 
 def _seeds(count: int | None, listed: str | None) -> list[int]:
@@ -125,7 +103,7 @@ def run(
             raise Usage(f"--data-dir: there is no folder {data_dir}")
         os.environ["EVCL_DATA"] = str(data_dir)
     _plugins(plugin or [])
-    given: dict[str, Any] = _settings(set_ or [])
+    given: dict[str, Any] = settings(set_ or [])
     for name, value in (("epochs", epochs), ("validation", validation)):
         if value is not None:
             if name in given:

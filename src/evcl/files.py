@@ -31,6 +31,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     try:
         write(temporary)
         temporary.replace(path)
+    except EvclError:  # a ValueError too, and of something else than writing
+        raise
     except (OSError, ValueError) as error:
         raise EvclError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:

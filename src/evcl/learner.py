@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,27 @@ from evcl.training import OnEpoch, Run, TaskData
 
 FORMAT = 1  # of the saved file
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
+NEW = "new"  # as a head: one of its own
+INFER = "infer"  # as a task: the one whose head is least uncertain of an example
+
+
+class Predictions(NamedTuple):
+    """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
+
+    labels          [N], the most probable label
+    probabilities   [N, classes], averaged over draws of the posterior
+    entropy         [N], of these probabilities
+    aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
+    epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
+    tasks           [N], the first task of the head that predicted: of interest with task="infer"
+    """
+
+    labels: Any
+    probabilities: Any
+    entropy: Any
+    aleatoric: Any
+    epistemic: Any
+    tasks: Any
 
 
 class Learner:
@@ -93,9 +115,19 @@ class Learner:
         """The names of the tasks learned, in their order."""
         return tuple(self._tasks)
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the heads, in their order: each is that of the task it was made for."""
+        return tuple(self._heads)
+
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
-        """The labels a task's head knows: the columns of `predict_proba`."""
-        return tuple(self._heads[self._head(task)])
+        """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
+        if task != INFER:
+            return tuple(self._heads[self._head(task)])
+        found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
+        if len({type(label) for label in found}) != 1:
+            raise EvclError("to infer the task, the labels of all heads must be of one kind, and there must be some")
+        return found
 
     def __repr__(self) -> str:
         learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"
@@ -141,8 +173,8 @@ class Learner:
             task = data.name if task is None else task
             known = [c if isinstance(c, str) else int(c) for c in data.classes]
         name = str(len(self._tasks)) if task is None else task
-        if not isinstance(name, str) or not name or name == "new":
-            raise EvclError(f"a task's name is some text other than 'new', not {name!r}")
+        if not isinstance(name, str) or not name or name in (NEW, INFER):
+            raise EvclError(f"a task's name is some text other than {NEW!r} and {INFER!r}, not {name!r}")
         if name in taken:
             raise EvclError(f"{name!r} is learned already: choose another name, with head={name!r} to share its head")
         if head != "new":
@@ -199,19 +231,42 @@ class Learner:
         """Probabilities [N, classes], averaged over draws of the posterior: an array, or a tensor for a tensor.
 
         The draws are fixed by the seed, so that the same input gives the same answer. `task` is a name or a number,
-        and may be left out where there is one head.
+        and may be left out where there is one head. With task="infer" each example goes through the head that is least
+        uncertain of it (see `predictions`).
         """
-        p = self._probabilities(self._inputs(x), self._head(task))
-        return p.to(x.device) if isinstance(x, Tensor) else p.cpu().numpy()
+        if task == INFER:
+            return self.predictions(x, task).probabilities
+        return _like(x, self._probabilities(self._inputs(x), self._head(task)))
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
         """The most probable label [N] of each input, as it was given to `learn`."""
-        head = self._head(task)
-        best = self._probabilities(self._inputs(x), head).argmax(1).cpu().numpy()
-        found = np.array(self._heads[head])[best]
-        if isinstance(x, Tensor) and found.dtype.kind in "ib":
-            return torch.from_numpy(found).to(x.device)
-        return found
+        if task == INFER:
+            return self.predictions(x, task).labels
+        return self._labels(x, self._probabilities(self._inputs(x), self._head(task)), self.classes(task))
+
+    def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
+        """Labels and probabilities, how uncertain they are, and why.
+
+        With task="infer" each example is predicted by the head that is least uncertain of it: whose entropy is the
+        smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
+        `classes("infer")` has them; those that the example's head does not know have probability 0.
+        """
+        checked, classes = self._inputs(x), self.classes(task)
+        heads = list(self._heads) if task == INFER else [self._head(task)]
+        parts = []
+        for head in heads:
+            p, aleatoric = self._tried(checked, self._run.predict_with_entropy, head)
+            entropy = torch.special.entr(p).sum(1)
+            columns = [classes.index(label) for label in self._heads[head]]
+            wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
+            parts.append((wide, entropy, torch.minimum(aleatoric, entropy), entropy / math.log(len(columns))))
+        best = torch.stack([relative for *_, relative in parts]).argmin(0)
+        rows = torch.arange(len(best), device=best.device)
+        chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(3)]
+        first = {head: name for name, head in reversed(self._tasks.items())}
+        tasks = np.array([first[head] for head in heads])[best.cpu().numpy()]
+        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen)
+        return Predictions(self._labels(x, chosen[0], classes), p, entropy, aleatoric, entropy - aleatoric, tasks)
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks, all of them learned before."""
@@ -227,10 +282,19 @@ class Learner:
         return found
 
     def _probabilities(self, x: Tensor, head: str) -> Tensor:
+        return self._tried(x, lambda x, k: (self._run.predict(x, k),), head)[0]
+
+    def _tried(self, x: Tensor, predict: Callable[[Tensor, int], tuple[Tensor, ...]], head: str) -> list[Tensor]:
+        """What `predict` finds through a head, without the axis of replicas."""
         try:
-            return self._run.predict(x.unsqueeze(0), list(self._heads).index(head))[0]
+            return [found[0] for found in predict(x.unsqueeze(0), list(self._heads).index(head))]
         except RuntimeError as error:
             raise self._refused(x, error) from error
+
+    @staticmethod
+    def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
+        found = np.array(classes)[p.argmax(1).cpu().numpy()]
+        return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
 
     def _head(self, task: str | int | None) -> str:
         """The head of the task named or numbered; the only one where none is."""
@@ -299,8 +363,23 @@ class Learner:
         for module in (self._run.network.trunk, self._plain):
             module.load_state_dict(kept, strict=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything it needs to go on learning, as safetensors: tensors and JSON, no code."""
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
+        """Write everything it needs to go on learning, as safetensors: tensors and JSON, no code.
+
+        `notes` are texts of your own, kept in the file's metadata beside ours.
+        """
+        description, tensors = self.described()
+
+        def write(temporary: Path) -> None:
+            try:
+                save_file(tensors, temporary, {**(notes or {}), "evcl": json.dumps(description)})
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+
+        write_atomically(path, write)
+
+    def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All there is to it but for a network of the user's own: what JSON can say, and tensors."""
         run, plain = self._run, self._plain
         mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None
         description = {
@@ -320,15 +399,16 @@ class Learner:
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
         kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
-        tensors = {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
+        return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
 
-        def write(temporary: Path) -> None:
-            try:
-                save_file(tensors, temporary, {"evcl": json.dumps(description)})
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
 
-        write_atomically(path, write)
+def _like(x: Any, tensor: Tensor) -> Any:
+    """A tensor for a tensor, else an array."""
+    return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
+
+
+def _index(like: Tensor, values: list[int]) -> Tensor:
+    return torch.tensor(values, device=like.device)
 
 
 def _tasks(tasks: Any, verb: str) -> list[Task]:
@@ -404,7 +484,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
             if "evcl" not in metadata:
                 raise EvclError("it was not saved by evcl")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return _rebuilt(json.loads(metadata["evcl"]), tensors, network)
+        return rebuilt(json.loads(metadata["evcl"]), tensors, network)
     except SafetensorError as error:
         raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
     except OSError as error:
@@ -415,7 +495,8 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
         raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
 
 
-def _rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None) -> Learner:
+def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
+    """The learner that `described` this, on the CPU."""
     if saved["format"] != FORMAT:
         raise EvclError(f"the file has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
     trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})

@@ -347,12 +347,30 @@ class Run:
     @torch.no_grad()
     def predict(self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int | None = None) -> Tensor:
         """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
+        total: Tensor | float = 0.0
+        count = 0
+        for p in self._drawn(x, head, draws, chunk):
+            total, count = total + p, count + 1
+        return torch.as_tensor(total) / count
+
+    @torch.no_grad()
+    def predict_with_entropy(self, x: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        """`predict`, and the mean entropy [R, N], in nats, of what each draw of the weights predicts by itself."""
+        total: Tensor | float = 0.0
+        entropy: Tensor | float = 0.0
+        count = 0
+        for p in self._drawn(x, head):
+            total, entropy, count = total + p, entropy + torch.special.entr(p).sum(-1), count + 1
+        return torch.as_tensor(total) / count, torch.as_tensor(entropy) / count
+
+    def _drawn(
+        self, x: Tensor, head: int, draws: Iterable[Tensor] | None = None, chunk: int | None = None
+    ) -> Iterator[Tensor]:
+        """Probabilities [R, N, classes] by each draw of the weights."""
         network, r = self.network, len(self.seeds)
         if r > 1:
             self._examine(x)
         network.weights.noise = None
-        total: Tensor | float = 0.0
-        count = 0
         if chunk is None:  # rows at once, of all replicas
             chunk = 500_000 if x.is_cuda else 4096
         with self._precision():
@@ -363,9 +381,7 @@ class Run:
                     copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to it
                     logits = network.logits(copies.flatten(0, 1), [head])
                     pieces.append(logits.softmax(1).unflatten(0, (r, -1)))
-                total = total + torch.cat(pieces, 1)
-                count += 1
-        return torch.as_tensor(total) / count
+                yield torch.cat(pieces, 1)
 
     def draws(self, heads: Iterable[int]) -> Sequence[Tensor] | Iterator[Tensor]:
         """The weight draws [R, P] of every prediction, kept until the posterior changes if they are not too large."""

@@ -1,0 +1,206 @@
+"""The estimator: evcl as scikit-learn knows classifiers. Needs scikit-learn; `import evcl` does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from evcl.benchmarks import Examples, Task
+from evcl.errors import EvclError
+from evcl.learner import Learner, Predictions, rebuilt
+from evcl.nn import mlp
+
+SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples")
+
+
+class Uncertainty(NamedTuple):
+    """[N] each, in nats: entropy = aleatoric + epistemic. `evcl.learner.Predictions` says what they mean."""
+
+    entropy: Any
+    aleatoric: Any
+    epistemic: Any
+
+
+class _Open(NamedTuple):
+    """A named task that later calls may add to: the learner before it (None: there was none), and its data so far."""
+
+    name: str
+    before: Learner | None
+    x: Any
+    y: Any
+
+
+class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A multilayer perceptron that learns task after task and keeps what it knew.
+
+    `fit` starts over. Each call of `partial_fit` is one task more, learned without the data of the earlier ones and
+    consolidated by the method; new classes may come with it. Inputs should be scaled, as for any perceptron.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : widths of the hidden layers.
+    method : "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
+    strength, tempering, init_std, prior_std, lr, batch_size, epochs, predict_samples : settings of the method, as
+        everywhere in evcl. None is the method's default; one that the method does not have is refused.
+    settings : a mapping of further settings, by name: {"coreset": "kcenter"}.
+    random_state : a number, a numpy RandomState or None, as in scikit-learn.
+    device : where it trains: "cpu" or "cuda".
+
+    Attributes
+    ----------
+    classes_ : the labels, sorted: the columns of `predict_proba`.
+    tasks_ : the names of the tasks learned, in their order.
+    n_features_in_, feature_names_in_ : as in scikit-learn.
+    learner_ : the `evcl.Learner` inside, which knows the classes by their numbers in `labels_`.
+    labels_ : the labels in the order in which they came.
+    """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        *,
+        method: str = "evcl",
+        strength: float | None = None,
+        tempering: float | None = None,
+        init_std: float | None = None,
+        prior_std: float | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        predict_samples: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.method = method
+        self.strength = strength
+        self.tempering = tempering
+        self.init_std = init_std
+        self.prior_std = prior_std
+        self.lr = lr
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.predict_samples = predict_samples
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> EVCLClassifier:  # noqa: N803
+        """Learn one task from the beginning, and forget whatever was learned before."""
+        x, y = self._checked(X, y, reset=True)
+        return self._learn(None, x, y, [], None)
+
+    def partial_fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        classes: Any = None,
+        task: str | None = None,
+    ) -> EVCLClassifier:
+        """Learn one task more.
+
+        `classes` names labels that are still to come, if you know them; it is needed only where the first call holds a
+        single class. `task` names the task. A call with the name of the last one adds to it: the two are learned as
+        one task, exactly as if their rows had come in one call. For that the rows of a named task are held until the
+        next task begins; those of a call without a name are not.
+        """
+        learner, held = getattr(self, "learner_", None), getattr(self, "_open", None)
+        x, y = self._checked(X, y, reset=learner is None)
+        known = [] if learner is None else [self.labels_]
+        if classes is not None:
+            known.append(np.unique(column_or_1d(classes)))
+        if held is not None and task == held.name:
+            learner, x, y = held.before, np.concatenate([held.x, x]), np.concatenate([held.y, y])
+        return self._learn(learner, x, y, known, task)
+
+    def _learn(self, before: Learner | None, x: Any, y: Any, known: list[Any], task: str | None) -> EVCLClassifier:
+        labels = _in_order([*known, np.unique(y)])
+        place = {label: k for k, label in enumerate(labels.tolist())}
+        examples = Examples(torch.from_numpy(x), torch.tensor([place[label] for label in y.tolist()]))
+        learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
+        name = str(len(learner.tasks)) if task is None else task
+        head = learner.tasks[0] if learner.tasks else name
+        learner.learn(
+            Task(name, head, tuple(range(len(labels))), examples, examples), head=0 if learner.tasks else "new"
+        )
+        self.learner_, self.labels_, self.classes_, self.tasks_ = learner, labels, np.sort(labels), learner.tasks
+        self._open = None if task is None else _Open(task, before, x, y)
+        return self
+
+    def _new(self, width: int) -> Learner:
+        given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        sizes = np.atleast_1d(self.hidden_layer_sizes).tolist()
+        network = mlp(width, sizes)
+        return Learner(network, self.method, seed=seed, device=self.device, **{**given, **(self.settings or {})})
+
+    def _checked(self, x: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        x, y = validate_data(self, x, y, dtype=np.float32, reset=reset)
+        check_classification_targets(y)
+        return x, column_or_1d(y, warn=True)
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """The most probable class of each row."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+        """The probability of each class, in the order of `classes_`, averaged over draws of the posterior."""
+        p = self._predictions(X).probabilities.astype(np.float64)[:, np.argsort(self.labels_)]
+        return p / p.sum(1, keepdims=True)
+
+    def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
+        """How unsure each prediction is, and which part of that comes from the weights being unsure (epistemic)."""
+        found = self._predictions(X)
+        return Uncertainty(found.entropy, found.aleatoric, found.epistemic)
+
+    def _predictions(self, x: Any) -> Predictions:
+        check_is_fitted(self, "learner_")
+        return self.learner_.predictions(validate_data(self, x, dtype=np.float32, reset=False))
+
+    # --- pickling --------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> Any:
+        """The learner as words and plain tensors, as it is saved; unpickled, it is on the CPU."""
+        state = super().__getstate__().copy()
+        if "learner_" in state:
+            state["learner_"] = state["learner_"].described()
+        if state.get("_open") is not None and state["_open"].before is not None:
+            state["_open"] = state["_open"]._replace(before=state["_open"].before.described())
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if "learner_" in state:
+            self.learner_ = rebuilt(*state["learner_"])
+        if state.get("_open") is not None and state["_open"].before is not None:
+            self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
+
+
+def _in_order(parts: list[Any]) -> Any:
+    """The labels of all parts, each once, in the order of the parts."""
+    if len({part.dtype.kind in "OSUT" for part in parts}) > 1:
+        raise EvclError("labels must be all numbers or all text, and these are of both kinds")
+    together = np.concatenate(parts)
+    labels = together[np.sort(np.unique(together, return_index=True)[1])]
+    if len(labels) < 2:
+        raise EvclError(
+            f"there is 1 class only, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
+        )
+    return labels
+
+
+def _copied(learner: Learner) -> Learner:
+    return rebuilt(*learner.described())

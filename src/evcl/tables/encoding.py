@@ -1,0 +1,279 @@
+"""From a table's columns to a network's inputs: fitted on the first task, and the same ever after.
+
+A number is scaled to mean 0 and standard deviation 1 of the first task; where it is missing it is the mean, with a
+further input that says so if the first task had missing ones. A category is an input for each of its texts, all 0 where
+it is missing. Images, and arrays of more than two axes, are scaled by one mean and deviation for all their numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evcl.errors import EvclError
+from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Piece, Source, Values, as_number, bad
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Number:
+    name: str
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]  # one for each number, or one for all of them
+    std: tuple[float, ...]
+    missing: bool  # whether the first task had missing ones
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self.shape) + self.missing
+
+    def encode(self, values: Values, out: NDArray[np.float32], where: _Where) -> None:
+        numbers = _numbers(values, where).reshape(len(values), -1)
+        absent = np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            scaled = ((numbers - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        scaled[absent] = 0.0
+        if not np.isfinite(scaled).all():
+            row = int((~np.isfinite(scaled)).any(1).argmax())
+            where.bad(row, f"{values[row] if values.ndim == 1 else 'a number'} is too large")
+        out[:, : scaled.shape[1]] = scaled
+        if self.missing:
+            out[:, -1] = absent[:, 0]
+
+
+@dataclass(frozen=True)
+class Category:
+    name: str
+    texts: tuple[str, ...]
+
+    @property
+    def inputs(self) -> int:
+        return len(self.texts)
+
+    def encode(self, values: Values, out: NDArray[np.float32], where: _Where) -> None:
+        place = {text: k for k, text in enumerate(self.texts)}
+        out[:] = 0.0
+        for row, text in enumerate(as_text(values, where)):
+            if text is None:
+                continue
+            if text in place:
+                out[row, place[text]] = 1.0
+            elif not where.lenient:
+                known = ", ".join(self.texts[:5]) + (", ..." if len(self.texts) > 5 else "")
+                where.bad(row, f"{text!r} was not there in the first task ({known}); --unknown missing lets it pass")
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The place of a column's values, for errors; `lenient`: an unknown category is a missing one."""
+
+    path: Path
+    piece: Piece
+    column: str
+    lenient: bool = False
+
+    def bad(self, row: int, what: str) -> NoReturn:
+        bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
+
+
+def _numbers(values: Values, where: _Where) -> Floats:
+    if values.dtype == object:
+        found = np.empty(len(values))
+        for row, text in enumerate(values):
+            number = np.nan if text is None else as_number(text)
+            if number is None:
+                where.bad(row, f"{text!r} is not a number, and the column is one of numbers")
+            found[row] = number
+    else:
+        found = values.astype(np.float64, copy=False)
+    if np.isinf(found).any():
+        where.bad(
+            int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number to learn from"
+        )
+    return found
+
+
+def as_text(values: Values, where: _Where) -> Sequence[str | None]:
+    """Categories and labels: text as it is, whole numbers as their digits."""
+    if values.dtype == object:
+        return values  # type: ignore[return-value]
+    if values.ndim > 1:
+        where.bad(0, f"one text or whole number is expected, not an array of shape {values.shape[1:]}")
+    found: list[str | None] = []
+    for row, value in enumerate(values.tolist()):
+        if math.isnan(value):
+            found.append(None)
+        elif math.isfinite(value) and value == int(value):
+            found.append(str(int(value)))
+        else:
+            where.bad(row, f"{value} is not a text or a whole number, and the column is one of classes")
+    return found
+
+
+def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
+    """A piece's labels as text; a number with a fraction is no class."""
+    where = _Where(source.path, piece, column)
+    found = as_text(piece.columns[column], where)
+    for row, label in enumerate(found if source.untyped else ()):
+        if label is not None and "." in label and (number := as_number(label)) is not None and number != int(number):
+            where.bad(row, f"{label} is a number with a fraction, and classes are expected: there is no regression")
+    return found
+
+
+class Encoder:
+    """The columns of the inputs, in order."""
+
+    def __init__(self, columns: Sequence[Number | Category]) -> None:
+        self.columns = tuple(columns)
+        self.inputs = sum(column.inputs for column in self.columns)
+        if not 0 < self.inputs <= MOST_INPUTS:
+            raise EvclError(f"{self.inputs:,} inputs to the network, and 1 to {MOST_INPUTS:,} are possible")
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def check(self, source: Source, extra: Collection[str]) -> None:
+        """Refuse a file whose columns are others; those of `extra` may be there too."""
+        shapes = source.shapes
+        missing = [name for name in self.names if name not in shapes]
+        unknown = [name for name in shapes if name not in self.names and name not in extra]
+        if missing:
+            more = f" (it has {_listed(unknown)} instead)" if unknown else ""
+            bad(source.path, f"there is no column {_listed(missing)}, which the model learned from{more}")
+        if unknown:
+            bad(source.path, f"the model does not know column {_listed(unknown)}; --drop leaves one out")
+        for column in self.columns:
+            wanted = column.shape if isinstance(column, Number) else ()
+            if shapes[column.name] != wanted:
+                bad(
+                    source.path, f"column {column.name!r}", f"its values have shape {shapes[column.name]}, not {wanted}"
+                )
+
+    def encode(self, piece: Piece, source: Source, out: NDArray[np.float32], lenient: bool = False) -> None:
+        """The rows of a piece as inputs, written to `out` [rows, inputs]."""
+        start = 0
+        for column in self.columns:
+            values, where = piece.columns[column.name], _Where(source.path, piece, column.name, lenient)
+            if isinstance(column, Number) and values.dtype == object and not source.untyped:
+                where.bad(0, "it holds text, and the model learned it as numbers")
+            column.encode(values, out[:, start : start + column.inputs], where)
+            start += column.inputs
+
+    def described(self) -> list[dict[str, Any]]:
+        return [{"kind": "number" if isinstance(c, Number) else "category", **asdict(c)} for c in self.columns]
+
+    @staticmethod
+    def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
+        """What `described` said; anything else is an EvclError, a KeyError or a TypeError."""
+        columns: list[Number | Category] = []
+        for one in saved:
+            if one["kind"] == "category":
+                columns.append(Category(str(one["name"]), tuple(map(str, one["texts"]))))
+                continue
+            shape = tuple(int(n) for n in one["shape"])
+            mean, std = (tuple(float(v) for v in one[key]) for key in ("mean", "std"))
+            number = Number(str(one["name"]), shape, mean, std, bool(one["missing"]))
+            sizes = {1, math.prod(shape)}
+            if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
+                raise EvclError(f"the scale of column {number.name!r} does not fit it")
+            columns.append(number)
+        return Encoder(columns)
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+class Fitting:
+    """Sees the first task piece by piece, and ends in an encoder."""
+
+    def __init__(self, source: Source, names: Sequence[str], categories: Collection[str]) -> None:
+        self._source, self.names = source, tuple(names)
+        self._fits = {name: _Fit(source.shapes[name], name in categories) for name in names}
+
+    def see(self, piece: Piece) -> None:
+        for name, fit in self._fits.items():
+            fit.see(piece.columns[name], _Where(self._source.path, piece, name), self._source.untyped)
+
+    def encoder(self) -> Encoder:
+        return Encoder([fit.column(name, self._source.path) for name, fit in self._fits.items()])
+
+
+class _Fit:
+    """One column: a number if all of it is, a category if none of it is; both is an error."""
+
+    def __init__(self, shape: tuple[int, ...], category: bool) -> None:
+        self._shape, self._category = shape, category
+        self._number: bool | None = None  # of text: whether it spells numbers, once that is known
+        self._texts: dict[str, None] = {}
+        self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._missing = False
+
+    def see(self, values: Values, where: _Where, untyped: bool) -> None:
+        if values.dtype == object and not self._category:
+            self._decide(values, where, untyped)
+        if self._category or self._number is False:
+            for row, text in enumerate(as_text(values, where)):
+                if text is not None:
+                    self._texts[text] = None
+                if len(self._texts) > MOST_CATEGORIES:
+                    where.bad(
+                        row, f"more than {MOST_CATEGORIES:,} different texts are no category; --drop leaves it out"
+                    )
+        elif values.dtype != object or self._number:
+            self._add(_numbers(values, where))
+        else:
+            self._missing = True  # nothing there so far
+
+    def _decide(self, values: Values, where: _Where, untyped: bool) -> None:
+        """Whether text is numbers: the first that is there says it, and the others must agree."""
+        if not untyped:
+            self._category = True
+            return
+        for row, value in enumerate(values):
+            if value is None:
+                continue
+            number = as_number(value) is not None
+            if self._number is None:
+                self._number = number
+            elif number != self._number:
+                this, others = ("a number", "text") if number else ("text", "numbers")
+                fix = f"put it right, or say --category {where.column}"
+                where.bad(row, f"{value!r} is {this} where the column began with {others}; {fix}")
+
+    def _add(self, numbers: Floats) -> None:
+        """Mean and sum of squared deviations so far (Chan, Golub and LeVeque's update), missing ones left out."""
+        there = ~np.isnan(numbers)
+        self._missing |= not there.all()
+        count = there.sum(0)
+        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
+        total = self._count + count
+        apart = mean - self._mean
+        self._mean = self._mean + apart * count / np.maximum(total, 1)
+        self._squares = self._squares + squares + apart**2 * self._count * count / np.maximum(total, 1)
+        self._count = total
+
+    def column(self, name: str, path: Path) -> Number | Category:
+        if self._texts:
+            return Category(name, tuple(sorted(self._texts)))
+        if not self._count.any():
+            bad(path, f"column {name!r}", "nothing in it is there; --drop leaves it out")
+        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
+        if len(self._shape) > 1:  # one scale for all
+            middle = np.array([(count * mean).sum() / count.sum()])
+            squares = np.array([(squares + count * (mean - middle) ** 2).sum()])
+            count, mean = np.array([count.sum()]), middle
+        std = np.sqrt(squares / np.maximum(count, 1))
+        if not np.isfinite(std).all() or not np.isfinite(mean).all():
+            bad(path, f"column {name!r}", "it holds infinity, or numbers too large to scale")
+        std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1e-300), std, 1.0)  # a constant
+        return Number(name, self._shape, tuple(mean.tolist()), tuple(std.tolist()), self._missing and not self._shape)

@@ -1,0 +1,83 @@
+"""A folder of images, in a folder a class; to predict, also images in no such folder. Pillow reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from evcl.errors import EvclError
+from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
+PIXELS, FOLDER = "pixels", "folder"  # its columns
+LARGEST_SIDE = 64  # of the inputs, where nothing else is said
+IMAGES_A_PIECE = 256
+
+
+class ImageFolder:
+    """`size` is (height, width, 1 or 3 colours) of what is read; None is the first image's, at most 64 a side."""
+
+    untyped, images = False, True
+
+    def __init__(self, path: Path, size: tuple[int, int, int] | None = None, side: int = LARGEST_SIDE) -> None:
+        self.path = path
+        try:
+            found = [(one.name, one) for one in sorted(path.iterdir()) if one.is_file() and not _hidden(one)]
+            for folder in sorted(one for one in path.iterdir() if one.is_dir() and not _hidden(one)):
+                found += [(folder.name, one) for one in sorted(folder.iterdir()) if not _hidden(one)]
+        except OSError as error:
+            raise EvclError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+        if not found:
+            bad(path, "the folder holds no images")
+        self.files = [(None if one.parent == path else folder, one) for folder, one in found]
+        self.size = self._first_size(side) if size is None else size
+
+    def _first_size(self, side: int) -> tuple[int, int, int]:
+        array = self._image(self.files[0][1], None)
+        height, width = array.shape[:2]
+        scale = min(1.0, side / max(height, width))
+        return max(1, round(height * scale)), max(1, round(width * scale)), array.shape[2]
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {PIXELS: self.size}
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        for start in range(0, len(self.files), IMAGES_A_PIECE):
+            part = self.files[start : start + IMAGES_A_PIECE]
+            folders = np.empty(len(part), dtype=object)
+            folders[:] = [folder for folder, _ in part]
+            pixels = np.empty((len(part), *self.size), dtype=np.uint8)
+            for row, (_, file) in zip(pixels, part, strict=True):
+                row[:] = self._image(file, self.size)
+            names = [str(file.relative_to(self.path)) for _, file in part]
+            yield Piece({PIXELS: pixels, FOLDER: folders}, names.__getitem__, len(part))
+
+    def _image(self, file: Path, size: tuple[int, int, int] | None) -> Values:
+        """One image [height, width, colours]: grey where `size` or, without one, the image itself is grey."""
+        try:
+            from PIL import Image
+        except ImportError:
+            raise EvclError(f"{self.path}: images need Pillow: pip install pillow") from None
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    bad(file, f"{image.width} x {image.height} pixels, and the most is {MOST_PIXELS:,} in all")
+                grey = image.mode in ("1", "L", "I", "I;16", "F", "LA") if size is None else size[2] == 1
+                plain = image.convert("L" if grey else "RGB")
+                if size is not None and (plain.height, plain.width) != size[:2]:
+                    plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+                array = np.asarray(plain)
+        except EvclError:
+            raise
+        except (OSError, ValueError, SyntaxError, TypeError, ArithmeticError, EOFError, RuntimeError) as error:
+            bad(file, f"it is no image that can be read ({(str(error).splitlines() or ['damaged'])[0]})")
+        except Image.DecompressionBombError:
+            bad(file, f"it has more than the {MOST_PIXELS:,} pixels that an image may have")
+        return array[..., None] if grey else array
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".") or path.name == "Thumbs.db"

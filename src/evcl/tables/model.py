@@ -1,0 +1,274 @@
+"""A model of tables: a learner, how a table becomes its inputs, and what it has learned when. One file holds it all.
+
+The file is a learner's (`evcl.load` reads it too) with a second text in its metadata: the encoder, the names of the
+labels, and a line for each task. The text is padded, so that the file grows by a block and not by each task.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from evcl.benchmarks import Examples, Task
+from evcl.benchmarks.benchmark import stratified
+from evcl.errors import EvclError
+from evcl.learner import Learner, Predictions, load
+from evcl.nn import mlp
+from evcl.randomness import generator
+from evcl.tables.encoding import Encoder, Fitting, labels_of
+from evcl.tables.image_folder import FOLDER
+from evcl.tables.source import MOST_CLASSES, Source, bad
+from evcl.training import OnEpoch
+
+FORMAT = 1  # of the text in the metadata
+NOTE = "evcl.tables"
+BLOCK = 16_384  # bytes that the padded text is a multiple of
+MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # of what is held out
+MOST_HELD = 10_000  # rows held out of a file, however large
+
+
+@dataclass
+class Model:
+    learner: Learner
+    encoder: Encoder
+    target: str | None  # None: the folder of an image
+    labels: list[str] = field(default_factory=list)  # the learner knows them by their numbers
+    drop: tuple[str, ...] = ()  # columns that are left out wherever they turn up
+    history: list[dict[str, Any]] = field(default_factory=list)  # a task a line
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        source: Source,
+        rows: Rows,
+        name: str,
+        head: str | None = None,
+        epochs: int | None = None,
+        validation: float = 0.1,
+        lenient: bool = False,
+        on_epoch: OnEpoch | None = None,
+    ) -> dict[str, Any]:
+        """One task more, from a file whose labels have been read; returns its line of the history.
+
+        `head` is an earlier task's name, "new", or None for the head of the last task.
+        """
+        if name in self.learner.tasks:
+            raise EvclError(f"{name!r} is learned already: if this is another task, name it with --task")
+        started, earlier = time.perf_counter(), self.learner.tasks
+        shared = "new" if head == "new" or not earlier else head or earlier[-1]
+        known = () if shared == "new" else self.learner.classes(shared)
+        labels = [*self.labels, *sorted(set(rows.names) - set(self.labels))]
+        if len(labels) > MOST_CLASSES:
+            bad(source.path, f"with it there would be {len(labels):,} classes, and the most is {MOST_CLASSES:,}")
+        y = rows.numbers(labels)
+        train, held = self._inputs(source, y, validation, lenient)
+        before = None if held is None or shared == "new" else self._measured(held, shared)["accuracy"]
+        classes = tuple(sorted({*map(int, known), *y.tolist()}))
+        self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, on_epoch=on_epoch)
+        self.labels = labels
+        self.history.append(
+            {
+                "task": name,
+                "file": source.path.name,
+                "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
+                "seconds": round(time.perf_counter() - started, 1),
+                "examples": len(train),
+                "held_out": 0 if held is None else len(held),
+                "classes": len(rows.names),
+                "accuracy_before": before,
+                **({} if held is None else self._measured(held, name)),
+            }
+        )
+        return self.history[-1]
+
+    def _inputs(self, source: Source, y: Tensor, validation: float, lenient: bool) -> tuple[Examples, Examples | None]:
+        """The file's examples in two parts, each written straight to its place: nothing is in memory twice."""
+        count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
+        held = torch.zeros(len(y), dtype=torch.bool)
+        if count > 0:
+            held[stratified(y, count, generator(self.learner.seed, "validation", len(self.learner.tasks)))[1]] = True
+        parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
+        done, start = [0, 0], 0
+        for piece in source.pieces(self.encoder.names):
+            encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
+            self.encoder.encode(piece, source, encoded, lenient)
+            mine = held[start : start + piece.rows]
+            if len(mine) != piece.rows:
+                bad(source.path, "it has grown while it was read")
+            for i, rows in enumerate((~mine, mine)):
+                taken = torch.from_numpy(encoded)[rows]
+                parts[i][done[i] : done[i] + len(taken)] = taken
+                done[i] += len(taken)
+            start += piece.rows
+        if start != len(y):
+            bad(source.path, "it has shrunk while it was read")
+        train = Examples(parts[0], y[~held])
+        return train, Examples(parts[1], y[held]) if count > 0 else None
+
+    def _measured(self, held: Examples, task: str) -> dict[str, float]:
+        """How well, and how surely, a task's head does on examples: means, in nats but for the accuracy."""
+        found = self.learner.predictions(held.x, task)
+        place = {label: k for k, label in enumerate(self.learner.classes(task))}
+        columns = torch.tensor([place.get(int(label), -1) for label in held.y.tolist()])
+        p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
+        nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
+        means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
+        return {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict(
+        self, source: Source, task: str | None = None, lenient: bool = False
+    ) -> Iterator[tuple[Predictions, Sequence[str | None], list[str]]]:
+        """Piece by piece: what is predicted, the labels that the file itself has (None where not), and the places."""
+        own = FOLDER if source.images else self.target
+        there = source.images or own in source.shapes
+        names = [*self.encoder.names, *([own] if there and own is not None else [])]
+        rows = 0
+        for piece in source.pieces(names):
+            encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
+            self.encoder.encode(piece, source, encoded, lenient)
+            found = self.learner.predictions(encoded, task)
+            given: Sequence[str | None] = labels_of(source, piece, str(own)) if there else [None] * piece.rows
+            yield found, given, [piece.place(i) for i in range(piece.rows)]
+            rows += piece.rows
+        if not rows:
+            bad(source.path, "it holds no rows")
+
+    def check(self, source: Source, drop: Collection[str]) -> None:
+        """Refuse a file whose columns are not those learned from; it may hold the target, and what is left out."""
+        if source.images != (self.target is None):
+            wanted, came = ("images", "a table") if self.target is None else ("tables", "a folder of images")
+            bad(source.path, f"the model learns from {wanted}, and this is {came}")
+        if wrong := sorted({*drop} & {*self.encoder.names, str(self.target)}):
+            raise EvclError(f"--drop {wrong[0]}: the model learns from this column")
+        self.encoder.check(source, {*self.drop, *drop, *([] if self.target is None else [self.target])})
+
+    # --- the file --------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        text = json.dumps(
+            {
+                "format": FORMAT,
+                "target": self.target,
+                "labels": self.labels,
+                "drop": self.drop,
+                "columns": self.encoder.described(),
+                "history": self.history,
+            }
+        )
+        # The learner's own text grows with the names of the tasks: both together fill whole blocks. In the file they
+        # stand inside JSON, with a backslash for each quote.
+        size = len(json.dumps(text)) + len(json.dumps(json.dumps(self.learner.described()[0])))
+        self.learner.save(path, {NOTE: text + " " * (-size % BLOCK)})
+
+
+@dataclass
+class Rows:
+    """The labels of a file's rows."""
+
+    names: list[str]  # each once
+    codes: list[int]  # its number among the names, a row
+
+    def numbers(self, labels: Sequence[str]) -> Tensor:
+        place = {label: k for k, label in enumerate(labels)}
+        return torch.tensor([place[name] for name in self.names])[torch.tensor(self.codes)]
+
+
+def read_rows(source: Source, target: str | None, fitting: Fitting | None = None) -> Rows:
+    """One pass over a file: its labels and, for the first task, what the encoder needs to know."""
+    own = FOLDER if source.images else str(target)
+    if not source.images and own not in source.shapes:
+        bad(
+            source.path,
+            f"there is no column {own!r}, the target; it has {', '.join(map(repr, list(source.shapes)[:8]))}",
+        )
+    place: dict[str, int] = {}
+    codes: list[int] = []
+    for piece in source.pieces([own] if fitting is None else [*fitting.names, own]):
+        if fitting is not None:
+            fitting.see(piece)
+        for row, label in enumerate(labels_of(source, piece, own)):
+            if label is None:
+                what = "the image is in no folder of a class" if source.images else "the label is missing"
+                bad(source.path, piece.place(row), what)
+            codes.append(place.setdefault(label, len(place)))
+        if len(place) > MOST_CLASSES:
+            bad(source.path, f"column {own!r}", f"more than {MOST_CLASSES:,} different labels are no classes")
+    if not codes:
+        bad(source.path, "it holds no rows")
+    return Rows(list(place), codes)
+
+
+def create(
+    source: Source,
+    target: str | None,
+    *,
+    hidden: Sequence[int] = (100,),
+    method: str = "evcl",
+    seed: int = 0,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[Model, Rows]:
+    """A model for files like this one, which has learned nothing yet, and the file's labels."""
+    Learner(mlp(1, hidden), method, seed=seed, **(settings or {}))  # whatever is wrong with these is found first
+    for name in (*drop, *categories):
+        if name not in source.shapes:
+            bad(
+                source.path,
+                f"there is no column {name!r} to " + ("leave out" if name in drop else "take as a category"),
+            )
+    names = [name for name in source.shapes if name != target and name not in drop]
+    if not names:
+        bad(source.path, "no column is left to learn from")
+    fitting = Fitting(source, names, categories)
+    rows = read_rows(source, target, fitting)
+    if len(rows.names) < 2:
+        bad(source.path, f"a classifier needs two classes, and every label is {rows.names[0]!r}")
+    encoder = fitting.encoder()
+    learner = Learner(mlp(encoder.inputs, hidden), method, seed=seed, **(settings or {}))
+    return Model(learner, encoder, None if source.images else target, drop=tuple(drop)), rows
+
+
+def load_model(path: Path) -> Model:
+    """A model that `save` wrote. No code in the file is run."""
+    learner = load(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(NOTE)
+    except (SafetensorError, OSError) as error:
+        raise EvclError(f"cannot load {path}: {error}") from error
+    if text is None:
+        raise EvclError(f"{path} was saved from Python and does not say how a table becomes its inputs: use evcl.load")
+    try:
+        saved = json.loads(text)
+        if saved["format"] != FORMAT:
+            raise EvclError(f"its table has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
+        labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
+        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
+        texts = [*labels, *drop, *([] if target is None else [target])]
+        for line in history:
+            texts += [line["task"], line["learned"]]
+            _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]
+        codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
+        if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
+            raise EvclError("its labels, columns and tasks should be texts")
+        if not 0 <= min(codes) <= max(codes) < len(labels):
+            raise EvclError("its labels do not fit its heads")
+        learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # the network takes them
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
+    return model

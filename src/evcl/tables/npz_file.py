@@ -1,0 +1,92 @@
+"""NPZ: arrays whose first axis is the examples, each a column; never pickled objects."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Piece, Values, bad
+
+BROKEN = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
+
+
+class NpzFile:
+    untyped, images = False, False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [name for name in archive.namelist() if name.endswith(".npy")]
+                if not 0 < len(members) <= MOST_COLUMNS:
+                    bad(path, f"{len(members)} arrays, and 1 to {MOST_COLUMNS} are expected")
+                self._headers = {}
+                for member in members:
+                    with archive.open(member) as stream:
+                        self._headers[member.removesuffix(".npy")] = self._header(stream, member)
+        except BROKEN as error:
+            self._broken(error)
+        rows = {name: shape[0] for name, (shape, _) in self._headers.items()}
+        if len(set(rows.values())) != 1:
+            counts = ", ".join(f"{name!r} {count}" for name, count in rows.items())
+            bad(path, f"its arrays have different numbers of rows ({counts})")
+        self._rows = next(iter(rows.values()))
+
+    def _broken(self, error: Exception) -> None:
+        if isinstance(error, ValueError) and str(error).startswith(str(self.path)):
+            raise error
+        bad(self.path, f"it is cut short or no NPZ file ({str(error) or type(error).__name__})")
+
+    def _header(self, stream: IO[bytes], member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        where = f"array {member.removesuffix('.npy')!r}"
+        if dtype.kind not in "biufU":
+            bad(self.path, where, f"it holds {dtype}; numbers or text are expected")
+        if not shape:
+            bad(self.path, where, "it is one number; its first axis should be the examples")
+        if fortran and len(shape) > 1:
+            bad(self.path, where, "it is stored column by column; save numpy.ascontiguousarray of it")
+        return shape, dtype
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: shape[1:] for name, (shape, _) in self._headers.items()}
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        largest = max(math.prod(shape[1:]) for shape, _ in self._headers.values())
+        count = max(1, min(ROWS_A_PIECE, 10_000_000 // max(1, largest)))
+        with ExitStack() as stack:
+            streams = {}
+            try:
+                archive = stack.enter_context(zipfile.ZipFile(self.path))
+                for name in (name for name in self._headers if name in names):
+                    streams[name] = stack.enter_context(archive.open(f"{name}.npy"))
+                    if self._header(streams[name], name) != self._headers[name]:
+                        bad(self.path, "it has changed while it was read")
+            except BROKEN as error:
+                self._broken(error)
+            for start in range(0, self._rows, count):
+                rows = min(count, self._rows - start)
+                columns = {name: self._read(stream, name, rows) for name, stream in streams.items()}
+                yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", rows)  # type: ignore[misc]
+
+    def _read(self, stream: IO[bytes], name: str, rows: int) -> Values:
+        shape, dtype = self._headers[name]
+        wanted = rows * math.prod(shape[1:]) * dtype.itemsize
+        try:
+            content = stream.read(wanted)
+            if len(content) != wanted:
+                raise EOFError("it ends too soon")
+        except BROKEN as error:
+            self._broken(error)
+        found = np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+        return found.astype(object) if dtype.kind in "U" else found.astype(np.float64)

@@ -1,0 +1,177 @@
+"""What the command line does with one's own data: learn from a file, predict a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evcl.errors import EvclError
+from evcl.files import write_atomically
+from evcl.learner import INFER, NEW
+from evcl.tables.csv_file import CsvFile
+from evcl.tables.encoding import Number
+from evcl.tables.image_folder import PIXELS, ImageFolder
+from evcl.tables.model import Model, create, load_model, read_rows
+from evcl.tables.npz_file import NpzFile
+from evcl.tables.parquet_file import ParquetFile
+from evcl.tables.source import Source, bad
+from evcl.training import OnEpoch
+
+READERS: dict[str, Callable[[Path], Source]] = {
+    ".csv": CsvFile,
+    ".tsv": CsvFile,
+    ".parquet": ParquetFile,
+    ".npz": NpzFile,
+}
+
+
+def open_source(path: Path, model: Model | None = None, side: int | None = None) -> Source:
+    """The reader of a file or of a folder of images; these come in the size of the model's first task."""
+    try:
+        if path.is_dir():
+            size = None
+            for column in () if model is None else model.encoder.columns:
+                if isinstance(column, Number) and column.name == PIXELS and len(column.shape) == 3:
+                    size = (column.shape[0], column.shape[1], column.shape[2])
+            return ImageFolder(path, size, **({} if side is None else {"side": side}))
+        if path.suffix.lower() not in READERS:
+            bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
+        if not path.is_file():
+            raise EvclError(f"there is no file {path}")
+        return READERS[path.suffix.lower()](path)
+    except OSError as error:
+        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def learn(
+    model: Path,
+    data: Path,
+    target: str | None = None,
+    *,
+    task: str | None = None,
+    head: str | None = None,
+    epochs: int | None = None,
+    validation: float = 0.1,
+    drop: Sequence[str] = (),
+    lenient: bool = False,
+    on_epoch: OnEpoch | None = None,
+    **new: Any,
+) -> Model:
+    """Learn a file as one task more, and write the model; `new` are the options of a model that is made now.
+
+    If anything fails, or is interrupted, the model file is as it was.
+    """
+    with claimed(model):
+        before = _fingerprint(model)
+        side = new.pop("side", None)
+        if before is None:
+            source = open_source(data, side=side)
+            if target is None and not source.images:
+                raise EvclError(f"there is no model {model} yet: to make one, name the column of classes with --target")
+            if target is not None and source.images:
+                raise EvclError("--target is for tables: the class of an image is the name of its folder")
+            found, rows = create(source, target, drop=drop, **new)
+        else:
+            found = load_model(model)
+            _refuse(model, found, target, {**new, **({} if side is None else {"image_side": side})})
+            source = open_source(data, found)
+            found.check(source, drop)
+            rows = read_rows(source, found.target)
+        name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
+        found.learn(source, rows, name, head, epochs, validation, lenient, on_epoch)
+        if _fingerprint(model) != before:
+            raise EvclError(f"{model} has changed while this was learned: nothing is written; learn it again")
+        found.save(model)
+        return found
+
+
+def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]) -> None:
+    for name in new:
+        raise EvclError(f"{path} is there already, and --{name.replace('_', '-')} is chosen when a model is made")
+    if target is not None and target != model.target:
+        raise EvclError(f"{path} learns {model.target or 'the folder of an image'!r}, not --target {target}")
+
+
+@dataclass
+class Predicted:
+    """How many rows were predicted, and of those that came with a label, how many of them right."""
+
+    rows: int = 0
+    labelled: int = 0
+    right: int = 0
+    entropy: float = 0.0  # mean
+    epistemic: float = 0.0
+
+
+def predict(
+    model: Path, data: Path, out: Path, *, task: str | None = None, drop: Sequence[str] = (), lenient: bool = False
+) -> Predicted:
+    """Predict every row of a file, piece by piece, into a CSV file."""
+    found = load_model(model)
+    source = open_source(data, found)
+    found.check(source, drop)
+    learner, total = found.learner, Predicted()
+    if task is None:
+        task = INFER if len(learner.heads) > 1 else learner.tasks[0]
+    for other in (model, data):
+        if other.exists() and out.exists() and out.samefile(other):
+            raise EvclError(f"--out {out} would write over what is read")
+    classes = [found.labels[int(code)] for code in learner.classes(task)]
+    header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
+    header += ["entropy", "epistemic", *(["task"] if task == INFER else [])]
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            for piece, given, places in found.predict(source, task, lenient):
+                for i, code in enumerate(piece.labels.tolist()):
+                    label = found.labels[code]
+                    row = [label, *(f"{p:.6f}" for p in piece.probabilities[i].tolist())]
+                    row += [f"{piece.entropy[i]:.6f}", f"{max(piece.epistemic[i], 0):.6f}"]
+                    writer.writerow(
+                        [*([places[i]] if source.images else []), *row, *([piece.tasks[i]] if task == INFER else [])]
+                    )
+                    total.labelled += given[i] is not None
+                    total.right += given[i] == label
+                total.rows += len(given)
+                total.entropy += float(piece.entropy.sum(dtype=float))
+                total.epistemic += float(piece.epistemic.sum(dtype=float))
+
+    write_atomically(out, write)
+    total.entropy, total.epistemic = total.entropy / total.rows, total.epistemic / total.rows
+    return total
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """One `learn` at a time on a model: a second is refused, so that neither is lost."""
+    from filelock import FileLock, Timeout
+
+    if not path.parent.is_dir():
+        raise EvclError(f"cannot write {path}: there is no folder {path.parent}")
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise EvclError(f"{path}: another evcl learn is at work on it; wait for it to end") from None
+    except OSError as error:
+        raise EvclError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: nobody else can have it
+        lock.release()
+
+
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

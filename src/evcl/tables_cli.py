@@ -1,0 +1,203 @@
+"""`evcl learn`, `predict` and `inspect`: one's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from evcl import methods, tables
+from evcl.options import Usage, settings, usage
+from evcl.settings import SEED, Setting, resolve
+from evcl.tables.encoding import Category
+from evcl.training import OnEpoch
+
+console = Console(highlight=False)
+VALIDATION = Setting(0.1, "part of a file that is held out", high=0.5)
+
+ModelFile = Annotated[Path, typer.Option("--model", help="The model file, a .safetensors.")]
+Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with a folder a class.")]
+Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
+Unknown = Annotated[str, typer.Option(help="A category that the first task did not have is an error, or missing.")]
+
+
+def learn(
+    model: ModelFile,
+    data: Data,
+    target: Annotated[str | None, typer.Option(help="The column of classes, when the model is made.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task's name [the file's].")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="An earlier task whose head it shares, or new [the last task's].")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Which method; see evcl list [evcl].")] = None,
+    hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=1000. May be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="What everything random derives from [0].")] = None,
+    validation: Annotated[float, typer.Option(help="Hold out this part of the file, and measure on it.")] = 0.1,
+    drop: Drop = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Take this column as a category, though it looks like numbers.")
+    ] = None,
+    image_side: Annotated[int | None, typer.Option(help="Longest side of images as they are learned [64].")] = None,
+    unknown: Unknown = "error",
+) -> None:
+    """Learn a file as one task more; the first time, make the model."""
+    new: dict[str, Any] = {}
+    with usage():
+        VALIDATION.check("--validation", validation)
+        if hidden is not None:
+            new["hidden"] = _widths(hidden)
+        if seed is not None:
+            new["seed"] = SEED.check("--seed", seed)
+        if image_side is not None:
+            new["side"] = int(Setting(64, "", low=1, high=1000).check("--image-side", image_side))
+        chosen = methods.get(method or "evcl")
+        if chosen.joint:
+            raise Usage(f"{chosen.name} trains on all tasks at once, and evcl learn on one after another")
+        given = settings(set_ or [])
+        if epochs is not None:
+            epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
+        if given and not model.exists():
+            resolve(chosen.name, chosen.known_settings, given)
+    if given:
+        new["settings"] = given
+    if method is not None:
+        new["method"] = method
+    if category:
+        new["categories"] = category
+    torch.set_num_threads(1)
+    lenient = _lenient(unknown)
+    with _progress(task or data.stem) as on_epoch:
+        found = tables.learn(
+            model,
+            data,
+            target,
+            task=task,
+            head=head,
+            epochs=epochs,
+            validation=validation,
+            drop=drop or [],
+            lenient=lenient,
+            on_epoch=on_epoch,
+            **new,
+        )
+    line = found.history[-1]
+    held = f"; {line['held_out']:,} held out" if line["held_out"] else ""
+    what = f"{line['examples']:,} examples of {line['classes']} classes"
+    _say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
+    if line["held_out"]:
+        before = line["accuracy_before"]
+        was = "" if before is None else f" ({_percent(before)} before)"
+        sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
+        _say(f"on what was held out: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
+    tasks = len(found.history)
+    _say(f"model: {model} ({model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'})")
+
+
+def predict(
+    model: ModelFile,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="The CSV file that the predictions are written to.")],
+    task: Annotated[str | None, typer.Option(help="Whose head predicts, or infer [the only one, or infer].")] = None,
+    drop: Drop = None,
+    unknown: Unknown = "error",
+) -> None:
+    """Predict every row of a file: its class, the probability of each class, and how uncertain that is."""
+    torch.set_num_threads(1)
+    found = tables.predict(model, data, out, task=task, drop=drop or [], lenient=_lenient(unknown))
+    _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}")
+    if found.labelled:
+        part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
+        _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")
+    _say(f"predictions: {out}")
+
+
+def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl learn.")]) -> None:
+    """What a model has learned, when, how well, and how surely."""
+    found = tables.load_model(model)
+    learner = found.learner
+    defaults = {name: setting.default for name, setting in learner.method.known_settings.items()}
+    changed = [f"{name}={value}" for name, value in learner.settings.items() if value != defaults[name]]
+    tasks = len(learner.tasks)
+    _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")
+    _fact("method", f"{learner.method.name}, seed {learner.seed}" + "".join(f", {one}" for one in changed))
+    names = [
+        f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
+        for c in found.encoder.columns
+    ]
+    _fact("columns", _shortened(names))
+    _fact("target", found.target or "the folder of an image")
+    _fact("classes", _shortened(found.labels))
+    for name in ("drop",) if found.drop else ():
+        _fact(name, _shortened(list(found.drop)))
+    if len(learner.heads) > 1:
+        _fact("heads", _shortened(list(learner.heads)))
+    table = Table(box=None, padding=(0, 2 if console.width >= 80 else 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(("task", "learned", "rows", "accuracy", "entropy", "epistemic")):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    for line in found.history:
+        measured = ["-"] * 3
+        if line["held_out"]:
+            measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
+    console.print(table)
+    console.print("Measured on what was held out of each file, when it was learned. Entropies are in nats.")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f" ({' x '.join(map(str, shape))} numbers)" if shape else ""
+
+
+def _shortened(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _fact(name: str, text: str) -> None:
+    _say(f"{name:<8} {text}")
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f}%"
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False)
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(Setting(1, "", low=1, high=100_000).check("--hidden", part)) for part in text.split(","))
+    except ValueError:
+        raise Usage(f"--hidden takes widths of at least 1, as in 100,100, not {text!r}") from None
+
+
+def _lenient(unknown: str) -> bool:
+    if unknown not in ("error", "missing"):
+        raise Usage(f"--unknown must be error or missing, not {unknown!r}")
+    return unknown == "missing"
+
+
+@contextmanager
+def _progress(task: str) -> Iterator[OnEpoch | None]:
+    """A bar over the epochs on a terminal; elsewhere nothing, the result is a line anyway."""
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+        bar = bars.add_task(task, total=None, state="reading")
+
+        def on_epoch(progress: Any) -> None:
+            state = f"epoch {progress.epoch}/{progress.epochs}"
+            bars.update(bar, completed=progress.epoch, total=progress.epochs, state=state)
+
+        yield on_epoch

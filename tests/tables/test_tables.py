@@ -1,0 +1,327 @@
+"""One's own data, from files to predictions: formats, preprocessing, tasks, uncertainty, and what a person sees."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+import evcl as package
+from evcl import tables
+from evcl.tables.csv_file import CsvFile
+from evcl.tables.encoding import Category, Encoder, Fitting
+from evcl.tables.model import create
+
+FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.01"]
+
+
+def people(rows=200, seed=0, shift=0.0):
+    """Ages (some missing), incomes and cities, and whether they buy."""
+    source = np.random.default_rng(seed)
+    age, income = source.normal(40 + 10 * shift, 10, rows).round(1), source.normal(3, 1, rows).round(3)
+    city = np.array(["bath", "hull", "york"])[source.integers(0, 3, rows)]
+    buys = np.where((age - 40) / 10 + income - 3 + (city == "bath") > shift, "yes", "no")
+    age[::17] = np.nan
+    return pd.DataFrame({"age": age, "income": income, "city": city, "buys": buys})
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def model(evcl):
+    people().to_csv("january.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)[0] == 0
+    return evcl
+
+
+def test_the_whole_way(model):
+    people(seed=1, shift=1).to_csv("february.csv", index=False)
+    status, out, err = model("learn", "--model", "m", "--data", "february.csv")
+    assert (status, err) == (0, "")
+    assert "february: 180 examples of 2 classes learned in " in out
+    assert "20 held out" in out
+    assert "% before), NLL " in out
+    assert "2 tasks)" in out
+    people(seed=2).to_parquet("new.parquet")
+    status, out, err = model("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
+    assert (status, err) == (0, "")
+    found = rows_of("p.csv")
+    assert list(found[0]) == ["prediction", "probability_no", "probability_yes", "entropy", "epistemic"]
+    p = np.array([[float(row["probability_no"]), float(row["probability_yes"])] for row in found])
+    assert p.sum(1) == pytest.approx(np.ones(200), abs=2e-6)
+    entropy = np.array([float(row["entropy"]) for row in found])
+    assert entropy == pytest.approx(-(p * np.log(np.maximum(p, 1e-9))).sum(1), abs=1e-4)
+    epistemic = np.array([float(row["epistemic"]) for row in found])
+    assert (epistemic >= 0).all()
+    assert (epistemic <= entropy).all()
+    right = np.mean([row["prediction"] for row in found] == people(seed=2).buys)
+    assert right > 0.8
+    assert f"accuracy {100 * right:.1f}% against its labels" in out
+    assert f"200 predicted, mean entropy {entropy.mean():.3f}, epistemic {epistemic.mean():.3f}" in out
+
+
+def test_every_format_says_the_same(model):
+    frame = people(seed=3)
+    frame.to_csv("a.csv", index=False)
+    frame.to_csv("b.tsv", index=False, sep="\t")
+    frame[["buys", "city", "income", "age"]].to_csv("c.csv", index=False, sep=";")  # and another order
+    Path("d.csv").write_text("\ufeff" + Path("a.csv").read_text().replace("\n", "\r\n\r\n", 3), encoding="utf-8")
+    frame.to_parquet("e.parquet")
+    frame.astype({"city": "category"}).to_parquet("f.parquet")
+    np.savez_compressed("g.npz", **{name: frame[name].to_numpy(dtype=None if name in ("age", "income") else str)
+                                    for name in frame})  # fmt: skip
+    found = {}
+    for name in ("a.csv", "b.tsv", "c.csv", "d.csv", "e.parquet", "f.parquet", "g.npz"):
+        status, _, err = model("predict", "--model", "m", "--data", name, "--out", "p.csv")
+        assert (status, err) == (0, ""), name
+        found[name] = Path("p.csv").read_text()
+    assert len(set(found.values())) == 1
+
+
+def test_the_encoder_is_what_a_few_lines_of_numpy_say(tmp_path, monkeypatch):
+    """In pieces of seven rows: mean, deviation, missing values and categories of the whole file."""
+    monkeypatch.setattr("evcl.tables.csv_file.ROWS_A_PIECE", 7)
+    frame = people(50)
+    frame["constant"] = 3
+    frame.loc[3, "city"] = None
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    source = CsvFile(tmp_path / "a.csv")
+    names = ["age", "income", "city", "constant"]
+    fitting = Fitting(source, names, [])
+    sizes = []
+    for piece in source.pieces(names):
+        fitting.see(piece)
+        sizes.append(piece.rows)
+    assert sizes == [7] * 7 + [1]
+    encoder = Encoder.rebuilt(json.loads(json.dumps(fitting.encoder().described())))
+    out = np.empty((50, encoder.inputs), dtype=np.float32)
+    start = 0
+    for piece in source.pieces(names):
+        encoder.encode(piece, source, out[start : start + piece.rows])
+        start += piece.rows
+    age = (frame.age - frame.age.mean()) / frame.age.std(ddof=0)
+    income = (frame.income - frame.income.mean()) / frame.income.std(ddof=0)
+    wanted = np.column_stack(
+        [age.fillna(0), frame.age.isna(), income, *(frame.city == c for c in ("bath", "hull", "york")), np.zeros(50)]
+    )
+    assert out == pytest.approx(wanted, abs=1e-6)
+    assert out[3, 3:6].tolist() == [0, 0, 0]
+    assert isinstance(encoder.columns[2], Category)
+
+
+def test_the_scale_of_the_first_task_is_applied_ever_after(model):
+    frame = people(seed=5, shift=3)
+    frame.to_csv("later.csv", index=False)
+    before = tables.load_model(Path("m")).encoder.described()
+    assert model("learn", "--model", "m", "--data", "later.csv")[0] == 0
+    assert tables.load_model(Path("m")).encoder.described() == before
+    assert before[0]["mean"][0] == pytest.approx(people().age.mean())
+
+
+def test_a_file_is_read_in_pieces(tmp_path):
+    """The text of all rows is never in memory: reading and encoding need a third of it, and the inputs once."""
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40_000, 10)), columns=[f"c{i}" for i in range(10)])
+    frame["label"] = np.where(frame.c0 > 0, "a", "b")
+    frame.to_csv(tmp_path / "a.csv", index=False, float_format="%.6f")
+    source = CsvFile(tmp_path / "a.csv")
+    tracemalloc.start()
+    whole = [[cell for column in piece.columns.values() for cell in column] for piece in source.pieces(frame.columns)]
+    everything = tracemalloc.get_traced_memory()[1]
+    del whole
+    tracemalloc.reset_peak()
+    model, rows = create(source, "label")
+    train, held = model._inputs(source, rows.numbers(rows.names), 0.1, False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(train), len(held)) == (36_000, 4_000)
+    assert peak < everything / 3
+
+
+def test_what_is_held_out_is_not_learned_from_and_is_measured_on(model, tmp_path):
+    frame = people(300, seed=4)
+    frame.to_csv("b.csv", index=False)
+    source = CsvFile(Path("b.csv"))
+    made, rows = create(source, "buys", seed=3)
+    y = rows.numbers(sorted(rows.names))
+    train, held = made._inputs(source, y, 0.2, False)
+    assert (len(train), len(held)) == (240, 60)
+    together = torch.cat([train.x, held.x]).numpy()
+    whole = made._inputs(source, y, 0.0, False)
+    assert whole[1] is None
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole[0].x.tolist()))
+    yes = sorted(rows.names).index("yes")
+    assert abs((held.y == yes).double().mean() - (y == yes).double().mean()) < 0.02  # each class in proportion
+    assert model("learn", "--model", "m", "--data", "b.csv", "--validation", "0")[0] == 0
+    assert tables.load_model(Path("m")).history[-1]["held_out"] == 0
+    assert " - " in model("inspect", "m")[1]
+
+
+def test_the_same_commands_give_the_same_model(evcl):
+    people().to_csv("january.csv", index=False)
+    found = []
+    for name in ("a", "b"):
+        for task in ("one", "two"):
+            made = ["--target", "buys", *FAST] if task == "one" else []
+            assert evcl("learn", "--model", name, "--data", "january.csv", "--task", task, *made)[0] == 0
+        found.append(tables.load_model(Path(name)))
+    x = np.random.default_rng(0).normal(size=(9, found[0].encoder.inputs))
+    assert (found[0].learner.predict_proba(x) == found[1].learner.predict_proba(x)).all()
+
+
+def test_a_model_is_a_learner_too(model):
+    learner = package.load("m")
+    assert learner.tasks == ("january",)
+    assert learner.classes() == (0, 1)  # by number: the names are the table's
+    assert tables.load_model(Path("m")).labels == ["no", "yes"]
+
+
+def test_new_classes_may_come(model):
+    frame = people(seed=1)
+    frame.loc[frame.age > 50, "buys"] = "maybe"
+    frame.to_csv("february.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")[0] == 0
+    model("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")
+    found = rows_of("p.csv")
+    assert list(found[0])[:4] == ["prediction", "probability_no", "probability_yes", "probability_maybe"]
+    assert "maybe" in {row["prediction"] for row in found}
+
+
+def test_heads_of_their_own_and_the_task_inferred(model):
+    frame = people(seed=1, shift=6)
+    frame["buys"] = np.where(frame.income > 3, "rent", "lease")
+    frame.to_csv("rents.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "rents.csv", "--head", "new", "--epochs", "60")[0] == 0
+    assert model("predict", "--model", "m", "--data", "rents.csv", "--out", "known.csv", "--task", "rents")[0] == 0
+    known = rows_of("known.csv")
+    assert {row["prediction"] for row in known} <= {"rent", "lease"}
+    assert "task" not in known[0]
+    assert model("predict", "--model", "m", "--data", "rents.csv", "--out", "inferred.csv")[0] == 0
+    inferred = rows_of("inferred.csv")
+    assert {row["task"] for row in inferred} <= {"january", "rents"}
+    for row in inferred:
+        own = {"no", "yes"} if row["task"] == "january" else {"lease", "rent"}
+        assert row["prediction"] in own
+        assert sum(float(row[f"probability_{label}"]) for label in own) == pytest.approx(1, abs=5e-6)
+    assert "heads    january, rents" in model("inspect", "m")[1]
+    assert model("learn", "--model", "m", "--data", "january.csv", "--task", "again", "--head", "january")[0] == 0
+    assert len(tables.load_model(Path("m")).learner.heads) == 2
+    status, _, err = model("predict", "--model", "m", "--data", "rents.csv", "--out", "p.csv", "--task", "rent")
+    assert (status, err) == (1, "evcl: unknown task 'rent'; did you mean 'rents'?\n")
+
+
+def test_columns_are_left_out_or_taken_as_categories(evcl):
+    frame = people()
+    frame["id"] = np.arange(200)
+    frame["district"] = np.arange(200) % 4
+    frame.to_csv("january.csv", index=False)
+    learn = ["learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST]
+    assert evcl(*learn, "--drop", "id", "--category", "district")[0] == 0
+    columns = {column.name: column for column in tables.load_model(Path("m")).encoder.columns}
+    assert columns["district"].texts == ("0", "1", "2", "3")
+    assert "id" not in columns
+    frame.drop(columns="id").to_parquet("february.parquet")  # without it, and with whole numbers as they are
+    assert evcl("learn", "--model", "m", "--data", "february.parquet")[0] == 0
+    frame["note"] = "x"
+    frame.to_csv("march.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "march.csv", "--drop", "note")[0] == 0
+
+
+def test_a_quoted_cell_may_hold_lines_and_lines_are_still_counted(model):
+    Path("new.csv").write_text('age,income,city,buys\n30,3,"bath",yes\n\n30,3,"ba\nth",no\n')
+    err = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[2]
+    assert "new.csv: line 4, column 'city': 'ba\\nth' was not there" in err
+
+
+def test_arrays_of_an_npz(evcl):
+    source = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    x = source.normal(size=(120, 3)) * [1, 100, 0.01] + [0, 5, y.mean()]
+    pictures = source.integers(0, 255, size=(120, 4, 5)).astype(np.uint8)
+    x[:, 1] += 300 * y
+    np.savez("a.npz", x=x, pictures=pictures, label=y)
+    status, _, err = evcl("learn", "--model", "m", "--data", "a.npz", "--target", "label", *FAST)
+    assert (status, err) == (0, "")
+    numbers, pixels = tables.load_model(Path("m")).encoder.columns
+    assert numbers.mean == pytest.approx(x.mean(0))
+    assert numbers.std == pytest.approx(x.std(0))
+    assert pixels.mean == pytest.approx([pictures.mean()])
+    assert pixels.std == pytest.approx([pictures.std()])
+    assert evcl("predict", "--model", "m", "--data", "a.npz", "--out", "p.csv")[0] == 0
+    assert np.mean([row["prediction"] for row in rows_of("p.csv")] == y.astype(str)) > 0.9
+    assert "pictures (4 x 5 numbers)" in evcl("inspect", "m")[1]
+
+
+def test_folders_of_images(evcl):
+    source = np.random.default_rng(0)
+    for label, level in (("dark", 60), ("light", 200)):
+        Path("pictures", label).mkdir(parents=True)
+        for i in range(30):
+            size = (8, 6) if i == 0 else tuple(source.integers(5, 90, 2))
+            pixels = source.normal(level, 20, size=(size[1], size[0])).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).convert("RGB" if i % 2 else "L").save(f"pictures/{label}/{i:02}.png")
+    status, out, err = evcl("learn", "--model", "m", "--data", "pictures", *FAST)
+    assert (status, err) == (0, "")
+    assert "pictures: 54 examples of 2 classes" in out
+    assert tables.load_model(Path("m")).encoder.columns[0].shape == (6, 8, 1)  # the first image's, grey as it is
+    Path("loose").mkdir()
+    Image.new("RGB", (300, 100), (250, 250, 250)).save("loose/b.jpg")
+    Image.new("L", (8, 6), 30).save("loose/a.png")
+    status, out, _ = evcl("predict", "--model", "m", "--data", "loose", "--out", "p.csv")
+    assert [(row["file"], row["prediction"]) for row in rows_of("p.csv")] == [("a.png", "dark"), ("b.jpg", "light")]
+    assert "accuracy" not in out  # nothing says what they are
+    assert (
+        "accuracy 100.0% against its labels" in evcl("predict", "--model", "m", "--data", "pictures", "--out", "p")[1]
+    )
+    Image.new("L", (400, 200)).save("pictures/dark/00.png")
+    assert evcl("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)[0] == 0
+    assert tables.load_model(Path("n")).encoder.columns[0].shape == (5, 10, 1)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):
+    people().to_parquet("new.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    status, _, err = model("learn", "--model", "m", "--data", "new.parquet")
+    assert (status, err) == (1, "evcl: new.parquet: Parquet needs pyarrow: pip install 'evcl[parquet]'\n")
+
+
+def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
+    people(seed=1).to_csv("a file with a rather long name.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "a file with a rather long name.csv")[0] == 0
+    history = tables.load_model(Path("m")).history
+    assert all(line["learned"].startswith("20") for line in history)
+    for width in (60, 100):
+        monkeypatch.setattr("evcl.tables_cli.console", Console(width=width, highlight=False))
+        status, out, _ = model("inspect", "m")
+        assert status == 0
+        assert "method   evcl, seed 0, lr=0.01" in out
+        assert "columns  age, income, city (3 categories)" in out
+        assert "target   buys" in out
+        assert "classes  no, yes" in out
+        assert f"{100 * history[0]['accuracy']:.1f}%" in out
+        assert "january" in out
+        assert "…" not in out
+        assert all(len(line) <= width for line in out.splitlines())
+    found = " ".join(model("inspect", "m")[1].split())
+    assert f"{history[0]['entropy']:.3f}" in found
+    assert f"{history[0]['epistemic']:.3f}" in found
+
+
+@pytest.mark.parametrize("method", ["vcl", "ewc", "naive", "vcl-kcenter-coreset"])
+def test_other_methods_learn_tables_too(evcl, method):
+    people().to_csv("january.csv", index=False)
+    learn = ["learn", "--model", "m", "--data", "january.csv"]
+    assert evcl(*learn, "--target", "buys", "--method", method, "--epochs", "5")[0] == 0
+    assert evcl(*learn, "--task", "again", "--epochs", "5")[0] == 0
+    assert f"method   {method}" in evcl("inspect", "m")[1]

@@ -1,0 +1,324 @@
+"""Whatever is wrong with a file: one line that names it and the place, status 1, and the model file untouched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import evcl as package
+from evcl import tables
+
+FAST = ["--epochs", "1"]
+HEADER = "age,city,label\n"
+GOOD = HEADER + "".join(f"{20 + i},{'bath' if i % 3 else 'york'},{'yes' if i % 2 else 'no'}\n" for i in range(40))
+
+
+def image(path, size=(6, 5), mode="L", value=7):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+@pytest.fixture
+def model(evcl):
+    """A model that has learned a table, and the command, in one folder."""
+    Path("good.csv").write_text(GOOD)
+    assert evcl("learn", "--model", "m", "--data", "good.csv", "--target", "label", *FAST)[0] == 0
+    return evcl
+
+
+def refused(call, *arguments, model="m"):
+    """The one line of the error; nothing in the folder has changed but for what the test itself did."""
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    status, out, err = call(*arguments)
+    assert status == 1, err
+    assert err.startswith("evcl: ")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    return err.removeprefix("evcl: ").rstrip("\n")
+
+
+CASES = {
+    "other columns": (
+        "year,town,label\n2,a,yes\n",
+        "new.csv: there is no column 'age', 'city', which the model learned",
+    ),
+    "a column went missing": ("age,label\n2,yes\n", "new.csv: there is no column 'city', which the model learned from"),
+    "a column more": (
+        "age,city,size,label\n2,bath,1,yes\n",
+        "new.csv: the model does not know column 'size'; --drop leaves one out",
+    ),
+    "an unknown category": (
+        GOOD + "30,leeds,yes\n",
+        "new.csv: line 42, column 'city': 'leeds' was not there in the first task (bath, york); --unknown missing",
+    ),
+    "text in a number column": (
+        HEADER + "30,bath,yes\nold,bath,no\n",
+        "new.csv: line 3, column 'age': 'old' is not a number, and the column is one of numbers",
+    ),
+    "infinity": (HEADER + "inf,bath,yes\n", "new.csv: line 2, column 'age': infinity"),
+    "too large for a float": (HEADER + "1e300,bath,yes\n", "new.csv: line 2, column 'age': 1e300 is too large"),
+    "no number of Python's": (HEADER + "1_000,bath,yes\n", "line 2, column 'age': '1_000' is not a number"),
+    "an empty file": ("", "new.csv: line 1: it is empty; a CSV file begins with a line of column names"),
+    "a header alone": (HEADER, "new.csv: it holds no rows"),
+    "no label": (HEADER + "30,bath,yes\n31,york,\n", "new.csv: line 3: the label is missing"),
+    "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, and the header has 3"),
+    "a name twice": ("age,age,label\n", "new.csv: line 1: two columns are called 'age'"),
+    "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name"),
+    "a long line": (
+        HEADER + "30,bath,yes\n" + "9" * 1_000_001 + ",bath,yes\n",
+        "new.csv: line 3: longer than 1,000,000 bytes",
+    ),
+    "an open quote": (HEADER + '30,"bath,yes\n' + "31,bath,no\n" * 100_000, "new.csv: line 2: "),
+    "too many columns": (",".join(f"c{i}" for i in range(10_001)), "line 1: 10001 columns, and the most is 10000"),
+    "a fraction as a class": (
+        HEADER + "30,bath,1.5\n",
+        "line 2, column 'label': 1.5 is a number with a fraction, and classes are expected: there is no regression",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_csv(model, name):
+    text, message = CASES[name]
+    Path("new.csv").write_text(text)
+    assert message in refused(model, "learn", "--model", "m", "--data", "new.csv", *FAST)
+
+
+@pytest.mark.parametrize(
+    "name", ["other columns", "an unknown category", "text in a number column", "an empty file", "a long line"]
+)
+def test_a_bad_csv_is_not_predicted_either_and_no_half_of_a_result_is_left(model, name):
+    text, message = CASES[name]
+    Path("new.csv").write_text(text)
+    assert message in refused(model, "predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+
+
+def test_bytes_that_are_not_utf8(model):
+    Path("new.csv").write_bytes(HEADER.encode() + b"30,b\xe4th,yes\n")
+    assert "new.csv: line 2: byte 5 is not UTF-8" in refused(model, "learn", "--model", "m", "--data", "new.csv")
+
+
+def test_an_unknown_category_may_pass_as_a_missing_one(model):
+    Path("new.csv").write_text(CASES["an unknown category"][0])
+    assert model("learn", "--model", "m", "--data", "new.csv", "--unknown", "missing", *FAST)[0] == 0
+
+
+def test_a_target_that_is_missing(model):
+    Path("new.csv").write_text("age,city\n30,bath\n")
+    wanted = "new.csv: there is no column 'label', the target; it has 'age', 'city'"
+    assert refused(model, "learn", "--model", "m", "--data", "new.csv") == wanted
+    assert model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[0] == 0  # it needs none
+    found = refused(model, "learn", "--model", "new", "--data", "good.csv", "--target", "lable")
+    assert found == "good.csv: there is no column 'lable', the target; it has 'age', 'city', 'label'"
+    assert "name the column of classes with --target" in refused(model, "learn", "--model", "new", "--data", "good.csv")
+
+
+def test_the_first_file_is_not_guessed_at(evcl):
+    def first(text, *options):
+        Path("first.csv").write_text(text)
+        return refused(evcl, "learn", "--model", "m", "--data", "first.csv", "--target", "label", *options)
+
+    rows = "".join(f"{i},{'yes' if i % 2 else 'no'}\n" for i in range(50))
+    found = first("age,label\n" + rows + "12O,yes\n")
+    assert "first.csv: line 52, column 'age': '12O' is text where the column began with numbers" in found
+    assert "--category age" in found
+    assert "column 'age': nothing in it is there" in first("age,x,label\n,1,yes\n,2,no\n")
+    assert "every label is 'yes'" in first("age,label\n1,yes\n2,yes\n")
+    assert "no column is left to learn from" in first("label\nyes\nno\n")
+    assert "there is no column 'agee' to leave out" in first("age,label\n" + rows, "--drop", "agee")
+    texts = "".join(f"name{i}x,{'yes' if i % 2 else 'no'}\n" for i in range(1001))
+    assert "line 1002, column 'name': more than 1,000 different texts are no category" in first("name,label\n" + texts)
+    classes = "".join(f"{i},c{i}x\n" for i in range(1001))
+    assert "more than 1,000 different labels are no classes" in first("age,label\n" + classes)
+
+
+def test_a_parquet_file_cut_short_and_others(model):
+    table = pa.table({"age": [30.0, 31.0], "city": ["bath", "york"], "label": ["yes", "no"]})
+    pq.write_table(table, "new.parquet")
+    content = Path("new.parquet").read_bytes()
+    for cut in (len(content) // 2, 3, 0):
+        Path("new.parquet").write_bytes(content[:cut])
+        found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
+        assert found.startswith("new.parquet: it is cut short or no Parquet file (")
+    damaged = bytearray(content)
+    damaged[4:60] = b"\xff" * 56
+    Path("new.parquet").write_bytes(damaged)
+    assert refused(model, "learn", "--model", "m", "--data", "new.parquet").startswith("new.parquet: ")
+    pq.write_table(table.set_column(0, "age", pa.array(["30", "31"])), "new.parquet")
+    found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
+    assert found == "new.parquet: row 1, column 'age': it holds text, and the model learned it as numbers"
+    pq.write_table(table.set_column(0, "age", pa.array([1, 2], pa.timestamp("ms"))), "new.parquet")
+    found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
+    assert found == "new.parquet: column 'age': it holds timestamp[ms], not numbers or text; --drop leaves it out"
+
+
+def test_a_bad_npz(model):
+    y = np.array(["yes", "no"])
+    for arrays, message in (
+        ({"age": np.array([1, None]), "city": y, "label": y}, "new.npz: array 'age': it holds object"),
+        ({"age": np.ones(3), "city": y, "label": y}, "new.npz: its arrays have different numbers of rows"),
+        ({"age": np.ones((2, 2)), "city": y, "label": y}, "new.npz: column 'age': its values have shape (2,), not ()"),
+        ({"age": np.float64(3), "label": y}, "new.npz: array 'age': it is one number"),
+        ({"age": np.asfortranarray(np.ones((2, 2)))}, "new.npz: array 'age': it is stored column by column"),
+    ):
+        np.savez("new.npz", **arrays)
+        assert message in refused(model, "learn", "--model", "m", "--data", "new.npz")
+    np.savez(
+        "new.npz",
+        age=np.random.default_rng(0).normal(size=5000),
+        city=np.repeat(["bath", "york"], 2500),
+        label=np.repeat(y, 2500),
+    )
+    content = bytearray(Path("new.npz").read_bytes())
+    Path("new.npz").write_bytes(content[:1000])
+    assert "new.npz: it is cut short or no NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
+    content[2000] ^= 255
+    Path("new.npz").write_bytes(content)
+    assert "new.npz: it is cut short or no NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
+
+
+def test_an_image_that_is_none(evcl):
+    for i in range(6):
+        image(f"pets/cat/{i}.png", value=i)
+        image(f"pets/dog/{i}.png", value=100 + i)
+    learn = ["learn", "--model", "m", "--data", "pets", *FAST]
+    assert evcl(*learn)[0] == 0
+    again = [*learn, "--task", "again"]
+    Path("pets/dog/9.png").write_bytes(b"this is no image")
+    assert refused(evcl, *again).startswith("pets/dog/9.png: it is no image that can be read (")
+    content = Path("pets/dog/1.png").read_bytes()
+    Path("pets/dog/9.png").write_bytes(content[:50])
+    assert refused(evcl, *again).startswith("pets/dog/9.png: it is no image that can be read (")
+    image("pets/dog/9.png", size=(5000, 4000))
+    assert refused(evcl, *again) == "pets/dog/9.png: 5000 x 4000 pixels, and the most is 16,000,000 in all"
+    Path("pets/dog/9.png").unlink()
+    Path("pets/.hidden").write_text("the system's, passed over")
+    image("pets/loose.png")
+    assert refused(evcl, *again) == "pets: loose.png: the image is in no folder of a class"
+    Path("empty").mkdir()
+    assert refused(evcl, "learn", "--model", "m", "--data", "empty") == "empty: the folder holds no images"
+    Path("good.csv").write_text(GOOD)
+    found = refused(evcl, "learn", "--model", "m", "--data", "good.csv")
+    assert found == "good.csv: the model learns from images, and this is a table"
+
+
+def test_a_model_file_that_is_none(model):
+    learned = Path("m").read_bytes()
+    Path("m").write_text("no model")
+    for command in (
+        ["learn", "--data", "good.csv", "--task", "b"],
+        ["predict", "--data", "good.csv", "--out", "p.csv"],
+    ):
+        assert "cannot load m: it is cut short or not a safetensors file" in refused(model, *command, "--model", "m")
+    assert "cannot load m: it is cut short" in refused(model, "inspect", "m")
+    Path("m").write_bytes(learned[: len(learned) // 2])
+    assert "cannot load m: it is cut short" in refused(model, "inspect", "m")
+    plain = package.EVCL(package.nn.mlp(4, [4]), epochs=1)
+    plain.learn((np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 2))
+    plain.save("m")
+    assert "m was saved from Python and does not say how a table becomes its inputs" in refused(model, "inspect", "m")
+    for note in ("{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "columns": []}'):
+        plain.save("m", {"evcl.tables": note})
+        assert refused(model, "inspect", "m").startswith("cannot load m: ")
+    Path("m").write_bytes(learned)
+    found = tables.load_model(Path("m"))
+    for damage in ({"task": 3}, {"learned": None}, {"accuracy": "good"}, {"examples": []}):
+        found.history[0] = {**found.history[0], **damage}
+        found.save(Path("m"))
+        assert refused(model, "inspect", "m").startswith("cannot load m: its ")
+        Path("m").write_bytes(learned)
+        found = tables.load_model(Path("m"))
+    tensors = load_file("m")
+    save_file(tensors, "m")
+    assert refused(model, "inspect", "m") == "cannot load m: it was not saved by evcl"
+    assert refused(model, "inspect", "nowhere") == "there is no file nowhere"
+
+
+def test_what_a_model_was_made_with_stays(model):
+    learn = ["learn", "--model", "m", "--data", "good.csv", "--task", "b"]
+    for option, value in (("--method", "vcl"), ("--hidden", "5"), ("--seed", "3"), ("--category", "age")):
+        assert "is chosen when a model is made" in refused(model, *learn, option, value)
+    assert "is chosen when a model is made" in refused(model, *learn, "--set", "strength=3")
+    assert "m learns 'label', not --target age" in refused(model, *learn, "--target", "age")
+    assert "--drop age: the model learns from this column" in refused(model, *learn, "--drop", "age")
+    assert "'good' is learned already: if this is another task, name it with --task" in refused(model, *learn[:-2])
+
+
+def test_files_that_are_not_there_or_not_known(model):
+    learn = ["learn", "--model", "m", "--data"]
+    assert refused(model, *learn, "nothing.csv") == "there is no file nothing.csv"
+    Path("table.xlsx").write_text("?")
+    found = refused(model, *learn, "table.xlsx")
+    assert found.startswith("table.xlsx: its name should end in .csv, .tsv, .parquet, .npz, or it should be a folder")
+    found = refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "good.csv")
+    assert found == "--out good.csv would write over what is read"
+    found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
+    assert found == "cannot write no/where/m: there is no folder no/where"
+
+
+def test_training_that_is_lost_leaves_the_model(model):
+    Path("new.csv").write_text(GOOD)
+    wild = ["--set", "lr=10", "--set", "std_lr_scale=1000", "--epochs", "5"]
+    found = refused(model, "learn", "--model", "wild", "--data", "new.csv", "--target", "label", *wild)
+    assert "the loss is not a number" in found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "evlc"], "unknown method 'evlc'; did you mean 'evcl'?"),
+        (["--method", "joint"], "joint trains on all tasks at once"),
+        (["--set", "strenght=1"], "unknown setting of evcl 'strenght'"),
+        (["--set", "strength"], "--set takes name=value"),
+        (["--epochs", "0"], "--epochs must be a whole number of at least 1"),
+        (["--hidden", "10,x"], "--hidden takes widths of at least 1"),
+        (["--validation", "0.9"], "--validation must be"),
+        (["--unknown", "ignore"], "--unknown must be error or missing"),
+        (["--seed", "-1"], "--seed must be"),
+    ],
+)
+def test_wrong_usage_is_status_2(evcl, options, message):
+    Path("good.csv").write_text(GOOD)
+    status, _, err = evcl("learn", "--model", "m", "--data", "good.csv", "--target", "label", *options)
+    assert status == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert not Path("m").exists()
+
+
+def test_a_second_learn_at_the_same_time_is_refused(model):
+    """Another process holds the model, as a learn does while it works."""
+    code = (
+        "import sys, pathlib; from evcl.tables.work import claimed\n"
+        "with claimed(pathlib.Path('m')): print('held', flush=True); sys.stdin.readline()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        found = refused(model, "learn", "--model", "m", "--data", "good.csv", "--task", "b")
+        assert found == "m: another evcl learn is at work on it; wait for it to end"
+        other.communicate("\n", timeout=60)
+    assert model("learn", "--model", "m", "--data", "good.csv", "--task", "b", *FAST)[0] == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["good.csv", "m"]  # no lock is left
+
+
+def test_a_model_that_changed_under_a_learn_is_not_written_over(model, monkeypatch):
+    other = Path("m").read_bytes() + b"\0"
+    from evcl.tables.model import Model
+
+    def learn(self, *arguments):
+        Path("m").write_bytes(other)
+
+    monkeypatch.setattr(Model, "learn", learn)
+    status, _, err = model("learn", "--model", "m", "--data", "good.csv", "--task", "b")
+    assert (status, "m has changed while this was learned: nothing is written" in err) == (1, True)
+    assert Path("m").read_bytes() == other

@@ -1,0 +1,176 @@
+"""The estimator keeps scikit-learn's conventions, all of them, and learns task after task."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_dataframe_column_names_consistency, check_estimator
+
+import evcl
+from evcl.settings import BAYESIAN, ELASTIC, TRAINING
+from evcl.sklearn import SETTINGS, EVCLClassifier
+
+X, Y = load_iris(return_X_y=True)
+X = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
+NAMES = np.array(["setosa", "versicolor", "virginica"])[Y]
+
+
+def small(**options):
+    return EVCLClassifier((16,), **{"epochs": 10, "lr": 0.01, "random_state": 0, **options})
+
+
+def test_no_check_of_scikit_learn_fails_and_none_is_skipped_that_its_own_network_does_not_skip():
+    results = {}
+    for estimator in (EVCLClassifier(), MLPClassifier()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLPClassifier's own, that it has not converged
+            found = check_estimator(estimator, on_skip=None, on_fail=None)  # nothing is expected to fail
+        results[type(estimator)] = {kind: {r["check_name"] for r in found if r["status"] == kind} for kind in
+                                    ("passed", "failed", "skipped", "xfail")}  # fmt: skip
+    ours, theirs = results[EVCLClassifier], results[MLPClassifier]
+    assert (ours["failed"], ours["xfail"]) == (set(), set())
+    assert ours["skipped"] <= theirs["skipped"]
+    assert len(ours["passed"]) > 50
+    check_dataframe_column_names_consistency("EVCLClassifier", EVCLClassifier())  # not among them, and needs pandas
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_works_in_a_pipeline_and_a_grid_search():
+    raw = load_iris().data
+    pipeline = make_pipeline(StandardScaler(), small(epochs=100))
+    assert cross_val_score(pipeline, raw, NAMES, cv=3).min() > 0.85
+    grid = {"evclclassifier__strength": [1.0, 100.0], "evclclassifier__hidden_layer_sizes": [(4,), (8, 8)]}
+    search = GridSearchCV(pipeline, grid, cv=2).fit(raw, NAMES)
+    assert set(search.best_params_) == set(grid)
+    assert search.best_estimator_.predict(raw[:1])[0] in NAMES
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_frames_are_taken_and_their_column_names_are_held_against_later_ones(library):
+    columns = ["a", "b", "c", "d"]
+    frame = library.DataFrame(dict(zip(columns, X.T, strict=True)))
+    model = small().fit(frame, library.Series(NAMES.tolist()))
+    assert model.feature_names_in_.tolist() == columns
+    assert (model.predict(frame) == small().fit(X, NAMES).predict(X)).all()
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[["b", "a", "c", "d"]])
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.partial_fit(frame[["b", "a", "c", "d"]], NAMES)
+
+
+def test_a_copy_and_a_pickle_are_the_same_and_go_on_learning_the_same():
+    model = small().partial_fit(X[Y < 2], NAMES[Y < 2])
+    other = pickle.loads(pickle.dumps(model))  # noqa: S301
+    assert b"torch.nn" not in pickle.dumps(model)  # no network inside: tensors and words
+    for one in (model, other):
+        one.partial_fit(X, NAMES)
+    assert (model.predict_proba(X) == other.predict_proba(X)).all()
+    fresh = clone(model)
+    assert fresh.get_params() == model.get_params()
+    with pytest.raises(NotFittedError):
+        fresh.predict(X)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_calls_with_one_task_name_are_one_task(pickled):
+    """Exactly: the same numbers as in one call, whether it is the first task or a later one."""
+    first, second = slice(None, 90), slice(90, None)
+    whole, pieces = small(), small()
+    for name, x in (("january", X), ("february", X + 1)):
+        whole.partial_fit(x, NAMES, task=name)
+        for part in (first, second):
+            pieces.partial_fit(x[part], NAMES[part], task=name)
+            if pickled:
+                pieces = pickle.loads(pickle.dumps(pieces))  # noqa: S301
+    assert whole.tasks_ == pieces.tasks_ == ("january", "february")
+    assert (whole.predict_proba(X) == pieces.predict_proba(X)).all()
+    with pytest.raises(evcl.EvclError, match="'january' is learned already"):
+        pieces.partial_fit(X, NAMES, task="january")
+    pieces.partial_fit(X, NAMES)
+    assert pieces.tasks_ == ("january", "february", "2")
+    assert pieces._open is None  # the rows of the last named task are let go
+
+
+def test_new_classes_come_with_a_later_task_and_columns_stay_sorted():
+    model = small(epochs=60).partial_fit(X[Y > 0], NAMES[Y > 0])
+    assert model.classes_.tolist() == ["versicolor", "virginica"]
+    model.partial_fit(X, NAMES)
+    assert model.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert model.labels_.tolist() == ["versicolor", "virginica", "setosa"]
+    p = model.predict_proba(X)
+    assert (model.classes_[p.argmax(1)] == NAMES).mean() > 0.9
+    model.partial_fit(X[:4], np.array(["a very long name", "setosa"] * 2))
+    assert model.classes_.tolist()[0] == "a very long name"
+
+
+def test_classes_names_what_is_still_to_come():
+    with pytest.raises(ValueError, match="1 class only, setosa"):
+        small().partial_fit(X[Y == 0], NAMES[Y == 0])
+    model = small().partial_fit(X[Y == 0], NAMES[Y == 0], classes=np.unique(NAMES))
+    assert model.predict_proba(X).shape == (150, 3)
+    with pytest.raises(ValueError, match="all numbers or all text"):
+        model.partial_fit(X, Y)
+    assert model.tasks_ == ("0",)
+
+
+def test_what_was_learned_first_is_kept_where_naive_training_loses_it():
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    order = np.random.default_rng(0).permutation(64)
+    kept = {}
+    for method in ("evcl", "naive"):
+        model = EVCLClassifier((100,), method=method, epochs=30, random_state=0)
+        for task in (x, x[:, order], x[:, order[order]]):
+            model.partial_fit(task[:1000], y[:1000])
+        kept[method] = model.score(x[1000:], y[1000:])
+    assert kept["evcl"] > kept["naive"] + 0.15
+    assert kept["evcl"] > 0.8
+
+
+def test_fit_starts_over():
+    model = small().fit(X + 5, NAMES[::-1])
+    assert (model.fit(X, NAMES).predict_proba(X) == small().fit(X, NAMES).predict_proba(X)).all()
+    assert model.tasks_ == ("0",)
+
+
+def test_uncertainty_is_the_learners():
+    model = small().fit(X, NAMES)
+    found, inside = model.uncertainty(X), model.learner_.predictions(X)
+    assert (found.entropy == inside.entropy).all()
+    assert found.entropy == pytest.approx(found.aleatoric + found.epistemic, abs=1e-6)
+    assert small(method="naive").fit(X, NAMES).uncertainty(X).epistemic == pytest.approx(np.zeros(150), abs=1e-6)
+
+
+def test_settings_reach_the_method_and_wrong_ones_are_refused():
+    model = small(strength=7, settings={"coreset": "random", "coreset_size": 5}).fit(X, NAMES)
+    assert (model.learner_.settings.strength, model.learner_.settings.coreset_size) == (7.0, 5)
+    with pytest.raises(ValueError, match="unknown setting of naive 'strength'"):
+        small(method="naive", strength=7).fit(X, NAMES)
+    with pytest.raises(ValueError, match="unknown method 'evlc'"):
+        small(method="evlc").fit(X, NAMES)
+    assert set(SETTINGS) <= {*TRAINING, *BAYESIAN, *ELASTIC}
+
+
+def test_random_state_decides():
+    a, b, c = (small(random_state=s).fit(X, Y).predict_proba(X) for s in (1, 1, 2))
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+def test_evcl_does_not_need_scikit_learn():
+    code = "import sys; sys.modules['sklearn'] = None; import evcl; evcl.EVCL(evcl.nn.mlp(2, [2]))"
+    subprocess.run([sys.executable, "-c", code], check=True)
