@@ -249,7 +249,7 @@ def tune(
     found = []
     torch.set_num_threads(1)
     for name in names:
-        path = folder / f"{name.replace(':', '-')}.json"
+        path = folder / experiments.result_name(name)
         if path.exists() and not overwrite:
             found.append(experiments.read_found(path, wanted))
         else:
@@ -285,10 +285,11 @@ def _bar() -> Iterator[Any]:
 
 
 def _print_trials(found: dict[str, Any], count: int = 3) -> None:
-    table = Table(title=f"{found['benchmark']}, validation", title_style="bold", title_justify="left")
+    again = ", measured again" if "confirmed" in found else ""
+    table = Table(title=f"{found['benchmark']}, validation{again}", title_style="bold", title_justify="left")
     for column in ("method", "accuracy", "settings"):
         table.add_column(column, overflow="fold")
-    for method, tried in found["tried"].items():
+    for method, tried in found.get("confirmed", found["tried"]).items():
         for trial in tried[:count]:
             accuracy = (
                 "lost" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"

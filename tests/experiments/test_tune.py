@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from evcl.errors import EvclError
-from evcl.experiments import configure, execute, read_search, recipe, tune
-from evcl.experiments.search import trials
+from evcl.experiments import best_trial, configure, execute, read_search, recipe, tune
+from evcl.experiments.search import refinement, trials
 
 SEARCH = """
 benchmarks = ["split-digits"]
@@ -63,18 +63,43 @@ def test_alternatives_share_a_methods_trials(search):
 def test_a_search_is_refined_around_the_best_of_each_method(search):
     both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]").replace("trials = 3", "trials = 4\nrefine = 5")
     asked = read_search(search(both + '[[methods.ewc]]\nfisher_scale = "task"\nstrength = {low = 1.0, high = 16.0}\n'))
-    near = trials(asked, "ewc", {"fisher_scale": "task", "strength": 16.0})
+    outside = {"settings": {"fisher_scale": "task", "strength": 17.0}}  # of an earlier search, say
+    near = refinement(asked, "ewc", [outside, {"settings": {"fisher_scale": "task", "strength": 16.0}}])
     assert len(near) == 5
     assert all(11.3 <= trial["strength"] <= 16 and trial["fisher_scale"] == "task" for trial in near)
-    assert {trial["epochs"] for trial in trials(asked, "ewc", {"strength": 100.0, "epochs": 2})} == {2}
+    near = refinement(asked, "ewc", [{"settings": {"strength": 100.0, "epochs": 2}}])
+    assert {trial["epochs"] for trial in near} == {2}
     found = tune(asked, "split-digits")
     for method in ("slow", "ewc"):
         tried = found["tried"][method]
         first = [trial for trial in tried if trial["settings"] in trials(asked, method)]
         assert (len(tried), len(first)) == (9, 4)
-        near = trials(asked, method, first[0]["settings"])
+        near = refinement(asked, method, first)
         assert all(trial["settings"] in near for trial in tried if trial not in first)
         assert [trial["mean"] for trial in tried] == sorted((trial["mean"] for trial in tried), reverse=True)
+
+
+def test_the_best_of_this_search_and_earlier_ones_are_measured_again(search, tmp_path, evcl):
+    (tmp_path / "first.toml").write_text(SEARCH)
+    assert evcl("tune", str(tmp_path / "first.toml"), "--device", "cpu")[0] == 0
+    first = json.loads((tmp_path / "first" / "split-digits.json").read_text())["tried"]
+    more = 'trials = 1\nrefine = 1\nafter = ["first"]\nconfirm = 2\nconfirm_seeds = [9]'
+    asked = read_search(search(SEARCH.replace("trials = 3", more)))
+    found = tune(asked, "split-digits")
+    for method, of in (("slow", "evcl"), ("ewc", "ewc")):
+        assert len(found["tried"][method]) <= 2  # one of the trials, and one near the best, wherever that is from
+        everything = sorted(first[method] + found["tried"][method], key=lambda trial: -trial["mean"])
+        again = found["confirmed"][method]
+        assert all(trial["settings"] in [one["settings"] for one in everything[:3]] for trial in again)
+        assert len(again) == 2
+        assert again[0]["mean"] >= again[1]["mean"]
+        assert best_trial(found, method) == again[0]
+        settings = {**again[0]["settings"], "validation": 0.2}
+        alone = execute(configure("split-digits", of, "paper", [9], given=settings))
+        assert again[0]["per_seed"] == pytest.approx(alone["average_accuracy"]["per_seed"])
+    (tmp_path / "first" / "split-digits.json").unlink()
+    with pytest.raises(EvclError, match="not what a search found"):
+        tune(asked, "split-digits")
 
 
 def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
@@ -116,7 +141,10 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     ("old", "new", "message"),
     [
         ("trials = 3", "", "trials must be a whole number"),
-        ("trials = 3", "trials = 3\nrefine = -1", "refine at least 0"),
+        ("trials = 3", "trials = 3\nrefine = -1", "refine and confirm at least 0"),
+        ("trials = 3", "trials = 3\nconfirm = 1", "go together"),
+        ("trials = 3", "trials = 3\nconfirm = 1\nconfirm_seeds = [8]", "others than"),
+        ("trials = 3", "trials = 3\nafter = [1]", "after must be a list of names"),
         ("trials = 3", "trials = 2.9", "trials must be a whole number"),
         ('["split-digits"]', '"split-digits"', "benchmarks must be a list of names"),
         ('"split-digits"', '"split-digits:abc"', "how many tasks"),

@@ -16,7 +16,7 @@ from evcl.experiments.run import (
     where,
     write_result,
 )
-from evcl.experiments.search import read_found, read_search, recipe, tune
+from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
 
 __all__ = [
     "PAPER_BENCHMARKS",
@@ -26,6 +26,7 @@ __all__ = [
     "Config",
     "Event",
     "Forecast",
+    "best_trial",
     "check_writable",
     "configure",
     "cores",
@@ -39,6 +40,7 @@ __all__ = [
     "read_search",
     "recipe",
     "reproduce",
+    "result_name",
     "tune",
     "where",
     "write_result",

@@ -16,7 +16,10 @@ A search is a TOML file, and its result a JSON file beside it that says when, ho
 A table may be of another name than its method, which it then names: `method = "evcl"`. Several tables of one name,
 `[[methods.evcl]]`, are alternatives that share its trials. The trials are the points of a Sobol sequence, so that they
 cover a space evenly. With `refine = 12`, as many more follow for each method, in a quarter of each range (by logarithm)
-around its best trial on that benchmark; choices stay as they are there.
+around its best trial on that benchmark; choices stay as they are there. `after = ["earlier"]` names searches beside
+this one that found something before: their trials count too. The best of many trials is flattered by luck, so with
+`confirm = 4` and `confirm_seeds = [...]` the four best of each method are measured again, with seeds of their own, and
+those measurements decide.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import math
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +45,16 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "seeds": (list, "a list of whole numbers"),
     "trials": (int, "a whole number, at least 1"),
     "refine": (int, "a whole number, at least 0"),
+    "after": (list, "a list of names of searches beside this one"),
+    "confirm": (int, "a whole number, at least 0"),
+    "confirm_seeds": (list, "a list of whole numbers, one or more if something is confirmed"),
     "preset": (str, "a preset's name"),
     "methods": (dict, "a table for each method"),
 }
 KEYS = tuple(KINDS)
+USUAL: dict[str, Any] = {"preset": "paper", "refine": 0, "after": [], "confirm": 0, "confirm_seeds": []}
 Space = Mapping[str, Any]  # setting -> value, range or choices
+Trial = Mapping[str, Any]  # its settings; mean, std and per_seed of the average accuracy
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,11 @@ class Search:
     trials: int
     preset: str
     spaces: Mapping[str, Sequence[Space]]  # of each method its alternatives
+    folder: Path  # where the file lies, and the searches that it names
     refine: int = 0
+    after: tuple[str, ...] = ()
+    confirm: int = 0
+    confirm_seeds: tuple[int, ...] = ()
 
 
 def read_search(path: Path) -> Search:
@@ -70,19 +82,25 @@ def read_search(path: Path) -> Search:
     for key in found:
         if key not in KEYS:
             raise EvclError(f"{path}: {unknown('key', key, KEYS)}")
-    found = {"preset": "paper", "refine": 0, **found}
+    found = {**USUAL, **found}
     for key, (kind, what) in KINDS.items():
-        empty = key != "refine" and not found.get(key)
+        empty = not found.get(key) and (key not in USUAL or key == "preset")
         if not isinstance(found.get(key), kind) or isinstance(found[key], bool) or empty:
             raise EvclError(f"{path}: {key} must be {what}, not {found.get(key)!r}")
-    if not all(isinstance(name, str) for name in found["benchmarks"]):
-        raise EvclError(f"{path}: benchmarks must be a list of names, not {found['benchmarks']}")
-    search = Search(
-        tuple(found["benchmarks"]), float(found["validation"]), tuple(found["seeds"]), found["trials"], found["preset"],
-        _spaces(path, found["methods"], found["trials"]), found["refine"],
-    )  # fmt: skip
-    if not 0 < search.validation < 1 or search.trials < 1 or search.refine < 0:
-        raise EvclError(f"{path}: validation must lie between 0 and 1, trials be at least 1, and refine at least 0")
+    for key in ("benchmarks", "after"):
+        if not all(isinstance(name, str) for name in found[key]):
+            raise EvclError(f"{path}: {key} must be a list of names, not {found[key]}")
+    spaces = _spaces(path, found.pop("methods"), found["trials"])
+    lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+    search = Search(**{**found, **lists}, spaces=spaces, folder=path.parent)
+    if not 0 < search.validation < 1 or min(search.trials - 1, search.refine, search.confirm) < 0:
+        raise EvclError(
+            f"{path}: validation must lie between 0 and 1, trials be at least 1, refine and confirm at least 0"
+        )
+    if (search.confirm > 0) != (len(search.confirm_seeds) > 0) or set(search.confirm_seeds) & set(search.seeds):
+        raise EvclError(
+            f"{path}: confirm and confirm_seeds go together, and its seeds must be others than {search.seeds}"
+        )
     for benchmark in search.benchmarks:
         for method in search.spaces:  # every trial is a valid configuration
             for settings in trials(search, method):
@@ -102,13 +120,20 @@ def _spaces(path: Path, methods: Mapping[str, Any], trials: int) -> dict[str, Se
     return spaces
 
 
-def trials(search: Search, method: str, best: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The settings of a method's trials, as many of one as of another; with `best`, those of the refinement."""
+def trials(search: Search, method: str) -> list[dict[str, Any]]:
+    """The settings of a method's trials, as many of one as of another."""
     alternatives = search.spaces[method]
-    if best is not None:
-        return _points(_near(_of(alternatives, best), best), search.refine, 1)
     share, more = divmod(search.trials, len(alternatives))
     return [trial for i, space in enumerate(alternatives) for trial in _points(space, share + (i < more), 0)]
+
+
+def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The settings of as many trials as `refine` says, near the best of those that lie in the method's spaces."""
+    for trial in tried:
+        for space in search.spaces[method]:
+            if _fits(space, trial["settings"]):
+                return _points(_near(space, trial["settings"]), search.refine, 1)
+    raise ValueError("none of the trials is of this search")
 
 
 def _points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
@@ -123,14 +148,16 @@ def _points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def _of(alternatives: Sequence[Space], trial: Mapping[str, Any]) -> Space:
-    """The one that a trial came from."""
+def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
+    """Whether settings could come from a space."""
 
-    def fits(space: Space) -> bool:
-        fixed = {name: value for name, value in space.items() if name != "method"}
-        return fixed.keys() == trial.keys() and all(isinstance(v, dict) or trial[k] == v for k, v in fixed.items())
+    def inside(value: Any, spec: Any) -> bool:
+        if not isinstance(spec, dict):
+            return bool(value == spec)
+        return value in spec["choices"] if "choices" in spec else bool(spec["low"] <= value <= spec["high"])
 
-    return next(space for space in alternatives if fits(space))
+    named = {name: spec for name, spec in space.items() if name != "method"}
+    return named.keys() == settings.keys() and all(inside(settings[name], spec) for name, spec in named.items())
 
 
 def _near(space: Space, best: Mapping[str, Any]) -> Space:
@@ -176,37 +203,77 @@ def tune(
 ) -> dict[str, Any]:
     """Every method's trials on one benchmark: what was tried and what came of it, best first."""
     start = time.perf_counter()
-    tried: dict[str, list[dict[str, Any]]] = {method: [] for method in search.spaces}
+    begun = 0
 
-    def measure(wanted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        before = sum(map(len, tried.values()))
-        configs = [_config(search, benchmark, method, settings, device, precision) for method, settings in wanted]
+    def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
+        """The trials with these settings, best first."""
+        nonlocal begun
+        each = [(method, settings) for method, some in wanted.items() for settings in some]
+        configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
+        before, begun = begun, begun + len(each)
         found = dict(execute_all(configs, lambda i, event: on_event(before + i, event), tolerant=True))
-        for i, (method, settings) in enumerate(wanted):
-            tried[method].append({"settings": settings, **found[i]["average_accuracy"]})
-        for each in tried.values():
-            each.sort(key=lambda trial: -(trial["mean"] or 0))
+        made: dict[str, list[Trial]] = {method: [] for method in wanted}
+        for i, (method, settings) in enumerate(each):
+            made[method].append({"settings": settings, **found[i]["average_accuracy"]})
+        return {method: _ranked(some) for method, some in made.items()}
 
-    measure([(method, settings) for method in tried for settings in trials(search, method)])
+    earlier = _earlier(search, benchmark)
+    tried = measure({method: trials(search, method) for method in search.spaces})
     if search.refine:
-        bests = {method: each[0]["settings"] for method, each in tried.items()}
-        measure([(method, settings) for method in tried for settings in trials(search, method, bests[method])])
+        near = {method: refinement(search, method, _ranked(earlier[method] + tried[method])) for method in tried}
+        for method, more in measure(near).items():
+            tried[method] = _ranked(tried[method] + more)
+    confirmed = {}
+    if search.confirm:
+        best = {method: _ranked(earlier[method] + tried[method])[: search.confirm] for method in tried}
+        wanted = {method: [trial["settings"] for trial in some] for method, some in best.items()}
+        confirmed = {"confirmed": measure(wanted, replace(search, seeds=search.confirm_seeds))}
     return {
         "benchmark": benchmark,
         **_asked(search),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
         "environment": environment(device),
+        **confirmed,
         "tried": tried,
     }
+
+
+def _ranked(some: Sequence[Trial]) -> list[Trial]:
+    """Best first; settings that were tried twice stand once."""
+    ranked = sorted(some, key=lambda trial: -(trial["mean"] or 0))
+    return list({json.dumps(trial["settings"], sort_keys=True): trial for trial in reversed(ranked)}.values())[::-1]
+
+
+def _earlier(search: Search, benchmark: str) -> dict[str, list[Trial]]:
+    """What the searches found that this one comes after."""
+    found: dict[str, list[Trial]] = {method: [] for method in search.spaces}
+    for name in search.after:
+        path = search.folder / name / result_name(benchmark)
+        before = read_found(path, read_search(search.folder / f"{name}.toml"))
+        for method in found:
+            found[method] += before["tried"].get(method, [])
+    return found
+
+
+def result_name(benchmark: str) -> str:
+    """The file of what a search found on a benchmark."""
+    return f"{benchmark.replace(':', '-')}.json"
+
+
+def best_trial(found: Mapping[str, Any], method: str) -> Trial:
+    """What a search chooses for a method: the best of those that were measured again, or of all."""
+    trial: Trial = found.get("confirmed", found["tried"])[method][0]
+    return trial
 
 
 def _asked(search: Search) -> dict[str, Any]:
     """What a search asks for, as its results hold it."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
-    refine = {"refine": search.refine} if search.refine else {}
-    return {**asked, **refine, "preset": search.preset, "methods": spaces}
+    more = {"refine": search.refine, "after": list(search.after), "confirm": search.confirm}
+    more |= {"confirm_seeds": list(search.confirm_seeds)}
+    return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
 
 
 def read_found(path: Path, search: Search) -> dict[str, Any]:
