@@ -1,4 +1,4 @@
-"""Named settings for a benchmark and a method: `tuned` (chosen on validation data) and `paper`."""
+"""Named settings for a benchmark and a method: `tuned` and `recipe` (chosen on validation data), and `paper`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from evcl.methods import Method
 from evcl.settings import CORESET, ELASTIC
 
 SUMMARIES = {
-    "tuned": "chosen on validation data; the default",
+    "tuned": "chosen on validation data, for each benchmark and method; the default",
+    "recipe": "one choice of EVCL's settings for all of the paper's benchmarks, on validation data",
     "paper": "the protocol of the EVCL paper to the letter",
 }
 

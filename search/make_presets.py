@@ -1,0 +1,67 @@
+"""Write the presets that the searches chose into presets.toml: `python search/make_presets.py`.
+
+`tuned` is, for each benchmark and method, what the last search that measured its best trials again found best, or else
+the best trial of all; `recipe` is one trial for all benchmarks. The tests check that the file is as this makes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, recipe
+from evcl.methods import METHODS
+
+SEARCHES = Path(__file__).parent
+PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
+MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
+TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted")  # in the order in which they were made
+RECIPES = ("recipe-1", "recipe")
+
+
+def found(search: str, benchmark: str) -> dict[str, Any] | None:
+    path = SEARCHES / search / f"{benchmark}.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def table(name: str, benchmark: str, method: str, result: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Everything in which a trial differs from the method's defaults."""
+    resolved = configure(benchmark, method, result["preset"], given=settings).settings
+    usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
+    given = {key: value for key, value in resolved.items() if key in usual and value != usual[key]}
+    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())])
+
+
+def tuned(benchmark: str, method: str) -> str:
+    """The table of a benchmark and a method."""
+    each = [(search, result) for search in TUNED if (result := found(search, benchmark)) is not None]
+    confirmed = [(search, result) for search, result in each if "confirmed" in result]
+    search, result = confirmed[-1] if confirmed else max(each, key=lambda one: best_trial(one[1], method)["mean"])
+    trial = best_trial(result, method)
+    accuracy = f"{100 * trial['mean']:.2f} +- {100 * trial['std']:.2f} over {len(trial['per_seed'])} seeds"
+    made = table(f"tuned.{benchmark}.{method}", benchmark, method, result, trial["settings"])
+    return f"# search/{search}, {result['date']}: {accuracy}\n{made}"
+
+
+def one_recipe() -> str:
+    name = [name for name in RECIPES if all(found(name, benchmark) for benchmark in PAPER_BENCHMARKS)][-1]
+    results = [result for benchmark in PAPER_BENCHMARKS if (result := found(name, benchmark)) is not None]
+    settings, means = recipe(results, "evcl")
+    each = [f"#   {r['benchmark']} {100 * mean:.2f}" for r, mean in zip(results, means, strict=True)]
+    made = table('recipe."*".evcl', PAPER_BENCHMARKS[0], "evcl", results[0], settings)
+    return "\n".join([f"# search/{name}, {results[-1]['date']}:", *each, made])
+
+
+def made() -> str:
+    tables = [tuned(benchmark, method) for benchmark in PAPER_BENCHMARKS for method in PAPER_METHODS]
+    return MARK + "\n" + "\n\n".join([*tables, one_recipe()]) + "\n"
+
+
+def filled(text: str) -> str:
+    """The file with everything below the mark made anew."""
+    return text.partition(MARK)[0] + made()
+
+
+if __name__ == "__main__":
+    PRESETS.write_text(filled(PRESETS.read_text("utf-8")), "utf-8")

@@ -1,0 +1,33 @@
+"""The presets are what the searches chose."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from evcl.experiments import configure, preset
+from evcl.methods import METHODS
+
+SEARCHES = Path(__file__).parents[2] / "search"
+
+
+def test_the_presets_are_what_the_searches_found():
+    make = runpy.run_path(str(SEARCHES / "make_presets.py"))
+    text = make["PRESETS"].read_text("utf-8")
+    assert make["filled"](text) == text, "run python search/make_presets.py"
+
+
+def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched():
+    make = runpy.run_path(str(SEARCHES / "make_presets.py"))
+    found = make["found"]("paper-2", "split-cifar10")
+    trial = found["tried"]["evcl"][0]["settings"]
+    searched = configure("split-cifar10", "evcl", found["preset"], given=trial)
+    written = make["table"]("x", "split-cifar10", "evcl", found, trial)
+    assert "batch_size = 256" in written  # of the preset that the search began from
+    assert all(searched.settings[name] == value for name, value in trial.items())
+
+
+def test_the_recipe_is_one_for_every_benchmark():
+    first = preset("recipe", "split-mnist", METHODS["evcl"])
+    assert first["std_update"] == "natural"
+    assert first == preset("recipe", "permuted-mnist", METHODS["evcl"])
