@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_the_readmes_defaults_are_the_codes():
     assert found.keys() == settings.keys()
     for name, setting in settings.items():
         assert type(setting.default)(found[name]) == setting.default, name
+
+
+def test_the_tables_are_made_from_the_result_files():
+    make = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+    for path in make["DOCUMENTS"]:
+        text = path.read_text("utf-8")
+        assert "<!-- table: " in text
+        assert make["filled"](text) == text, f"run python docs/make_tables.py: {path.name}"
