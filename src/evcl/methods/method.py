@@ -39,6 +39,7 @@ class FinishedTask:
     heads: Sequence[int]
     settings: Settings
     generators: Sequence[torch.Generator]  # one a replica
+    weights: Tensor | None = None  # [R, n], what the examples count for; None: 1
 
     @property
     def mean(self) -> Tensor:
