@@ -43,7 +43,10 @@ class TaskData:
 
     def take_weights(self, rows: Tensor) -> Tensor | None:
         """[R, B]: what the examples `rows` [R, B] count for."""
-        return None if self.weights is None else self.weights.repeat(len(rows) // len(self.y), 1).gather(1, rows)
+        if self.weights is None:
+            return None
+        own = (torch.arange(len(rows), device=rows.device) % len(self.weights)).unsqueeze(1)
+        return self.weights[own, rows]
 
 
 class Pool:
