@@ -1,9 +1,13 @@
-"""Every Python example in the documents runs, and the README's table of settings says what the code says."""
+"""Every document from top to bottom, as a reader follows it: its Python and its commands, in one folder. And what the
+documents say of the settings is what the code says.
+"""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,26 +17,52 @@ from evcl.methods import METHODS
 from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, VALIDATION
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = [
-    pytest.param(block, id=f"{path.name} {number}")
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.M | re.S))
-]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = ("start", "models", "data", "training", "methods", "own-method")
+COMMANDS = {"start": 4, "data": 4, "own-method": 3}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_an_example_runs(block, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard.*")
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    known = set(METHODS)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        exec(compile(block, "example", "exec"), {"__name__": "example"})
-    for name in set(METHODS) - known:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("EVCL_PLUGINS", "")  # a command changes it
+    modules, methods, commands = set(sys.modules), set(METHODS), 0
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
+    for number, (language, block) in enumerate(blocks):
+        if file := re.match(r"# (\w+\.py)\n", block):  # a file that what follows uses
+            Path(file[1]).write_text(block)
+        elif language == "python":
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                exec(compile(block, f"{path.name}, block {number}", "exec", dont_inherit=True), {"__name__": "example"})
+        else:
+            for line in block.splitlines():
+                forget(modules, methods)  # a command is a process of its own
+                program, *arguments = shlex.split(line)
+                assert program == "evcl"
+                status, _, err = evcl(*arguments)
+                assert status == 0, f"{line}: {err}"
+                commands += 1
+    forget(modules, methods)
+    assert commands == COMMANDS.get(path.stem, 0)
+    if path.stem == "data":
+        first = Path("predictions.csv").read_text().partition("\n")[0]
+        assert first == "prediction,probability_no,probability_yes,entropy,epistemic"
+
+
+def forget(modules, methods):
+    for name in set(METHODS) - methods:
         METHODS.remove(name)
+    for name in set(sys.modules) - modules:
+        if name == "my_method" or name.startswith("evcl_plugin:"):
+            del sys.modules[name]
 
 
-def test_the_readmes_defaults_are_the_codes():
-    table = (ROOT / "README.md").read_text("utf-8").partition("| setting | default |")[2].partition("\n\n")[0]
+def test_the_defaults_in_the_documents_are_the_codes():
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    table = text.partition("| setting | default |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.M)
     found = {}
     for names, defaults in rows:
@@ -49,3 +79,11 @@ def test_the_tables_are_made_from_the_result_files():
         text = path.read_text("utf-8")
         assert "<!-- table: " in text
         assert make["filled"](text) == text, f"run python docs/make_tables.py: {path.name}"
+
+
+def test_every_guide_is_there_and_linked():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert all(f"(docs/{name}.md)" in readme for name in GUIDES)
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -325,9 +325,10 @@ def test_a_coreset_is_kept_saved_and_predicts(tmp_path):
 
 
 def test_epochs_are_those_of_tuning_too():
-    learner, heard = small(coreset="random"), []
-    learner.learn((X, Y), epochs=2, on_epoch=lambda p: heard.append((p.epoch, p.epochs)))
-    assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    learner = small(coreset="random")
+    learner.learn((X, Y), epochs=2)
+    heard = [(e.epoch, e.epochs, e.tuning) for e in learner.history["0"]]
+    assert heard == [(1, 4, False), (2, 4, False), (3, 4, True), (4, 4, True)]
 
 
 def test_a_file_without_coresets_brings_no_copy_in(saved):
@@ -419,8 +420,8 @@ X, Y = blobs()
         ((X[:, 0], Y), {}, "inputs must be [examples, ...], not of shape (60,)"),
         ((X.astype(str), Y), {}, "inputs must be numbers"),
         ((X.astype(complex), Y), {}, "inputs must be numbers"),
-        ("data.csv", {}, "learn takes a Task or a pair (x, y), not str"),
-        ((X, Y, Y), {}, "learn takes a Task or a pair (x, y), not tuple"),
+        ("data.csv", {}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not str"),
+        ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, and item 0 is a ndarray"),
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
         ((X, Y), {"head": 7}, "there is no task 7: 1 learned, numbered from 0"),
         ((X, Y), {"task": "something"}, "'something' is learned already: choose another name"),

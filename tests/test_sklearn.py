@@ -174,3 +174,20 @@ def test_random_state_decides():
 def test_evcl_does_not_need_scikit_learn():
     code = "import sys; sys.modules['sklearn'] = None; import evcl; evcl.EVCL(evcl.nn.mlp(2, [2]))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_early_stopping_and_class_weights_are_the_learners():
+    model = small(epochs=300, lr=0.05, early_stopping=True, validation_fraction=0.3, n_iter_no_change=4).fit(X, NAMES)
+    nll = [epoch.validation_nll for epoch in model.learner_.history["0"]]
+    assert len(nll) == np.argmin(nll) + 5 < 300
+    plain, weighted = (
+        small(epochs=40, class_weight=weight).fit(X, NAMES) for weight in (None, {"versicolor": 30.0, "setosa": 1})
+    )
+    found = [(model.predict(X) == "versicolor").sum() for model in (plain, weighted)]
+    assert found[1] > found[0] + 5
+    weighted.partial_fit(X, NAMES)
+    assert clone(weighted).get_params()["class_weight"] == {"versicolor": 30.0, "setosa": 1}
+    with pytest.raises(evcl.EvclError, match="class_weight: 'rose' is not among the classes"):
+        small(class_weight={"rose": 2}).fit(X, NAMES)
+    balanced = small(class_weight="balanced").fit(X, NAMES)
+    assert np.array_equal(balanced.predict_proba(X), small().fit(X, NAMES).predict_proba(X))  # they are, already

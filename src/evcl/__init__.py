@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 
 from evcl import benchmarks, methods, metrics, nn
+from evcl.callbacks import Callback, Epoch
 from evcl.errors import Diverged, EvclError
 from evcl.learner import EVCL, EWC, VCL, Learner, Naive, load
 
@@ -16,7 +17,9 @@ __all__ = [
     "EVCL",
     "EWC",
     "VCL",
+    "Callback",
     "Diverged",
+    "Epoch",
     "EvclError",
     "Learner",
     "Naive",

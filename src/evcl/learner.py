@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
@@ -19,19 +20,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.benchmarks.benchmark import stratified
+from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError, unknown
 from evcl.files import write_atomically
-from evcl.inputs import Label, inputs, labels, positions
+from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
-from evcl.settings import SEED, Settings, resolve
-from evcl.training import OnEpoch, Run, TaskData
+from evcl.randomness import generator
+from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
+from evcl.training import History, Run, TaskData, Validation
 
 FORMAT = 1  # of the saved file
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 NEW = "new"  # as a head: one of its own
 INFER = "infer"  # as a task: the one whose head is least uncertain of an example
+PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
 
 
 class Predictions(NamedTuple):
@@ -51,6 +56,26 @@ class Predictions(NamedTuple):
     aleatoric: Any
     epistemic: Any
     tasks: Any
+
+
+class _Read(NamedTuple):
+    """A task as it was given: its name, its head, inputs, labels, and the head's classes as far as they are known."""
+
+    name: str
+    head: str
+    x: Tensor
+    y: list[Label]
+    known: Sequence[Label]
+
+
+class _Options(NamedTuple):
+    """How a task is learned: see `Learner.learn`."""
+
+    epochs: int | None
+    callbacks: Iterable[Callback]
+    validation: Any = None
+    patience: int | None = None
+    class_weight: Any = None
 
 
 class Learner:
@@ -107,6 +132,8 @@ class Learner:
         )
         self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self._tasks: dict[str, str] = {}  # task -> its head
+        self._busy = False
+        self.history: dict[str, tuple[Epoch, ...]] = {}  # task -> what was measured after each epoch; it is not saved
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -137,37 +164,52 @@ class Learner:
 
     def learn(
         self,
-        data: Task | Examples | tuple[Any, Any],
+        data: Task | Examples | tuple[Any, Any] | Iterable[Any],
         task: str | None = None,
         head: str | int = "new",
         epochs: int | None = None,
-        on_epoch: OnEpoch | None = None,
+        *,
+        callbacks: Iterable[Callback] = (),
+        validation: Any = None,
+        patience: int | None = None,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is inputs [N, ...] and labels [N], integers or strings; or a benchmark's task, which brings its own name
-        and head. `head` names an earlier task to share that task's head, which grows if new labels come. If anything
-        fails, or is interrupted, the learner is as it was before.
+        `data` is inputs [N, ...] and labels [N], integers or strings; a torch Dataset of (x, y), or an iterable of
+        batches (x, y), read once into memory; or a benchmark's task, which brings its own name and head. `head` names
+        an earlier task to share that task's head, which grows if new labels come. If anything fails, or is interrupted,
+        the learner is as it was before.
+
+        `callbacks` look on and may stop the task (see `evcl.Callback`); `history` has what they are told.
+        `validation` is a part to hold out, stratified (0.1), or data of its own: not learned from, and predicted after
+        each epoch. With `patience` the task ends after so many epochs without a smaller NLL on it, and with the weights
+        of the best epoch. `class_weight` is "balanced", or a weight for some labels, 1 for the others: how much an
+        example counts, in the NLL and in the Fisher. Only their ratios matter: they are scaled to 1 on average.
         """
         if self.method.joint:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
-        return self._learn([self._read(data, task, head, self._tasks)], epochs, on_epoch)[0]
+        self._check_idle()
+        options = _Options(epochs, callbacks, validation, patience, class_weight)
+        return self._learn([self._read(data, task, head, self._tasks)], options)[0]
 
     def learn_jointly(
-        self, tasks: Iterable[Task], epochs: int | None = None, on_epoch: OnEpoch | None = None
+        self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
     ) -> list[str]:
         """Learn several tasks as one, each through its own head, and return their names."""
+        self._check_idle()
         tasks = _tasks(tasks, "learn_jointly")
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
         read = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
-        return self._learn(read, epochs, on_epoch)
+        return self._learn(read, _Options(epochs, callbacks))
 
-    def _read(
-        self, data: Any, task: str | None, head: str | int, taken: Iterable[str]
-    ) -> tuple[str, str, Tensor, list[Label], Sequence[Label]]:
-        """(name, head, inputs, labels, the head's classes as far as they are known) of what `learn` was given."""
+    def _check_idle(self) -> None:
+        if self._busy:
+            raise EvclError("a task is being learned: the learner can be used when that has ended, or in end_task")
+
+    def _read(self, data: Any, task: str | None, head: str | int, taken: Iterable[str]) -> _Read:
         known: Sequence[Label] = ()
         if isinstance(data, Task):
             task = data.name if task is None else task
@@ -185,45 +227,102 @@ class Learner:
             raise EvclError(f"a head is called {name!r} already: choose another name for the task")
         else:
             head = name
+        return _Read(name, head, *self._examples(data, "learn"), known)
+
+    def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
         if isinstance(data, (Task, Examples)):
             data = tuple(data.train if isinstance(data, Task) else data)
-        if not isinstance(data, (tuple, list)) or len(data) != 2:
-            raise EvclError(f"learn takes a Task or a pair (x, y), not {type(data).__name__}")
-        x = self._inputs(data[0])
-        return name, head, x, labels(data[1], len(x)), known
+        x, y = pair(data, self._run.network.posterior.mean.dtype, verb)
+        x = self._inputs(x)
+        return x, labels(y, len(x))
 
-    def _learn(
-        self,
-        read: list[tuple[str, str, Tensor, list[Label], Sequence[Label]]],
-        epochs: int | None,
-        on_epoch: OnEpoch | None,
-    ) -> list[str]:
-        settings = self.settings
-        if epochs is not None:
-            epochs = int(self.method.known_settings["epochs"].check("epochs", epochs))
+    def _learn(self, read: list[_Read], options: _Options) -> list[str]:
+        settings, names = self.settings, [task.name for task in read]
+        if options.epochs is not None:
+            epochs = int(self.method.known_settings["epochs"].check("epochs", options.epochs))
             settings = Settings({**settings, "epochs": epochs})
-        run, state = self._run, self._run.state()
+        report = History(" + ".join(names), options.callbacks)
+        held = self._held_out(options)
+        run, state, before = self._run, self._run.state(), (self._heads, self._tasks, self.history)
         heads = {name: list(classes) for name, classes in self._heads.items()}
+        self._busy = True
         try:
             tasks = []
-            for _, head, x, y, known in read:
-                classes = _merged(heads.get(head, []), known, y)
-                if head not in heads:
-                    run.add_head(run.features(x[:1]), len(classes))
-                elif len(classes) > len(heads[head]):
-                    run.grow_head(list(heads).index(head), len(classes))
-                heads[head] = classes
-                targets = positions(y, classes).to(x.device)
-                tasks.append(TaskData(x.unsqueeze(0), targets.unsqueeze(0), list(heads).index(head)))
-            run.learn(tasks, settings, on_epoch)
+            for task in read:
+                classes = _merged(heads.get(task.head, []), task.known, task.y)
+                if task.head not in heads:
+                    run.add_head(run.features(task.x[:1]), len(classes))
+                elif len(classes) > len(heads[task.head]):
+                    run.grow_head(list(heads).index(task.head), len(classes))
+                heads[task.head] = classes
+                y = positions(task.y, classes).to(task.x.device)
+                tasks.append(TaskData(task.x.unsqueeze(0), y.unsqueeze(0), list(heads).index(task.head)))
+            validation = None
+            if options.validation is not None:
+                tasks[0], data = self._split(tasks[0], held, classes)
+                validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
+            if options.class_weight is not None:
+                tasks = [_weighted(tasks[0], options.class_weight, classes)]
+            report.begin_task(settings.epochs * (2 if self._tunes else 1))
+            run.learn(tasks, settings, report.end_epoch, report.begin_epoch, validation)
+            self._heads, self._busy = heads, False
+            self._tasks = {**self._tasks, **{task.name: task.head for task in read}}
+            self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
+            report.end_task()
         except BaseException as error:
             run.restore(state)
+            self._heads, self._tasks, self.history = before
             if isinstance(error, EvclError):
-                raise type(error)(f"task {read[-1][0]!r}: {error}") from None
+                raise type(error)(f"task {names[-1]!r}: {error}") from None
             raise
-        self._heads = heads
-        self._tasks |= {name: head for name, head, *_ in read}
-        return [name for name, *_ in read]
+        finally:
+            self._busy = False
+        return names
+
+    @property
+    def _tunes(self) -> bool:
+        """Whether there is tuning on coresets behind the epochs on a task."""
+        return not self.method.coreset_only and self.settings.get("coreset", "none") != "none"
+
+    def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
+        """The part to hold out, or the examples given; whatever cannot be done is refused before any work."""
+        validation, patience, weight = options.validation, options.patience, options.class_weight
+        if patience is not None:
+            PATIENCE.check("patience", patience)
+            if validation is None:
+                raise EvclError("patience needs a validation part: validation=0.1, or a pair (x, y)")
+        if weight is not None and (self._tunes or self.method.coreset_only):
+            raise EvclError("class_weight and coresets do not go together: an example that is kept has no weight")
+        if validation is not None and self.method.coreset_only:
+            raise EvclError(f"{self.method.name} learns from coresets alone: there is no validation part to it")
+        if validation is None:
+            return 0.0
+        if isinstance(validation, (int, float, str)):
+            return float(replace(VALIDATION, default=0.1, open_low=True).check("validation", validation))
+        try:
+            return self._examples(validation, "validation")
+        except EvclError as error:
+            raise EvclError(f"validation: {error}") from None
+
+    def _split(
+        self, task: TaskData, held: float | tuple[Tensor, list[Label]], classes: Sequence[Label]
+    ) -> tuple[TaskData, TaskData]:
+        """What is learned from, and what is measured on."""
+        if not isinstance(held, float):
+            x, y = held
+            if x.shape[1:] != task.x.shape[2:]:
+                shapes = tuple(x.shape[1:]), tuple(task.x.shape[2:])
+                raise EvclError(f"validation: its inputs are {shapes[0]}, and the task's {shapes[1]}")
+            try:
+                places = positions(y, classes).to(x.device)
+            except EvclError as error:
+                raise EvclError(f"validation: {error}") from None
+            return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head)
+        count = max(1, round(held * task.y.shape[1]))
+        rows = stratified(task.y[0].cpu(), count, generator(self.seed, "validation", self._run.rounds))
+        kept, measured = (part.to(task.y.device) for part in rows)
+        learned, held_out = (replace(task, x=task.x[:, part], y=task.y[:, part]) for part in (kept, measured))
+        return learned, held_out
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -286,6 +385,7 @@ class Learner:
 
     def _tried(self, x: Tensor, predict: Callable[[Tensor, int], tuple[Tensor, ...]], head: str) -> list[Tensor]:
         """What `predict` finds through a head, without the axis of replicas."""
+        self._check_idle()
         try:
             return [found[0] for found in predict(x.unsqueeze(0), list(self._heads).index(head))]
         except RuntimeError as error:
@@ -332,11 +432,13 @@ class Learner:
 
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
+        self._check_idle()
         self._run.to(_device(device))
         return self
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
+        self._check_idle()
         network, mean = self._run.network, self._run.predictor.mean
         views = network.layout.views(mean)
         names = head_names(list(self._heads).index(self._head(task)))
@@ -380,6 +482,7 @@ class Learner:
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All there is to it but for a network of the user's own: what JSON can say, and tensors."""
+        self._check_idle()
         run, plain = self._run, self._plain
         mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None
         description = {
@@ -400,6 +503,12 @@ class Learner:
         }
         kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
+
+
+def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> TaskData:
+    if class_weight is None:
+        return task
+    return replace(task, weights=class_weights(class_weight, classes, task.y[0]).to(task.x.dtype).unsqueeze(0))
 
 
 def _like(x: Any, tensor: Tensor) -> Any:

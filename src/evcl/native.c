@@ -139,13 +139,14 @@ static inline float row_loss(long classes, long begin, long end, long label, flo
     return nll + top + logf(total);
 }
 
-// The mean NLL of n examples; `columns` may be null: then all classes take part.
-void loss(long n, long classes, const int64_t *labels, const int64_t *columns, float *nll, const float *m,
-          const float *v, float *t, float *g, float *h) {
+// The mean NLL of n examples; `columns` may be null: then all classes take part; so may `weights`: all count the same.
+void loss(long n, long classes, const int64_t *labels, const int64_t *columns, const float *weights, float *nll,
+          const float *m, const float *v, float *t, float *g, float *h) {
     double sum = 0.0;
     for (long i = 0; i < n; i++) {
         long at = i * classes, begin = columns ? columns[2 * i] : 0, end = columns ? columns[2 * i + 1] : classes;
-        sum += row_loss(classes, begin, end, labels[i], (float)n, m + at, v ? v + at : v, t + at, g + at, h + at);
+        float w = weights ? weights[i] : 1.0f;
+        sum += w * row_loss(classes, begin, end, labels[i], n / w, m + at, v ? v + at : v, t + at, g + at, h + at);
     }
     *nll = (float)(sum / n);
 }

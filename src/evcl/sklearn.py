@@ -49,6 +49,10 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method : "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
     strength, tempering, init_std, prior_std, lr, batch_size, epochs, predict_samples : settings of the method, as
         everywhere in evcl. None is the method's default; one that the method does not have is refused.
+    early_stopping : hold a part of each task out, stratified, and end it after `n_iter_no_change` epochs without a
+        smaller NLL there, with the weights of the best epoch.
+    validation_fraction, n_iter_no_change : of early stopping.
+    class_weight : "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
     settings : a mapping of further settings, by name: {"coreset": "kcenter"}.
     random_state : a number, a numpy RandomState or None, as in scikit-learn.
     device : where it trains: "cpu" or "cuda".
@@ -75,6 +79,10 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         epochs: int | None = None,
         predict_samples: int | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        class_weight: Mapping[Any, float] | str | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = None,
         device: str = "cpu",
@@ -89,6 +97,10 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.epochs = epochs
         self.predict_samples = predict_samples
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.class_weight = class_weight
         self.settings = settings
         self.random_state = random_state
         self.device = device
@@ -130,8 +142,17 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
         name = str(len(learner.tasks)) if task is None else task
         head = learner.tasks[0] if learner.tasks else name
+        weight: Any = self.class_weight
+        if isinstance(weight, Mapping):
+            if unknown := [label for label in weight if label not in place]:
+                raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {list(place)}")
+            weight = {place[label]: value for label, value in weight.items()}
         learner.learn(
-            Task(name, head, tuple(range(len(labels))), examples, examples), head=0 if learner.tasks else "new"
+            Task(name, head, tuple(range(len(labels))), examples, examples),
+            head=0 if learner.tasks else "new",
+            validation=self.validation_fraction if self.early_stopping else None,
+            patience=self.n_iter_no_change if self.early_stopping else None,
+            class_weight=weight,
         )
         self.learner_, self.labels_, self.classes_, self.tasks_ = learner, labels, np.sort(labels), learner.tasks
         self._open = None if task is None else _Open(task, before, x, y)

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from evcl import methods, tables
+from evcl.callbacks import Callback, Epoch
 from evcl.options import Usage, settings, usage
 from evcl.settings import SEED, Setting, resolve
 from evcl.tables.encoding import Category
-from evcl.training import OnEpoch
 
 console = Console(highlight=False)
 VALIDATION = Setting(0.1, "part of a file that is held out", high=0.5)
@@ -76,7 +76,7 @@ def learn(
         new["categories"] = category
     torch.set_num_threads(1)
     lenient = _lenient(unknown)
-    with _progress(task or data.stem) as on_epoch:
+    with _progress(task or data.stem) as callbacks:
         found = tables.learn(
             model,
             data,
@@ -87,7 +87,7 @@ def learn(
             validation=validation,
             drop=drop or [],
             lenient=lenient,
-            on_epoch=on_epoch,
+            callbacks=callbacks,
             **new,
         )
     line = found.history[-1]
@@ -187,17 +187,18 @@ def _lenient(unknown: str) -> bool:
 
 
 @contextmanager
-def _progress(task: str) -> Iterator[OnEpoch | None]:
+def _progress(task: str) -> Iterator[list[Callback]]:
     """A bar over the epochs on a terminal; elsewhere nothing, the result is a line anyway."""
     if not console.is_terminal:
-        yield None
+        yield []
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
         bar = bars.add_task(task, total=None, state="reading")
 
-        def on_epoch(progress: Any) -> None:
-            state = f"epoch {progress.epoch}/{progress.epochs}"
-            bars.update(bar, completed=progress.epoch, total=progress.epochs, state=state)
+        class Bar(Callback):
+            def end_epoch(self, epoch: Epoch) -> None:
+                state = f"epoch {epoch.epoch}/{epoch.epochs}"
+                bars.update(bar, completed=epoch.epoch, total=epoch.epochs, state=state)
 
-        yield on_epoch
+        yield [Bar()]

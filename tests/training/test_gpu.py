@@ -198,3 +198,38 @@ def test_programs_that_run_at_a_time_are_the_programs_alone():
         alone = execute(config)
         assert found[i]["accuracy"] == alone["accuracy"]
         assert found[i]["nll"] == alone["nll"]
+
+
+def made_up(n, seed):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 20, generator=source)
+    return x, ((x[:, 0] + torch.randn(n, generator=source)) > 0).long()
+
+
+@pytest.mark.parametrize("network", [lambda: evcl.nn.mlp(20, [50]), lambda: torch.nn.Sequential(torch.nn.Tanh())])
+@pytest.mark.parametrize("weight", [None, {1: 4.0}])
+def test_early_stopping_keeps_the_best_epoch(network, weight):
+    """By kernels and by autograd: what is predicted at the end is what the best epoch was worth."""
+    train, held = made_up(100, 0), made_up(400, 1)
+    learner = evcl.EVCL(network(), epochs=100, lr=0.03, device="cuda")
+    learner.learn(train, validation=held, patience=5, class_weight=weight)
+    nll = [epoch.validation_nll for epoch in learner.history["0"]]
+    assert len(nll) == min(100, nll.index(min(nll)) + 6)
+    p = learner.predict_proba(held[0]).gather(1, held[1][:, None]).log()
+    counts = torch.where(held[1] == 1, 4.0 if weight else 1.0, 1.0)
+    assert -(p[:, 0] * counts).sum() / counts.sum() == pytest.approx(min(nll), rel=1e-4)
+
+
+def test_losses_and_class_weights_are_those_of_a_cpu():
+    """After many epochs with little noise, so that the draws, which differ, do not matter."""
+    x, y = made_up(300, 0)
+    last = []
+    for device in ("cpu", "cuda"):
+        learner = evcl.EVCL(evcl.nn.mlp(20, [30]), epochs=60, lr=0.003, init_std=1e-4, std_lr_scale=0.1, device=device)
+        for task in ("a", "b"):
+            learner.learn((x, y), task, class_weight={1: 5.0})
+        last.append((learner.history["b"][-1], float((learner.predict(x, "b") == 1).double().mean())))
+    (cpu, found), (gpu, found_there) = last
+    for name in ("nll", "kl", "elastic"):
+        assert getattr(gpu, name) == pytest.approx(getattr(cpu, name), rel=0.1, abs=0.02), name
+    assert found_there == pytest.approx(found, abs=0.05)

@@ -312,11 +312,12 @@ def test_an_interrupt_leaves_the_learner_as_it_was():
     benchmark = evcl.benchmarks.get("split-digits")
     learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
 
-    def stop(progress):
-        raise KeyboardInterrupt
+    class Stop(evcl.Callback):
+        def end_epoch(self, epoch):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        learner.learn(benchmark[0], on_epoch=stop)
+        learner.learn(benchmark[0], callbacks=[Stop()])
     assert learner.tasks == ()
     fresh = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
     for one in (learner, fresh):

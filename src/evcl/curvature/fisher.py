@@ -5,7 +5,8 @@
 `exact`: every class, w = p(c|x_b). `sampled`: one label drawn from p(.|x_b). `empirical`: the true label, which is not
 the Fisher of the model but what much code calls by that name. The square is taken of each example's gradient, never
 of a batch's mean: examples do not mix, so one backward pass of their sum gives each example's own output gradients,
-and each layer turns those into its sum of squares.
+and each layer turns those into its sum of squares. An example that counts for u in the loss counts for u here: what is
+protected is what was minimised.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ def fisher(
     generators: Sequence[torch.Generator] | None = None,
     chunk: int | None = None,
     temperature: Tensor | float = 1.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
     `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
-    go through the network at once. `temperature` ([R, 1], or one for all) divides the logits.
+    go through the network at once. `temperature` ([R, 1], or one for all) divides the logits. `weights` [R, n] are what
+    the examples count for; None: 1.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -50,7 +53,8 @@ def fisher(
     network.weights.noise = None
     total = torch.zeros_like(mean)
     parts = layout.views(total)
-    for xs, ys in zip(x.split(chunk, 1), y.split(chunk, 1), strict=True):
+    counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
+    for xs, ys, us in zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True):
         calls, handles = _record(network)
         try:
             with torch.enable_grad():
@@ -61,7 +65,7 @@ def fisher(
             for handle in handles:
                 handle.remove()
         outputs = [output for _, _, output in calls]
-        targets = _targets(log_p, ys, kind, generators)
+        targets = _targets(log_p, ys, us, kind, generators)
         for i, target in enumerate(targets):
             deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
             _add_squares(parts, calls, deltas, ys.shape[1])
@@ -84,12 +88,15 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
     return calls, [layer.register_forward_hook(note) for layer in layers]
 
 
-def _targets(log_p: Tensor, y: Tensor, kind: str, generators: Sequence[torch.Generator] | None) -> list[Tensor]:
+def _targets(
+    log_p: Tensor, y: Tensor, weights: Tensor, kind: str, generators: Sequence[torch.Generator] | None
+) -> list[Tensor]:
     """Sums whose gradients, squared example by example, add up to the Fisher.
 
-    The weight p(c|x) enters as its root, since the gradient is squared.
+    The weight p(c|x) enters as its root, since the gradient is squared; so does that of the example.
     """
     p = log_p.detach().exp()
+    log_p = log_p * weights.reshape(-1, 1).sqrt()
     if kind == "exact":
         return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
     if kind == "sampled":

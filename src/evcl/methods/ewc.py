@@ -6,6 +6,7 @@ L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ def importance(task: FinishedTask) -> Tensor:
     s = task.settings
     about = (task.layout, task.x, task.y, task.heads, s.fisher, task.generators)
     points = _drawn(task) if s.fisher_draws and task.q.log_std is not None else [task.q.mean]
-    found = [fisher(task.network, point, *about, temperature=s.fisher_temperature) for point in points]
+    options: dict[str, Any] = {"temperature": s.fisher_temperature, "weights": task.weights}
+    found = [fisher(task.network, point, *about, **options) for point in points]
     total = torch.stack(found).mean(0)
     if s.fisher_scale == "task":
         weights = sum(prod(shape) for shape in task.layout.shapes.values())

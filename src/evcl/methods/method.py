@@ -39,6 +39,7 @@ class FinishedTask:
     heads: Sequence[int]
     settings: Settings
     generators: Sequence[torch.Generator]  # one a replica
+    weights: Tensor | None = None  # [R, n], what the examples count for; None: 1
 
     @property
     def mean(self) -> Tensor:
@@ -89,7 +90,7 @@ def register(method: Method, *, overwrite: bool = False) -> Method:
     """Add a method of one's own: it then works in `evcl run`, in `Learner` and in the contract tests."""
     if not isinstance(method, Method):
         raise EvclError(
-            f"register takes an evcl.methods.Method, not {type(method).__name__}; see CONTRIBUTING.md for an example"
+            f"register takes an evcl.methods.Method, not {type(method).__name__}; see docs/own-method.md for an example"
         )
     METHODS.add(method.name, method, overwrite=overwrite)
     return method

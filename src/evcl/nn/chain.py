@@ -36,6 +36,7 @@ class Examples(Protocol):
     x: Tensor  # [U, N, ...]: replica r learns from row r mod U
     y: Tensor  # [U, N], positions among the classes of all heads, side by side
     columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
+    weights: Tensor | None  # [U, N]: what an example counts for in the mean; None: 1
 
 
 class Batch(NamedTuple):
@@ -255,6 +256,7 @@ class _Pass:
             zip(self.inputs, self.targets, self.rows, self.layers[0].x, self.labels.squeeze(2), strict=True)
         )
         self.own = None if self.columns is None else torch.empty(*shape[:2], 2, dtype=torch.long)
+        self.weights, self.counts = chain.examples.weights, full.new_ones(*shape[:2], 1)
         self._bind(native() if values.dtype == torch.float32 and len(values) == 2 else None)
 
     def _bind(self, compiled: Native | None) -> None:
@@ -267,8 +269,9 @@ class _Pass:
         for r, (x, _, rows, out, labels) in enumerate(self.parts):
             self.takes.append(compiled.bind("take", *out.shape, rows, x, out, bottom.square[r]))
             own = None if self.own is None else self.own[r]
+            counts = None if self.weights is None else self.counts[r]
             state = [t[r] for t in (top.out, top.variance, top.ratio, top.g, top.h)]
-            self.losses.append(compiled.bind("loss", *top.out.shape[1:], labels, own, self.nll[r], *state))
+            self.losses.append(compiled.bind("loss", *top.out.shape[1:], labels, own, counts, self.nll[r], *state))
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         self._take(rows)
@@ -295,6 +298,9 @@ class _Pass:
             torch.mul(bottom.x, bottom.x, out=bottom.square)
         if self.columns is not None and self.own is not None:
             torch.index_select(self.columns, 0, self.rows.flatten(), out=self.own.view(-1, 2))
+        if self.weights is not None:
+            for r, mine in enumerate(self.rows):
+                torch.index_select(self.weights[r % len(self.weights)], 0, mine, out=self.counts[r, :, 0])
 
     def _loss(self) -> None:
         """The mean NLL, and the last layer's g and h."""
@@ -308,8 +314,12 @@ class _Pass:
             self.log_p.masked_fill_(foreign(self.own, self.log_p.shape[2]), -torch.inf)
         torch.log_softmax(self.log_p, 2, out=self.log_p)
         torch.gather(self.log_p, 2, self.labels, out=self.of_label)
+        if self.weights is not None:
+            self.of_label.mul_(self.counts)
         torch.mean(self.of_label, (1, 2), out=self.nll).neg_()
         self.log_p.exp_().scatter_add_(2, self.labels, self.minus)
+        if self.weights is not None:
+            self.log_p.mul_(self.counts)
         top.g.copy_(self.log_p.div_(self.rows.shape[1]))
         if top.bayesian:
             torch.mul(top.g, top.ratio, out=top.h)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from evcl.benchmarks import Examples, Task
 from evcl.benchmarks.benchmark import stratified
+from evcl.callbacks import Callback
 from evcl.errors import EvclError
 from evcl.learner import Learner, Predictions, load
 from evcl.nn import mlp
@@ -27,7 +28,6 @@ from evcl.randomness import generator
 from evcl.tables.encoding import Encoder, Fitting, labels_of
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Source, bad
-from evcl.training import OnEpoch
 
 FORMAT = 1  # of the text in the metadata
 NOTE = "evcl.tables"
@@ -56,7 +56,7 @@ class Model:
         epochs: int | None = None,
         validation: float = 0.1,
         lenient: bool = False,
-        on_epoch: OnEpoch | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> dict[str, Any]:
         """One task more, from a file whose labels have been read; returns its line of the history.
 
@@ -74,7 +74,7 @@ class Model:
         train, held = self._inputs(source, y, validation, lenient)
         before = None if held is None or shared == "new" else self._measured(held, shared)["accuracy"]
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
-        self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, on_epoch=on_epoch)
+        self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, callbacks=callbacks)
         self.labels = labels
         self.history.append(
             {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evcl.callbacks import Callback
 from evcl.errors import EvclError
 from evcl.files import write_atomically
 from evcl.learner import INFER, NEW
@@ -19,7 +20,6 @@ from evcl.tables.model import Model, create, load_model, read_rows
 from evcl.tables.npz_file import NpzFile
 from evcl.tables.parquet_file import ParquetFile
 from evcl.tables.source import Source, bad
-from evcl.training import OnEpoch
 
 READERS: dict[str, Callable[[Path], Source]] = {
     ".csv": CsvFile,
@@ -58,7 +58,7 @@ def learn(
     validation: float = 0.1,
     drop: Sequence[str] = (),
     lenient: bool = False,
-    on_epoch: OnEpoch | None = None,
+    callbacks: Sequence[Callback] = (),
     **new: Any,
 ) -> Model:
     """Learn a file as one task more, and write the model; `new` are the options of a model that is made now.
@@ -82,7 +82,7 @@ def learn(
             found.check(source, drop)
             rows = read_rows(source, found.target)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
-        found.learn(source, rows, name, head, epochs, validation, lenient, on_epoch)
+        found.learn(source, rows, name, head, epochs, validation, lenient, callbacks)
         if _fingerprint(model) != before:
             raise EvclError(f"{model} has changed while this was learned: nothing is written; learn it again")
         found.save(model)

@@ -1,12 +1,15 @@
 """One step, one task, a whole stream; prediction."""
 
 from evcl.training.adam import Adam
+from evcl.training.early import Validation
+from evcl.training.history import History
 from evcl.training.run import Run, State
 from evcl.training.stream import StreamResult, learn_stream
 from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, matmul_precision, optimise, streams
 
 __all__ = [
     "Adam",
+    "History",
     "OnEpoch",
     "Pool",
     "Progress",
@@ -15,6 +18,7 @@ __all__ = [
     "Step",
     "StreamResult",
     "TaskData",
+    "Validation",
     "learn_stream",
     "matmul_precision",
     "optimise",

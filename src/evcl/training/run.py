@@ -20,7 +20,18 @@ from evcl.nn.chain import find_chain, padded
 from evcl.nn.examine import examine
 from evcl.randomness import Noise, generator
 from evcl.settings import ELASTIC, Settings, stack
-from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, capturing, matmul_precision, optimise
+from evcl.training.early import Best, Validation
+from evcl.training.task import (
+    OnBegin,
+    OnEpoch,
+    Pool,
+    Progress,
+    Step,
+    TaskData,
+    capturing,
+    matmul_precision,
+    optimise,
+)
 
 ALIGNED = 4  # widths on a GPU are multiples of this: 16 bytes
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
@@ -166,21 +177,32 @@ class Run:
     # --- training --------------------------------------------------------------------------------------------------
 
     def learn(
-        self, tasks: Sequence[TaskData], settings: Settings | None = None, on_epoch: OnEpoch | None = None
+        self,
+        tasks: Sequence[TaskData],
+        settings: Settings | None = None,
+        on_epoch: OnEpoch | None = None,
+        on_begin: OnBegin | None = None,
+        validation: Validation | None = None,
     ) -> None:
         """One round as the setting `coreset` wants it: `train` on what is outside the coresets, then `tune`.
 
-        The epochs of both are reported as those of one round.
+        The epochs of both are reported as those of one round. `validation` is looked at while it trains.
         """
         s = settings or self.settings
         if s.get("coreset", "none") == "none":
-            self.train(tasks, s, on_epoch=on_epoch)
+            self.train(tasks, s, on_epoch=on_epoch, on_begin=on_begin, validation=validation)
             return
         stages = 1 if self.method.coreset_only else 2
 
-        def report(stage: int, p: Progress) -> None:
-            if on_epoch is not None:
-                on_epoch(replace(p, epoch=stage * p.epochs + p.epoch, epochs=stages * p.epochs))
+        def begin(stage: int, epoch: int) -> None:
+            if on_begin is not None:
+                on_begin(stage * s.epochs + epoch)
+
+        def report(stage: int, p: Progress) -> bool | None:
+            if on_epoch is None:
+                return None
+            tuning = stage == stages - 1
+            return on_epoch(replace(p, epoch=stage * p.epochs + p.epoch, epochs=stages * p.epochs, tuning=tuning))
 
         state = self.state()
         try:
@@ -189,10 +211,10 @@ class Run:
                 self.rounds += 1
             else:
                 rest = [_part(task, others(r, task.y.shape[1])) for task, r in zip(tasks, rows, strict=True)]
-                self.train(rest, s, on_epoch=partial(report, 0))
+                self.train(rest, s, on_epoch=partial(report, 0), on_begin=partial(begin, 0), validation=validation)
             kept = [_part(task, r) for task, r in zip(tasks, rows, strict=True)]
             self.coresets = [*self.coresets, *kept]
-            self.tune(s, on_epoch=partial(report, stages - 1))
+            self.tune(s, on_epoch=partial(report, stages - 1), on_begin=partial(begin, stages - 1))
         except BaseException:
             self.restore(state)
             raise
@@ -221,15 +243,23 @@ class Run:
         *,
         noise: Noise | None = None,
         on_epoch: OnEpoch | None = None,
+        on_begin: OnBegin | None = None,
+        validation: Validation | None = None,
         reference: bool = False,
     ) -> None:
         """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
         s = settings or self.settings
         with self._precision(), self._measuring():
-            part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, reference)
+            part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, on_begin, validation, reference)
             self._remember(part, q, memory, tasks, s)
 
-    def tune(self, settings: Settings | None = None, *, on_epoch: OnEpoch | None = None) -> None:
+    def tune(
+        self,
+        settings: Settings | None = None,
+        *,
+        on_epoch: OnEpoch | None = None,
+        on_begin: OnBegin | None = None,
+    ) -> None:
         """For prediction: a copy of the posterior learns from the coresets of all tasks, each through its own head.
 
         It is trained like one task more, of N = the coresets' size: the prior, and the anchor, is the posterior (before
@@ -239,7 +269,7 @@ class Run:
             self.tuned = self.network.posterior
             return
         with self._precision(), self._measuring():
-            part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch)
+            part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch, on_begin)
         self.tuned = self._written(self.network.posterior, part, q)
 
     @contextmanager
@@ -262,6 +292,8 @@ class Run:
         round_: int,
         noise: Noise | None,
         on_epoch: OnEpoch | None,
+        on_begin: OnBegin | None,
+        validation: Validation | None = None,
         reference: bool = False,
     ) -> tuple[Layout, Memory, Gaussian]:
         """The weights that these tasks use, what is remembered of those, and the posterior they are given."""
@@ -288,7 +320,19 @@ class Run:
         self.network.begin()
         step = Step(self.network, part, q, terms, s, pool, chain, reference)
         start = q.snapshot() if self.tolerant else None
-        optimise(step, pool, s, self.seeds, round_, noise, on_epoch, self.lost if self.tolerant else None)
+        best = Best(step, validation.patience) if validation is not None and validation.patience is not None else None
+
+        def look(p: Progress) -> bool:
+            """At the validation part, before the epoch is reported."""
+            if validation is not None:
+                p = replace(p, validation=self._measured(validation, part, step.q))
+            stop = on_epoch is not None and on_epoch(p) is True
+            return (best is not None and p.validation is not None and best.enough(float(p.validation[0]))) or stop
+
+        after = on_epoch if validation is None else look
+        optimise(step, pool, s, self.seeds, round_, noise, after, self.lost if self.tolerant else None, on_begin)
+        if best is not None:
+            best.restore()
         if start is not None:  # one that is lost stays where it was, and is measured no more
             step.q.mean[self.lost] = start.mean[self.lost]
             if step.q.log_std is not None and start.log_std is not None:
@@ -296,6 +340,15 @@ class Run:
             for name, measured in self.network.statistics().items():
                 measured[self.lost] = statistics[name][self.lost]
         return part, memory, step.q
+
+    def _measured(self, validation: Validation, part: Layout, q: Gaussian) -> tuple[Tensor, Tensor]:
+        """What a prediction of the validation part would be worth if the round ended with q."""
+        before = self.network.posterior, self.tuned
+        self.network.posterior, self.tuned = self._written(before[0], part, q), None
+        try:
+            return validation.measure(self.predict(validation.data.x, validation.data.head))
+        finally:
+            (self.network.posterior, self.tuned), self._kept = before, None
 
     def _gathered(self, gaussian: Gaussian, part: Layout) -> Gaussian:
         layout, log_std = self.network.layout, gaussian.log_std
@@ -334,8 +387,9 @@ class Run:
         generators = [generator(seed, "fisher", self.rounds, i) for seed in self.seeds]
         n, examples = task.y.shape[1], s.get("fisher_examples", ELASTIC["fisher_examples"].default)
         rows = torch.stack([torch.randperm(n, generator=g)[:examples] for g in generators])
-        x, y = task.take(rows.to(task.y.device))
-        return FinishedTask(self.network, q, part, x, y, [task.head], s, generators)
+        rows = rows.to(task.y.device)
+        x, y = task.take(rows)
+        return FinishedTask(self.network, q, part, x, y, [task.head], s, generators, task.take_weights(rows))
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -498,4 +552,4 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:
     """A copy of a task's examples `rows` [R, n]."""
-    return TaskData(*task.take(rows), task.head)
+    return TaskData(*task.take(rows), task.head, task.take_weights(rows))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import Diverged, EvclError
-from evcl.methods import Term
+from evcl.methods import KL, Elastic, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, Names, find_places, foreign
 from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
@@ -30,6 +30,7 @@ class TaskData:
     x: Tensor
     y: Tensor  # positions among the head's classes
     head: int
+    weights: Tensor | None = None  # [U, N], what an example counts for: 1 on average; None: 1 each
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The examples `rows` [R, B], replica by replica: [R, B, ...] and [R, B]."""
@@ -39,6 +40,13 @@ class TaskData:
             return x.unflatten(0, rows.shape), y.view(rows.shape)
         own = (torch.arange(len(rows), device=rows.device) % len(self.x)).unsqueeze(1)
         return self.x[own, rows], self.y[own, rows]
+
+    def take_weights(self, rows: Tensor) -> Tensor | None:
+        """[R, B]: what the examples `rows` [R, B] count for."""
+        if self.weights is None:
+            return None
+        own = (torch.arange(len(rows), device=rows.device) % len(self.weights)).unsqueeze(1)
+        return self.weights[own, rows]
 
 
 class Pool:
@@ -53,6 +61,10 @@ class Pool:
         self.classes = total
         self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
         self.y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
+        self.weights: Tensor | None = None
+        if any(task.weights is not None for task in tasks):
+            counts = [torch.ones_like(t.y, dtype=t.x.dtype) if t.weights is None else t.weights for t in tasks]
+            self.weights = torch.cat(counts, 1)
         self.columns: Tensor | None = None
         if len(self.heads) > 1:  # an example's classes are those of its own head
             own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
@@ -63,12 +75,14 @@ class Pool:
         return self.y.shape[1]
 
     def nll(self, network: BayesianNetwork, rows: Tensor) -> Tensor:
-        """[R]: the mean negative log-likelihood of the examples `rows` [R, B]."""
-        x, y = TaskData(self.x, self.y, -1).take(rows)
+        """[R]: the mean negative log-likelihood of the examples `rows` [R, B], each times what it counts for."""
+        data = TaskData(self.x, self.y, -1, self.weights)
+        (x, y), weights = data.take(rows), data.take_weights(rows)
         logits = network.logits(x.flatten(0, 1), self.heads)
         if self.columns is not None:
             logits = logits.masked_fill(foreign(self.columns[rows.flatten()], logits.shape[1]), -torch.inf)
-        return F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape).mean(1)
+        nll = F.cross_entropy(logits, y.flatten(), reduction="none").view(rows.shape)
+        return nll.mean(1) if weights is None else (weights * nll).mean(1)
 
 
 @contextmanager
@@ -92,11 +106,15 @@ class ByAutograd:
     """The gradients of any network: `Chain`'s task, for networks that are none."""
 
     def __init__(self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, pool: Pool) -> None:
-        self.network, self.pool, self.grads = network, pool, grads
-        both = len(values) == 2
-        network.bind(values[0], values[1] if both else None, layout, (grads[0], grads[1] if both else None))
+        self.network, self.pool, self.layout, self.values, self.grads = network, pool, layout, values, grads
+        self.bound: object = None
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        if self.network.weights.mean is not self.bound:  # at first, and when something was predicted in between
+            values, grads, both = self.values, self.grads, len(self.values) == 2
+            into = grads[0], grads[1] if both else None
+            self.network.bind(values[0], values[1] if both else None, self.layout, into)
+            self.bound = self.network.weights.mean
         self.network.weights.noise = noise
         self.grads.zero_()
         with torch.enable_grad():
@@ -127,11 +145,12 @@ class Step:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
-        self.q, self.pool = Gaussian(values[0], q.log_std), pool
+        self.q, self.pool, self.terms = Gaussian(values[0], q.log_std), pool, list(terms)
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Any, Noise], Tensor]
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
+        self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
         if chain is None or (values.is_cuda and not self.by_kernels):
             self.gradients = ByAutograd(network, layout, values, grads, pool)
         else:
@@ -146,6 +165,14 @@ class Step:
         nll = self.gradients(rows, noise)
         self.update()
         return nll
+
+    def losses(self) -> dict[str, Tensor]:
+        """[R] each: the method's terms as they are now; with the mean NLL they add up to the objective."""
+        found = {kind: torch.zeros_like(self.q.mean[:, 0]) for kind in ("kl", "elastic", "other")}
+        for term in self.terms:
+            kind = "kl" if isinstance(term, KL) else "elastic" if isinstance(term, Elastic) else "other"
+            found[kind] = found[kind] + term.loss(self.q)
+        return found
 
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes."""
@@ -165,9 +192,14 @@ class Progress:
     epoch: int  # from 1
     epochs: int
     nll: Tensor  # [R], the mean over the epoch
+    step: Step  # the weights and terms as they are now
+    lr: Tensor | float
+    validation: tuple[Tensor, Tensor] | None = None  # [R] each: NLL and accuracy on a part held out
+    tuning: bool = False  # on coresets
 
 
-OnEpoch = Callable[[Progress], None]
+OnBegin = Callable[[int], None]  # an epoch begins, from 1
+OnEpoch = Callable[[Progress], bool | None]  # it has ended; True: it was the last one
 
 
 def optimise(
@@ -179,8 +211,9 @@ def optimise(
     noise: Noise | None = None,
     on_epoch: OnEpoch | None = None,
     lost: Tensor | None = None,
+    on_begin: OnBegin | None = None,
 ) -> None:
-    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll`.
+    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or `on_epoch` says that it is enough.
 
     The order of batches is a function of (seed, round, epoch); so is the noise. A replica whose loss or weights are no
     numbers is an error, or is marked in `lost` [R].
@@ -188,9 +221,13 @@ def optimise(
     on_gpu = step.q.mean.is_cuda and noise is None
     run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
     sure = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
+    factor = 1.0
     for epoch in range(s.epochs):
+        if on_begin is not None:
+            on_begin(epoch + 1)
         if s.lr_schedule == "cosine":
-            step.update.scale(0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs))
+            factor = 0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs)
+            step.update.scale(factor)
         nll = run.epoch(epoch, s.batch_size) / len(pool)
         sound = nll.isfinite() & step.sound()
         if lost is not None:
@@ -201,8 +238,8 @@ def optimise(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
                 f"the state from before this task is kept: try a smaller lr than {s.lr}"
             )
-        if on_epoch is not None:
-            on_epoch(Progress(epoch + 1, s.epochs, nll))
+        if on_epoch is not None and on_epoch(Progress(epoch + 1, s.epochs, nll, step, s.lr * factor)) is True:
+            return
         if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:
             sure |= nll < s.stop_nll.reshape(-1) if isinstance(s.stop_nll, Tensor) else nll < s.stop_nll
             if lost is not None:

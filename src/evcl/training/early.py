@@ -1,0 +1,59 @@
+"""A part of a task that is measured on after each epoch, and the weights of the best epoch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evcl.training.task import Step, TaskData
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Examples that are not learned from. With `patience` the task ends after so many epochs without a smaller NLL on
+    them, and with the weights of the epoch where that was smallest.
+    """
+
+    data: TaskData
+    patience: int | None = None
+
+    def measure(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """[R] each: the mean NLL, weighted as the data is, and the accuracy of the probabilities p [R, M, classes]."""
+        y = self.data.y.repeat(len(p) // len(self.data.y), 1)
+        nll = -p.gather(2, y.unsqueeze(2)).squeeze(2).clamp_min(torch.finfo(p.dtype).tiny).log()
+        if self.data.weights is not None:
+            nll = nll * self.data.weights
+        return nll.mean(1), (p.argmax(2) == y).to(p.dtype).mean(1)
+
+
+class Best:
+    """The best epoch of one network's step: copies, on its device, of all that makes a prediction."""
+
+    def __init__(self, step: Step, patience: int) -> None:
+        if len(step.q.mean) != 1:
+            raise ValueError("early stopping is for one network")
+        parts = (step.q.mean, step.q.log_std, *step.statistics)
+        self.live = [tensor for tensor in parts if tensor is not None]
+        self.kept = [tensor.clone() for tensor in self.live]
+        self.patience, self.nll, self.since = patience, math.inf, 0
+
+    def enough(self, nll: float) -> bool:
+        """Look at an epoch's validation NLL; whether there was none smaller for too long."""
+        if nll < self.nll:
+            self.nll, self.since = nll, 0
+            self._copy(self.live, self.kept)
+        else:
+            self.since += 1
+        return self.since >= self.patience
+
+    def restore(self) -> None:
+        if self.nll < math.inf:
+            self._copy(self.kept, self.live)
+
+    @staticmethod
+    def _copy(source: list[Tensor], to: list[Tensor]) -> None:
+        for a, b in zip(source, to, strict=True):
+            b.copy_(a)
