@@ -150,7 +150,7 @@ def execute_together(
     everything = {name: value for config in configs for name, value in config.settings.items()}
     settings = [Settings({**everything, **config.settings}) for config in configs for _ in lead.seeds]
     run = Run(
-        nn.mlp(streams[0].inputs, streams[0].hidden),
+        network(streams[0]),
         methods.together(followed),
         settings,
         lead.seeds * len(configs),
@@ -173,7 +173,7 @@ def execute_together(
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
     seconds = (time.perf_counter() - start) / len(configs)
-    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": lead.precision, "device": lead.device}
+    shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [
         {
             "schema": SCHEMA,
@@ -186,6 +186,18 @@ def execute_together(
         }
         for i, config in enumerate(configs)
     ]
+
+
+def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
+    """The trunk that learns a stream."""
+    return nn.mlp(stream.inputs, stream.hidden) if stream.network is None else stream.network()
+
+
+def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
+    """What a result says of it."""
+    if stream.network is None:
+        return {"hidden": list(stream.hidden)}
+    return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
 
 
 def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
