@@ -1,7 +1,7 @@
 """EVCL, EWC, naive and joint training on three architectures: settings by a search on validation data, then the test.
 
-    python examples/architectures/compare.py --out results/architectures       # all of it; a GPU is used if there is one
-    python examples/architectures/compare.py --quick --out runs/quick          # two tasks, little training: does it run?
+    python examples/architectures/compare.py --out results/architectures    # all of it, on a GPU if there is one
+    python examples/architectures/compare.py --quick --out runs/quick       # two tasks, little training: does it run?
 
 `search.toml` says what is searched: as many trials for one method as for another. What was found goes to
 OUT/search/NETWORK.json, the results of the best trial of each method on the test data to OUT/NETWORK/METHOD/result.json
@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import architectures
 import numpy as np
 import torch
 
+import architectures
 from evcl import EvclError, experiments
 from evcl.experiments.search import Search
 from evcl.files import write_atomically

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from evcl.training import Progress, Run, StreamResult, learn_stream
 
 SCHEMA = 1
 RESULT = "result.json"
+_drawing = threading.Lock()  # there is one generator for all threads
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,14 @@ def execute_together(
 
 
 def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
-    """The trunk that learns a stream."""
-    return nn.mlp(stream.inputs, stream.hidden) if stream.network is None else stream.network()
+    """The trunk that learns a stream. One of the stream's own may draw from torch's generator, as torch's layers do:
+    it always draws the same, and the generator is left as it was.
+    """
+    if stream.network is None:
+        return nn.mlp(stream.inputs, stream.hidden)
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return stream.network()
 
 
 def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
