@@ -2,6 +2,7 @@
 
     python examples/architectures/compare.py --out results/architectures    # all of it, on a GPU if there is one
     python examples/architectures/compare.py --quick --out runs/quick       # two tasks, little training: does it run?
+    python examples/architectures/compare.py resnet-cifar10 --trials 6 --trial-seeds 1 --epochs 10 --out ...   # less
 
 `search.toml` says what is searched: as many trials for one method as for another. What was found goes to
 OUT/search/NETWORK.json, the results of the best trial of each method on the test data to OUT/NETWORK/METHOD/result.json
@@ -31,7 +32,7 @@ from evcl.experiments.search import Search
 from evcl.files import write_atomically
 
 HERE = Path(__file__).parent
-QUICK: dict[str, Any] = {"epochs": 1, "fisher_examples": 50, "predict_samples": 2}
+QUICK = {"epochs": 1, "fisher_examples": 50, "predict_samples": 2}
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -43,6 +44,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=2000, help="of --export: training images a task [2000]")
     parser.add_argument("--test-images", type=int, default=800, help="of --export: test images a task [800]")
     parser.add_argument("--seeds", type=int, default=5, help="of the test, from 0 [5]")
+    parser.add_argument("--trials", type=int, help="of each method in the search [as search.toml has it]")
+    parser.add_argument("--trial-seeds", type=int, help="of each trial, the first ones [the same]")
+    parser.add_argument("--epochs", type=int, help="passes over a task's data [the same]")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--quick", action="store_true", help="two tasks, one epoch, two trials, two seeds")
     found = parser.parse_args(words)
@@ -50,9 +54,11 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error("one of --out and --export is needed")
     if unknown := sorted(set(found.network) - set(architectures.NAMES)):
         parser.error(f"there is no network {unknown[0]}: they are {', '.join(architectures.NAMES)}")
-    for name in ("images", "test_images"):
-        if getattr(found, name) < 2:
-            parser.error(f"--{name.replace('_', '-')} must be at least 2")
+    least = {"images": 2, "test_images": 2, "seeds": 1, "trials": 1, "trial_seeds": 1, "epochs": 1}
+    for name, low in least.items():
+        value = getattr(found, name)
+        if value is not None and value < low:
+            parser.error(f"--{name.replace('_', '-')} must be at least {low}")
     return found
 
 
@@ -65,14 +71,17 @@ def export(path: Path, images: int, test_images: int) -> None:
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def quick(search: Search) -> Search:
-    """The same methods, two trials of each, of next to no training."""
-
-    def short(space: Any) -> dict[str, Any]:
-        return {name: QUICK.get(name, value) for name, value in space.items()}
-
-    spaces = {method: [short(space) for space in each] for method, each in search.spaces.items()}
-    return replace(search, trials=2, seeds=search.seeds[:1], spaces=spaces)
+def shortened(search: Search, asked: argparse.Namespace) -> Search:
+    """The same search with what was asked for on the command line."""
+    given = QUICK if asked.quick else {}
+    if asked.epochs:
+        given = {**given, "epochs": asked.epochs}
+    spaces = {
+        method: [{name: given.get(name, value) for name, value in space.items()} for space in each]
+        for method, each in search.spaces.items()
+    }
+    seeds = search.seeds[: asked.trial_seeds or (1 if asked.quick else None)]
+    return replace(search, trials=asked.trials or (2 if asked.quick else search.trials), seeds=seeds, spaces=spaces)
 
 
 def compare(name: str, search: Search, out: Path, seeds: int, tasks: int | None, device: str) -> None:
@@ -118,11 +127,9 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if asked.data:
         os.environ[architectures.DATA] = str(asked.data.absolute())  # the processes that train read it too
-    search = experiments.read_search(HERE / "search.toml")
+    search = shortened(experiments.read_search(HERE / "search.toml"), asked)
     device, _ = experiments.where(asked.device, None)
-    seeds, tasks = asked.seeds, None
-    if asked.quick:
-        search, seeds, tasks = quick(search), min(seeds, 2), 2
+    seeds, tasks = (min(asked.seeds, 2), 2) if asked.quick else (asked.seeds, None)
     for name in asked.network or architectures.NAMES:
         compare(name, search, asked.out, seeds, tasks, device)
 

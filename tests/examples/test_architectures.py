@@ -131,6 +131,17 @@ def test_a_file_that_is_no_subset_is_named(damage, example, subset, monkeypatch)
         benchmarks.get("resnet-cifar10")
 
 
+def test_a_search_can_be_made_shorter(example):
+    """For all methods alike."""
+    compare = example[1]
+    whole = experiments.read_search(FOLDER / "search.toml")
+    words = ["--out", "x", "--trials", "5", "--trial-seeds", "1", "--epochs", "3"]
+    short = compare.shortened(whole, compare.arguments(words))
+    assert (short.trials, short.seeds) == (5, whole.seeds[:1])
+    assert {space["epochs"] for (space,) in short.spaces.values()} == {3}
+    assert compare.shortened(whole, compare.arguments(["--out", "x"])) == whole
+
+
 def rule(letters):
     """The two places that say most about the next letter, and how often what they say is right."""
     found = {}
@@ -168,6 +179,7 @@ def test_no_context_of_a_test_is_trained_on(example):
         ([], "one of --out and --export is needed"),
         (["lenet", "--out", "x"], "there is no network lenet"),
         (["--export", "x", "--images", "1"], "--images must be at least 2"),
+        (["--out", "x", "--trials", "0"], "--trials must be at least 1"),
     ],
 )
 def test_what_cannot_be_asked_for(words, message, example, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from evcl import EvclError
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute
 from evcl.experiments.paper import work
@@ -41,6 +42,12 @@ def test_it_is_what_learns(benchmark, monkeypatch):
 
 def test_it_stays_with_a_part_of_the_stream(benchmark):
     assert get(benchmark, tasks=2, validation=0.2).network is convolutional
+
+
+def test_a_stream_has_hidden_layers_or_a_network():
+    for given in ({}, {"hidden": (8,), "network": convolutional}):
+        with pytest.raises(EvclError, match="needs hidden= .* or network="):
+            Benchmark("pictures", get("split-digits"), **given)
 
 
 def test_the_forecast_counts_its_weights(benchmark):

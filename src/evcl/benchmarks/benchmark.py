@@ -79,13 +79,17 @@ class Benchmark(Sequence[Task]):
         name: str,
         tasks: Sequence[Task],
         *,
-        hidden: Sequence[int] = (),
+        hidden: Sequence[int] | None = None,
         network: Callable[[], nn.Module] | None = None,
         seed: int = 0,
     ) -> None:
         """`hidden`: the trunk's hidden layers in the published protocol; or `network` makes a trunk that is no MLP."""
         self.name, self.seed = name, seed
-        self.hidden, self.network = tuple(hidden), network
+        if (hidden is None) == (network is None):
+            raise EvclError(
+                f"benchmark {name!r} needs hidden= (layers of an MLP) or network= (what makes one), not both"
+            )
+        self.hidden, self.network = tuple(hidden or ()), network
         self._tasks = tuple(tasks)
 
     @property
@@ -124,7 +128,8 @@ class Benchmark(Sequence[Task]):
         return self._of(tasks) if part else self
 
     def _of(self, tasks: Sequence[Task]) -> Benchmark:
-        return Benchmark(self.name, tasks, hidden=self.hidden, network=self.network, seed=self.seed)
+        hidden = self.hidden if self.network is None else None
+        return Benchmark(self.name, tasks, hidden=hidden, network=self.network, seed=self.seed)
 
     def __repr__(self) -> str:
         return f"Benchmark({self.name!r}, {len(self)} tasks, seed={self.seed})"
