@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS
-from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference
+from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -45,16 +45,21 @@ def main(name: str) -> str:
     return main_table(groups(name)).markdown()
 
 
+def difference(a: Line, b: Line) -> str:
+    """In points; bold where it is larger than its standard error."""
+    _, mean, error = paired_difference(a, b)
+    text = f"{100 * mean:+.2f} ± {100 * (error or 0):.2f}".replace("-", "\N{MINUS SIGN}")
+    return f"**{text}**" if abs(mean) > (error or 0) else text
+
+
 def paired(name: str) -> str:
-    """EVCL minus each other method; bold where the difference is larger than its standard error."""
+    """EVCL minus each other method."""
     found = groups(name)
     rows = []
     for method in PAPER_METHODS[1:]:
         cells = [of(found[0], method).label]
         for group in found:
-            _, mean, error = paired_difference(of(group, "evcl"), of(group, method))
-            text = f"{100 * mean:+.2f} ± {100 * (error or 0):.2f}".replace("-", "\N{MINUS SIGN}")
-            cells.append(f"**{text}**" if abs(mean) > (error or 0) else text)
+            cells.append(difference(of(group, "evcl"), of(group, method)))
         rows.append(cells)
     return table(["EVCL minus", *(group.name for group in found)], rows)
 
@@ -95,8 +100,29 @@ def trials(name: str) -> str:
     return table(["method", *PAPER_BENCHMARKS], rows)
 
 
+def architectures(name: str) -> str:
+    """Accuracy after the last task, forgetting in brackets: a column a network; then EVCL minus the others."""
+    found = groups(name)
+    methods = [line.result["method"] for line in found[0].lines]
+    rows = []
+    for method in methods:
+        cells = [of(found[0], method).label]
+        for group in found:
+            line = of(group, method)
+            forgetting = line.summary("forgetting")["mean"]
+            lost = "" if forgetting is None else f" ({100 * forgetting:.1f})"
+            cells.append(f"{percent(line.summary('average_accuracy'))}{lost}")
+        rows.append(cells)
+    for method in methods:
+        if method not in ("evcl", "joint"):
+            cells = [difference(of(group, "evcl"), of(group, method)) for group in found]
+            rows.append([f"EVCL minus {of(found[0], method).label}", *cells])
+    return table(["method", *(group.name for group in found)], rows)
+
+
 KINDS: dict[str, Callable[[str], str]] = {
     "main": main, "paired": paired, "aims": aims, "details": details, "trials": trials,
+    "architectures": architectures,
 }  # fmt: skip
 
 

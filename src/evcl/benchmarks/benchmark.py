@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl.errors import EvclError
 from evcl.randomness import generator
@@ -74,9 +74,22 @@ class Task:
 class Benchmark(Sequence[Task]):
     """Tasks in order: `len`, index, slice, iterate."""
 
-    def __init__(self, name: str, tasks: Sequence[Task], *, hidden: Sequence[int], seed: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        *,
+        hidden: Sequence[int] | None = None,
+        network: Callable[[], nn.Module] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`hidden`: the trunk's hidden layers in the published protocol; or `network` makes a trunk that is no MLP."""
         self.name, self.seed = name, seed
-        self.hidden = tuple(hidden)  # the trunk's hidden layers in the published protocol
+        if (hidden is None) == (network is None):
+            raise EvclError(
+                f"benchmark {name!r} needs hidden= (layers of an MLP) or network= (what makes one), not both"
+            )
+        self.hidden, self.network = tuple(hidden or ()), network
         self._tasks = tuple(tasks)
 
     @property
@@ -115,7 +128,8 @@ class Benchmark(Sequence[Task]):
         return self._of(tasks) if part else self
 
     def _of(self, tasks: Sequence[Task]) -> Benchmark:
-        return Benchmark(self.name, tasks, hidden=self.hidden, seed=self.seed)
+        hidden = self.hidden if self.network is None else None
+        return Benchmark(self.name, tasks, hidden=hidden, network=self.network, seed=self.seed)
 
     def __repr__(self) -> str:
         return f"Benchmark({self.name!r}, {len(self)} tasks, seed={self.seed})"

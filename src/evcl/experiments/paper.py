@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from evcl import benchmarks, methods
 from evcl.errors import EvclError
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import RESULT, Config, Event, merge, open_folder, read_result, write_result
+from evcl.experiments.run import RESULT, Config, Event, merge, network, open_folder, read_result, write_result
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
 PAPER_METHODS = (
@@ -59,7 +58,8 @@ def work(config: Config) -> float:
 def _sizes(benchmark: str, tasks: int) -> tuple[int, int]:
     """Weights of the network's trunk, and examples of all tasks."""
     stream = benchmarks.get(benchmark, 0, tasks)
-    return sum(i * o for i, o in pairwise([stream.inputs, *stream.hidden])), sum(len(task.train) for task in stream)
+    weights = sum(p.numel() for p in network(stream).parameters())
+    return weights, sum(len(task.train) for task in stream)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from evcl.training import Progress, Run, StreamResult, learn_stream
 
 SCHEMA = 1
 RESULT = "result.json"
+_drawing = threading.Lock()  # there is one generator for all threads
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def execute_together(
     everything = {name: value for config in configs for name, value in config.settings.items()}
     settings = [Settings({**everything, **config.settings}) for config in configs for _ in lead.seeds]
     run = Run(
-        nn.mlp(streams[0].inputs, streams[0].hidden),
+        network(streams[0]),
         methods.together(followed),
         settings,
         lead.seeds * len(configs),
@@ -173,7 +175,7 @@ def execute_together(
     start = time.perf_counter()
     found = learn_stream(run, streams, after_epoch, after_task)
     seconds = (time.perf_counter() - start) / len(configs)
-    shape = {"tasks": tasks, "hidden": list(streams[0].hidden), "precision": lead.precision, "device": lead.device}
+    shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [
         {
             "schema": SCHEMA,
@@ -186,6 +188,24 @@ def execute_together(
         }
         for i, config in enumerate(configs)
     ]
+
+
+def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
+    """The trunk that learns a stream. One of the stream's own may draw from torch's generator, as torch's layers do:
+    it always draws the same, and the generator is left as it was.
+    """
+    if stream.network is None:
+        return nn.mlp(stream.inputs, stream.hidden)
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return stream.network()
+
+
+def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
+    """What a result says of it."""
+    if stream.network is None:
+        return {"hidden": list(stream.hidden)}
+    return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
 
 
 def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

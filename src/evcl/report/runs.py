@@ -9,7 +9,7 @@ from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, preset
 from evcl.methods import METHODS
 
-SHAPE = ("tasks", "hidden", "precision", "device")  # what a configuration holds beside settings
+SHAPE = ("tasks", "hidden", "network", "precision", "device")  # what a configuration holds beside settings
 UNUSED = ("validation", 0.0)
 
 
@@ -37,7 +37,7 @@ def software(result: dict[str, Any]) -> str:
 
 
 def settings(result: dict[str, Any]) -> dict[str, str]:
-    """Every setting as text, and the hidden layers."""
+    """Every setting as text, and the hidden layers or the network."""
     return {name: _text(value) for name, value in result["config"].items() if name not in ("precision", "device")}
 
 
