@@ -332,7 +332,7 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
         q = Gaussian(start.clone(), None if rule == "points" else 0.1 * start)
         variance = None if q.log_std is None else (2 * q.log_std).exp()
         grads = torch.zeros(1 if rule == "points" else 2, 3, 501, device=DEVICE, dtype=dtype)
-        copy = torch.zeros_like(grads, dtype=torch.bfloat16) if dtype == torch.float32 else None
+        copy = torch.zeros_like(grads, dtype=torch.bfloat16)
         update = Update(q, variance, grads, [Given(pull)], stack(each, start), reference=False, low=copy)
         if DEVICE == "cpu" and dtype == torch.float32:
             update._move = update._kernels(gpu_kernels(), pull)
@@ -341,9 +341,8 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
             grads.copy_(torch.stack([draw(3, 501, seed=30 + k + 10 * s) for s in range(len(grads))]))
             update()
         assert update.count == 5
-        if copy is not None:
-            values = q.mean.unsqueeze(0) if variance is None else torch.stack([q.mean, variance])
-            assert torch.equal(copy, values.bfloat16())
+        values = q.mean.unsqueeze(0) if variance is None else torch.stack([q.mean, variance])
+        assert torch.equal(copy, values.bfloat16())
         found.append([t.double() for t in (q.mean, q.log_std, variance) if t is not None])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=3e-4, atol=1e-5)

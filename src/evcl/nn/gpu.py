@@ -30,7 +30,7 @@ BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
 NUMBERS = (
     "orders", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
-    "stride_a", "long_a",
+    "stride_a", "long_a", "parts",
 )  # fmt: skip
 MOST_CLASSES = 128  # a replica's logits are a tile's columns
 
@@ -50,7 +50,7 @@ TILES = {
     "tf32": {
         "forward": Tile(64, 32, 32, 4, 4),  # of the first layer, which is the widest
         "hidden forward": Tile(64, 32, 32, 4, 3),
-        "loss": Tile(256, MOST_CLASSES, 32, 8, 3),
+        "loss": Tile(64, MOST_CLASSES, 32, 4, 3),
         "back": Tile(32, 64, 32, 4, 3),
         "weights": Tile(32, 128, 32, 4, 3),  # of the first layer
         "hidden weights": Tile(32, 32, 64, 2, 3),
@@ -60,7 +60,7 @@ TILES = {
     "bf16": {
         "forward": Tile(64, 32, 64, 4, 4),
         "hidden forward": Tile(64, 32, 64, 4, 3),
-        "loss": Tile(256, MOST_CLASSES, 64, 8, 2),
+        "loss": Tile(64, MOST_CLASSES, 64, 4, 3),
         "back": Tile(64, 64, 64, 4, 3),
         "tall weights": Tile(64, 128, 64, 4, 5),  # two of the stages go to looking up the rows
         "hidden tall weights": Tile(64, 64, 64, 4, 3),
@@ -196,63 +196,58 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _loss(x, weight, bias, labels, columns, gh, nll, total, seeds, order, done, orders, own, examples, steps, full,
-          size, layer, ins_a, outs, width_a, stride_a, ALIGN: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr,
+def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, own, examples, steps, full, size,
+          layer, ins_a, outs, width_a, stride_a, ALIGN: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """The heads: logits, their NLL and its gradients gh = (g, h); one replica a program."""
+    """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h)."""
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
-    r = tl.program_id(0)
+    r = tl.program_id(1)
     own_weight = r.to(tl.int64) * stride
-    plane = tl.num_programs(0).to(tl.int64) * stride
-    gh_plane = tl.num_programs(0).to(tl.int64) * size * width
+    plane = tl.num_programs(1).to(tl.int64) * stride
     c = tl.arange(0, COLUMNS)
     known = c < outs
-    shift = tl.load(bias + own_weight + c, mask=known, other=0.0).to(tl.float32)
-    batch = _batch(order, done, r, orders, examples, steps, full)
-    lost = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, size, ROWS):
-        b = start + tl.arange(0, ROWS)
-        present = b < size
-        rows = r.to(tl.int64) * size + b
-        z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows, b, 0,
-                        "", DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
-        z += shift[None, :]
-        if DRAW:
-            v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
-            s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
-            at = b[:, None] * outs + c[None, :]
-            eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, at)
-            z += eps * s
-        source = tl.load(batch + b, mask=present, other=0)
-        open_ = known[None, :] & (b[:, None] >= 0)
-        if HEADS:
-            open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
-            open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
-        z = tl.where(open_, z, -float("inf"))
-        label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
-        hit = c[None, :] == label[:, None]
-        top = tl.max(z, 1)
-        e = tl.exp(z - top[:, None])
-        whole = tl.sum(e, 1)
-        lost += tl.where(present, tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1), 0.0)
-        inside = present[:, None] & known[None, :]
-        g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
-        to = rows[:, None] * width + c[None, :]
-        stored = present[:, None] & (c[None, :] < width)
-        tl.store(gh + to, g, mask=stored)
-        if DRAW:
-            tl.store(gh + gh_plane + to, tl.where(inside, g * eps / s, 0.0), mask=stored)
-    whole_loss = tl.sum(lost, 0)
-    tl.store(nll + r, whole_loss / size)
-    tl.store(total + r, tl.load(total + r) + whole_loss)
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    present = b < size
+    rows = r.to(tl.int64) * size + b
+    source = tl.load(_batch(order, done, r, orders, examples, steps, full) + b, mask=present, other=0)
+    label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
+    z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows, b, 0,
+                    "", DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
+    z += tl.load(bias + own_weight + c, mask=known, other=0.0).to(tl.float32)[None, :]
+    if DRAW:
+        v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
+        s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
+        at = b[:, None] * outs + c[None, :]
+        eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, at)
+        z += eps * s
+    open_ = known[None, :] & (b[:, None] >= 0)
+    if HEADS:
+        open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
+        open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
+    z = tl.where(open_, z, -float("inf"))
+    hit = c[None, :] == label[:, None]
+    top = tl.max(z, 1)
+    e = tl.exp(z - top[:, None])
+    whole = tl.sum(e, 1)
+    nll = tl.where(present, tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1), 0.0)
+    tl.store(lost + r * tl.num_programs(0) + tl.program_id(0), tl.sum(nll, 0))
+    inside = present[:, None] & known[None, :]
+    g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
+    to = rows[:, None] * width + c[None, :]
+    stored = present[:, None] & (c[None, :] < width)
+    tl.store(gh + to, g, mask=stored)
+    if DRAW:
+        gh_plane = tl.num_programs(1).to(tl.int64) * size * width
+        tl.store(gh + gh_plane + to, tl.where(inside, g * eps / s, 0.0), mask=stored)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _back(gh, weight, y, ratio, below, across, size, ins_a, outs, width_a, stride_a, long_a, ALIGN: tl.constexpr,
-          ACROSS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
+def _back(gh, weight, y, ratio, below, across, lost, nll, total, parts, size, ins_a, outs, width_a, stride_a, long_a,
+          ALIGN: tl.constexpr, ACROSS: tl.constexpr, LOST: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """From a layer's gh to those of the layer `below`, whose outputs are y.
 
-    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights.
+    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
+    the `parts` of the NLL that is `lost`, at most LOST.
     """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
@@ -260,6 +255,12 @@ def _back(gh, weight, y, ratio, below, across, size, ins_a, outs, width_a, strid
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     replicas = tl.num_programs(1).to(tl.int64)
+    if LOST > 0:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            p = tl.arange(0, LOST)
+            whole = tl.sum(tl.load(lost + r * parts + p, mask=p < parts, other=0.0), 0)
+            tl.store(nll + r, whole / size)
+            tl.store(total + r, tl.load(total + r) + whole)
     rows = r.to(tl.int64) * size + b
     present, known = b[:, None] < size, i[None, :] < ins
     from_gh = gh + rows[:, None] * width
@@ -401,14 +402,12 @@ class Chain:
                 BIAS=place.bias is not None, **common, **_options(tile, tile.rows, width, place.ins),
             )  # fmt: skip
             x = of.y[layer]
-        place, tile = self.places[-1], self._tile("loss")
-        width = triton.next_power_of_2(max(16, place.outs))
-        rows = min(tile.rows, 8192 // width)
-        _loss[(r,)](
-            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.nll,
-            batch.total, seeds, *self._course(batch), len(self.places) - 1, place.ins // self.align,
+        place, (rows, width) = self.places[-1], self.loss_shape()
+        _loss[(of.lost.shape[1], r)](
+            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.lost,
+            seeds, *self._course(batch), len(self.places) - 1, place.ins // self.align,
             place.outs, of.gh[-1].shape[3] // self.align, stride // self.align,
-            HEADS=columns is not None, **common, **_options(tile, rows, width, place.ins),
+            HEADS=columns is not None, **common, **_options(self._tile("loss"), rows, width, place.ins),
         )  # fmt: skip
 
     def _backward(self, of: _Buffers, batch: Batch) -> None:
@@ -417,11 +416,12 @@ class Chain:
             self._differentiate(of, batch, layer, place)
             if layer:
                 gh, below, tile = of.gh[layer], self.ways[layer - 1], self._tile("back")
-                width = fit(place.ins, tile.columns)
+                width, parts = fit(place.ins, tile.columns), of.lost.shape[1]
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
                     gh, _views(place, self.values)[0], of.y[layer - 1], of.ratio[layer - 1], of.gh[layer - 1],
-                    of.across[layer - 1], size, place.ins // align, place.outs, gh.shape[3] // align, stride // align,
-                    of.long // align, ALIGN=align, ACROSS=below.across, DRAW=copies == 2,
+                    of.across[layer - 1], of.lost, of.nll, batch.total, parts, size, place.ins // align, place.outs,
+                    gh.shape[3] // align, stride // align, of.long // align, ALIGN=align, ACROSS=below.across, DRAW=copies == 2,
+                    LOST=triton.next_power_of_2(parts) if place is self.places[-1] else 0,
                     PRECISION=self._multiplied(), **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
 
@@ -446,6 +446,11 @@ class Chain:
             FIRST=layer == 0, BIAS=place.bias is not None, PRECISION=self._multiplied(), OUTS=outs, INS=ins,
             DEEP=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+
+    def loss_shape(self) -> tuple[int, int]:
+        """Rows and columns of a program: all classes, and fewer rows if those are many."""
+        width = triton.next_power_of_2(max(16, self.places[-1].outs))
+        return min(self._tile("loss").rows, 4096 // width), width
 
     def _tile(self, kernel: str) -> Tile:
         exact = self.precision == "ieee"
@@ -496,7 +501,7 @@ class _Buffers:
         widths = [_up(place.outs, chain.align) for place in chain.places]
         self.ratio = [new(r, size, width) for width in widths[:-1]]
         self.gh = [new(copies, r, size, width) for width in widths]
-        self.nll = chain.grads.new_empty(r)
+        self.nll, self.lost = (chain.grads.new_empty(s) for s in (r, (r, triton.cdiv(size, chain.loss_shape()[0]))))
         self.kept, self.across = [], []
         for place, how, width in zip(chain.places, chain.ways, widths, strict=True):
             shape = (r, place.ins, self.long) if how.across else (copies, r, size, place.ins) if how.library else (1,)
