@@ -7,11 +7,14 @@ import torch
 
 import evcl
 from evcl.coresets import kcenter
-from evcl.experiments import configure, execute, execute_all
+from evcl.experiments import configure, execute_all
+from evcl.experiments.parallel import REPLICAS
+from evcl.experiments.run import execute_together, programs
 from evcl.methods import METHODS
 from evcl.settings import resolve
-from evcl.training import Run, TaskData
+from evcl.training import Run, TaskData, matmul_precision
 from evcl.training.task import GraphedSteps
+from evcl.training.update import gpu_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -123,15 +126,25 @@ def test_graphs_give_the_same_weights_twice():
 
 
 @pytest.mark.parametrize("method", ["vcl", "naive"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_a_replica_is_its_run_alone_to_the_last_bit(method, precision):
-    """Among replicas of its own seed and others."""
+@pytest.mark.parametrize("precision", ["fp32", "tf32 wide", "tf32 across", "bf16"])
+def test_a_replica_is_its_run_alone_to_the_last_bit(monkeypatch, method, precision):
+    """Among replicas of its own seed and others, where no product is the library's."""
+    kernels, (precision, _, name) = gpu_kernels(), precision.partition(" ")
+    if name:
+        monkeypatch.setattr(kernels, "way", lambda *_: kernels.WAYS[name])
     given = {"method": METHODS[method], "precision": precision, "given": {"batch_size": 32}}
     whole = posterior(rates=[1e-3] * 6, seeds=[4, 7, 9] * 2, **given)
     assert torch.equal(whole[:3], whole[3:])
     assert not torch.equal(whole[0], whole[1])
     for r, seed in ((0, 4), (1, 7)):
         assert torch.equal(whole[r], posterior(rates=[1e-3], seeds=[seed], **given)[0])
+
+
+@pytest.mark.parametrize("method", ["vcl", "naive"])
+def test_a_replica_of_the_librarys_products_is_its_run_alone_up_to_rounding(method):
+    given = {"method": METHODS[method], "precision": "tf32", "given": {"batch_size": 32}}
+    whole, alone = posterior(seeds=[4, 7, 9], **given), posterior(seeds=[7], rates=[1e-3], **given)
+    assert (whole[1] - alone[0]).norm() < 1e-3 * alone[0].norm()
 
 
 def test_a_replica_that_measures_a_fisher_is_its_run_alone():
@@ -187,17 +200,23 @@ def test_a_network_that_waits_for_the_device_is_named():
 
 
 def test_programs_that_run_at_a_time_are_the_programs_alone():
-    """Forty of them, with more captures than torch has streams; each is the same to the last bit."""
+    """Twenty of them and more captures than torch has streams; each is the same to the last bit.
+
+    EWC and naive training share programs: alone, their Fisher and their predictions would be products of other shapes.
+    """
     configs = [
         configure("split-digits", method, seeds=[seed], tasks=3, device="cuda", given={"epochs": 3})
         for method in ("evcl", "ewc", "vcl-random-coreset", "naive")
-        for seed in range(10)
+        for seed in range(7)
     ]
-    found = dict(execute_all(configs, lambda i, event: None))
-    for i, config in enumerate(configs):
-        alone = execute(config)
-        assert found[i]["accuracy"] == alone["accuracy"]
-        assert found[i]["nll"] == alone["nll"]
+    found, groups = dict(execute_all(configs, lambda i, event: None)), programs(configs, REPLICAS)
+    assert [len(group) for group in groups] == 7 * [1] + 7 * [2] + 7 * [1]
+    for group in groups:
+        with matmul_precision(configs[0].precision):
+            alone = execute_together([configs[i] for i in group])
+        for i, result in zip(group, alone, strict=True):
+            assert found[i]["accuracy"] == result["accuracy"]
+            assert found[i]["nll"] == result["nll"]
 
 
 def made_up(n, seed):

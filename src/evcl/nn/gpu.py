@@ -4,13 +4,17 @@ One Triton kernel a product, with all that lies around it: the examples are read
 epoch, squares are taken and noise is drawn where they are used, and what follows a product is done to its result before
 that is stored. Neither the order nor the number of the step comes from the host, so that a graph of steps can be
 replayed. A replica's results depend on nothing that is beside it, to the last bit: tiles depend on a layer's shape
-alone, and nothing is added up in an order that may change. Widths are multiples of four numbers, 16 bytes; a padded
-unit is always 0. `Chain` in chain.py and `Update` in training/update.py are the same in plain operations; the tests
-compare them, where there is a GPU or by Triton's interpreter.
+alone, and nothing is added up in an order that may change (but for the products of `WAYS["library"]`). Widths are
+multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/update.py are the same in
+plain operations; the tests compare them, where there is a GPU or by Triton's interpreter.
+
+In bf16, weights, data and what lies between two kernels are stored so; sums, the loss, gradients of weights and the
+update are float32, and the update writes the weights in both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +29,8 @@ from evcl.randomness import DeviceNoise, Noise
 BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
 NUMBERS = (
-    "orders", "own", "examples", "steps", "full", "size", "layer", "ins4", "outs", "outs4", "units", "width4", "stride4",
+    "orders", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
+    "stride_a", "long_a", "parts",
 )  # fmt: skip
 MOST_CLASSES = 128  # a replica's logits are a tile's columns
 
@@ -42,14 +47,50 @@ class Tile(NamedTuple):
 
 # With rows that are no multiple of 64, the compiler takes the matrix instructions that read operands in any order.
 TILES = {
-    "forward": Tile(64, 32, 32, 4, 4),  # of the first layer, which is the widest
-    "hidden forward": Tile(64, 32, 32, 4, 3),
-    "loss": Tile(256, MOST_CLASSES, 32, 8, 3),
-    "back": Tile(32, 64, 32, 4, 3),
-    "weights": Tile(32, 128, 32, 4, 3),  # of the first layer
-    "hidden weights": Tile(32, 32, 64, 2, 3),
+    "tf32": {
+        "forward": Tile(64, 32, 32, 4, 4),  # of the first layer, which is the widest
+        "hidden forward": Tile(64, 32, 32, 4, 3),
+        "loss": Tile(64, MOST_CLASSES, 32, 4, 3),
+        "back": Tile(32, 64, 32, 4, 3),
+        "weights": Tile(32, 128, 32, 4, 3),  # of the first layer
+        "hidden weights": Tile(32, 32, 64, 2, 3),
+        "tall weights": Tile(64, 128, 32, 4, 4),
+        "hidden tall weights": Tile(64, 64, 32, 4, 3),
+    },
+    "bf16": {
+        "forward": Tile(64, 32, 64, 4, 4),
+        "hidden forward": Tile(64, 32, 64, 4, 3),
+        "loss": Tile(64, MOST_CLASSES, 64, 4, 3),
+        "back": Tile(64, 64, 64, 4, 3),
+        "tall weights": Tile(64, 128, 64, 4, 5),  # two of the stages go to looking up the rows
+        "hidden tall weights": Tile(64, 64, 64, 4, 3),
+    },
 }
 EXACT = Tile(64, 64, 16, 8, 3)  # of all but the loss, without matrix units
+
+
+class Way(NamedTuple):
+    """How the gradients of a layer's weights are computed, and what is stored for it."""
+
+    tall: bool = False  # a program's rows are the layer's inputs: those pass through registers, to be squared
+    across: bool = False  # x and gh are stored with a unit's examples side by side, as TF32 wants them
+    library: bool = False  # by cuBLAS, of x and its square
+
+
+WAYS = {"wide": Way(), "tall": Way(tall=True), "across": Way(tall=True, across=True), "library": Way(library=True)}
+
+
+def way(first: bool, place: Place, precision: str) -> Way:
+    """The one place where it is chosen.
+
+    Matrix units take 16-bit operands in either order, but 32-bit ones only with the sum's numbers side by side, and a
+    sum over examples has them a row apart. cuBLAS does better at that than `wide` where the product is large.
+    """
+    if precision == "bf16":
+        return WAYS["tall"]
+    if precision == "tf32" and (first or min(place.ins, place.outs) >= 128):
+        return WAYS["library"]
+    return WAYS["wide"]
 
 
 def fit(width: int, most: int) -> int:
@@ -70,18 +111,13 @@ def normal(seed, step, layer, at):
 
 
 @triton.jit
-def _dot(a, b, to, PRECISION: tl.constexpr):
-    if PRECISION == "bf16":
-        to = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), to)
-    else:
-        to = tl.dot(a, b, to, input_precision=PRECISION)
-    return to
-
-
-@triton.jit
-def _forward(x, rows, present, weight, plane, o, outs, ins, DRAW: tl.constexpr, PRECISION: tl.constexpr,
+def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, keeps, mine, b, long,
+             KEEP: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
              ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """x W and x^2 var(W), for the `rows` of x and the columns `o`; variances lie a `plane` behind the means."""
+    """x W and x^2 var(W), for the `rows` of x and the columns `o`; variances lie a `plane` behind the means.
+
+    If `keeps`, it stores x as the way of the weights' gradients wants it: by rows with its square, or across.
+    """
     m = tl.zeros((ROWS, COLUMNS), tl.float32)
     v = tl.zeros((ROWS, COLUMNS), tl.float32)
     from_x = x + rows[:, None] * ins
@@ -90,9 +126,20 @@ def _forward(x, rows, present, weight, plane, o, outs, ins, DRAW: tl.constexpr, 
         i = start + tl.arange(0, DEEP)
         a = tl.load(from_x + i[None, :], mask=present[:, None] & (i[None, :] < ins), other=0.0)
         inside = (o[:, None] < outs) & (i[None, :] < ins)
-        m = _dot(a, tl.load(from_weight + i[None, :], mask=inside, other=0.0).T, m, PRECISION)
+        w = tl.load(from_weight + i[None, :], mask=inside, other=0.0)
+        m = tl.dot(a, w.T, m, input_precision=PRECISION)
         if DRAW:
-            v = _dot(a * a, tl.load(from_weight + plane + i[None, :], mask=inside, other=0.0).T, v, PRECISION)
+            w = tl.load(from_weight + plane + i[None, :], mask=inside, other=0.0)
+            v = tl.dot(a * a, w.T, v, input_precision=PRECISION)
+        if KEEP == "rows":  # noqa: SIM102  (known to the compiler, unlike `keeps`)
+            if keeps:
+                to, stored = kept + mine[:, None] * ins + i[None, :], present[:, None] & (i[None, :] < ins)
+                tl.store(to, a, mask=stored)
+                if DRAW:
+                    tl.store(to + kept_plane, a * a, mask=stored)
+        if KEEP == "across":  # noqa: SIM102
+            if keeps:
+                tl.store(kept + i[None, :] * long + b[:, None], a, mask=(b[:, None] < long) & (i[None, :] < ins))
     return m, v
 
 
@@ -103,11 +150,12 @@ def _batch(order, done, r, orders, examples, steps, stride):
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _activate(x, weight, bias, y, ratio, seeds, order, done, orders, own, examples, steps, full, size, layer,
-              ins4, outs4, units, stride4, FIRST: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
+def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, orders, own, examples, steps, full, size,
+              layer, ins_a, outs_a, units, stride_a, long_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
+              KEEP_X: tl.constexpr, KEEP_Y: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
               PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """y = relu(m + b + eps s), s = sqrt(v + c); ratio = eps / s. The first layer's x are the examples themselves."""
-    ins, outs, stride = ins4 * 4, outs4 * 4, stride4 * 4  # so the compiler knows what they are multiples of
+    ins, outs, stride, long = ins_a * ALIGN, outs_a * ALIGN, stride_a * ALIGN, long_a * ALIGN  # known to be multiples
     r = tl.program_id(1)
     tiles = tl.cdiv(outs, COLUMNS)
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
@@ -120,89 +168,99 @@ def _activate(x, weight, bias, y, ratio, seeds, order, done, orders, own, exampl
         rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
     own_weight = r.to(tl.int64) * stride
     plane = tl.num_programs(1).to(tl.int64) * stride
-    m, v = _forward(x, rows, present, weight + own_weight, plane, o, outs, ins, DRAW, PRECISION, ROWS, COLUMNS, DEEP)
+    if KEEP_X == "across":
+        kept_x += r.to(tl.int64) * ins * long
+    m, v = _forward(x, rows, present, weight + own_weight, plane, o, outs, ins,
+                    kept_x, tl.num_programs(1).to(tl.int64) * size * ins, tl.program_id(0) % tiles == 0, mine, b, long,
+                    KEEP_X, DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
     known = o < outs
     if BIAS:
-        m += tl.load(bias + own_weight + o, mask=known, other=0.0)[None, :]
+        m += tl.load(bias + own_weight + o, mask=known, other=0.0).to(tl.float32)[None, :]
     at = mine[:, None] * outs + o[None, :]
     inside = present[:, None] & known[None, :]
     if DRAW:
         if BIAS:
-            v += tl.load(bias + own_weight + plane + o, mask=known, other=0.0)[None, :]
+            v += tl.load(bias + own_weight + plane + o, mask=known, other=0.0).to(tl.float32)[None, :]
         s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
         eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, b[:, None] * outs + o[None, :])
         eps = tl.where(o[None, :] < units, eps, 0.0)
         m += eps * s
         tl.store(ratio + at, eps / s, mask=inside)
-    tl.store(y + at, tl.where((o[None, :] >= units) | (m < 0.0), 0.0, m), mask=inside)  # NaN stays NaN
+    m = tl.where((o[None, :] >= units) | (m < 0.0), 0.0, m)  # NaN stays NaN
+    tl.store(y + at, m, mask=inside)
+    if KEEP_Y == "rows":
+        tl.store(kept_y + at, m * m, mask=inside)
+    if KEEP_Y == "across":
+        to = kept_y + r.to(tl.int64) * outs * long + o[None, :] * long + b[:, None]
+        tl.store(to, tl.where(present[:, None], m, 0.0), mask=(b[:, None] < long) & known[None, :])
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _loss(x, weight, bias, labels, columns, gh, nll, total, seeds, order, done, orders, own, examples, steps, full,
-          size, layer, ins4, outs, width4, stride4, HEADS: tl.constexpr, DRAW: tl.constexpr,
+def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, own, examples, steps, full, size,
+          layer, ins_a, outs, width_a, stride_a, ALIGN: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """The heads: logits, their NLL and its gradients gh = (g, h); one replica a program."""
-    ins, width, stride = ins4 * 4, width4 * 4, stride4 * 4
-    r = tl.program_id(0)
+    """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h)."""
+    ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
+    r = tl.program_id(1)
     own_weight = r.to(tl.int64) * stride
-    plane = tl.num_programs(0).to(tl.int64) * stride
-    gh_plane = tl.num_programs(0).to(tl.int64) * size * width
+    plane = tl.num_programs(1).to(tl.int64) * stride
     c = tl.arange(0, COLUMNS)
     known = c < outs
-    shift = tl.load(bias + own_weight + c, mask=known, other=0.0)
-    batch = _batch(order, done, r, orders, examples, steps, full)
-    lost = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, size, ROWS):
-        b = start + tl.arange(0, ROWS)
-        present = b < size
-        rows = r.to(tl.int64) * size + b
-        z, v = _forward(
-            x, rows, present, weight + own_weight, plane, c, outs, ins, DRAW, PRECISION, ROWS, COLUMNS, DEEP
-        )
-        z += shift[None, :]
-        if DRAW:
-            v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0)[None, :]
-            s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
-            at = b[:, None] * outs + c[None, :]
-            eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, at)
-            z += eps * s
-        source = tl.load(batch + b, mask=present, other=0)
-        open_ = known[None, :] & (b[:, None] >= 0)
-        if HEADS:
-            open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
-            open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
-        z = tl.where(open_, z, -float("inf"))
-        label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
-        hit = c[None, :] == label[:, None]
-        top = tl.max(z, 1)
-        e = tl.exp(z - top[:, None])
-        whole = tl.sum(e, 1)
-        lost += tl.where(present, tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1), 0.0)
-        inside = present[:, None] & known[None, :]
-        g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
-        to = rows[:, None] * width + c[None, :]
-        stored = present[:, None] & (c[None, :] < width)
-        tl.store(gh + to, g, mask=stored)
-        if DRAW:
-            tl.store(gh + gh_plane + to, tl.where(inside, g * eps / s, 0.0), mask=stored)
-    whole_loss = tl.sum(lost, 0)
-    tl.store(nll + r, whole_loss / size)
-    tl.store(total + r, tl.load(total + r) + whole_loss)
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    present = b < size
+    rows = r.to(tl.int64) * size + b
+    source = tl.load(_batch(order, done, r, orders, examples, steps, full) + b, mask=present, other=0)
+    label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
+    z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows, b, 0,
+                    "", DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
+    z += tl.load(bias + own_weight + c, mask=known, other=0.0).to(tl.float32)[None, :]
+    if DRAW:
+        v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
+        s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
+        at = b[:, None] * outs + c[None, :]
+        eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, at)
+        z += eps * s
+    open_ = known[None, :] & (b[:, None] >= 0)
+    if HEADS:
+        open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
+        open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
+    z = tl.where(open_, z, -float("inf"))
+    hit = c[None, :] == label[:, None]
+    top = tl.max(z, 1)
+    e = tl.exp(z - top[:, None])
+    whole = tl.sum(e, 1)
+    nll = tl.where(present, tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1), 0.0)
+    tl.store(lost + r * tl.num_programs(0) + tl.program_id(0), tl.sum(nll, 0))
+    inside = present[:, None] & known[None, :]
+    g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
+    to = rows[:, None] * width + c[None, :]
+    stored = present[:, None] & (c[None, :] < width)
+    tl.store(gh + to, g, mask=stored)
+    if DRAW:
+        gh_plane = tl.num_programs(1).to(tl.int64) * size * width
+        tl.store(gh + gh_plane + to, tl.where(inside, g * eps / s, 0.0), mask=stored)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _back(gh, weight, y, ratio, below, size, ins4, outs, width4, stride4, DRAW: tl.constexpr,
-          PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
+def _back(gh, weight, y, ratio, below, across, lost, nll, total, parts, size, ins_a, outs, width_a, stride_a, long_a,
+          ALIGN: tl.constexpr, ACROSS: tl.constexpr, LOST: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """From a layer's gh to those of the layer `below`, whose outputs are y.
 
-    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights.
+    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
+    the `parts` of the NLL that is `lost`, at most LOST.
     """
-    ins, width, stride = ins4 * 4, width4 * 4, stride4 * 4
+    ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
     tiles = tl.cdiv(ins, COLUMNS)
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     replicas = tl.num_programs(1).to(tl.int64)
+    if LOST > 0:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            p = tl.arange(0, LOST)
+            whole = tl.sum(tl.load(lost + r * parts + p, mask=p < parts, other=0.0), 0)
+            tl.store(nll + r, whole / size)
+            tl.store(total + r, tl.load(total + r) + whole)
     rows = r.to(tl.int64) * size + b
     present, known = b[:, None] < size, i[None, :] < ins
     from_gh = gh + rows[:, None] * width
@@ -213,71 +271,108 @@ def _back(gh, weight, y, ratio, below, size, ins4, outs, width4, stride4, DRAW: 
         o = start + tl.arange(0, DEEP)
         taken, inside = present & (o[None, :] < width), (o[:, None] < outs) & known
         g = tl.load(from_gh + o[None, :], mask=taken, other=0.0)
-        d = _dot(g, tl.load(from_weight + o[:, None] * ins, mask=inside, other=0.0), d, PRECISION)
+        w = tl.load(from_weight + o[:, None] * ins, mask=inside, other=0.0)
+        d = tl.dot(g, w, d, input_precision=PRECISION)
         if DRAW:
             h = tl.load(from_gh + replicas * size * width + o[None, :], mask=taken, other=0.0)
-            variance = tl.load(from_weight + replicas * stride + o[:, None] * ins, mask=inside, other=0.0)
-            d_square = _dot(h, variance, d_square, PRECISION)
+            w = tl.load(from_weight + replicas * stride + o[:, None] * ins, mask=inside, other=0.0)
+            d_square = tl.dot(h, w, d_square, input_precision=PRECISION)
     at = rows[:, None] * ins + i[None, :]
-    out = tl.load(y + at, mask=present & known, other=0.0)
+    out = tl.load(y + at, mask=present & known, other=0.0).to(tl.float32)
     if DRAW:
         d += out * d_square
     d = tl.where(out <= 0.0, 0.0, d)
     tl.store(below + at, d, mask=present & known)
+    long = long_a * ALIGN
+    to = across + (r.to(tl.int64) * ins + i[None, :]) * long + b[:, None]
+    aside = (b[:, None] < long) & known
+    if ACROSS:
+        tl.store(to, d, mask=aside)  # 0 where there is no example
     if DRAW:
-        h = d * tl.load(ratio + at, mask=present & known, other=0.0)
+        h = d * tl.load(ratio + at, mask=present & known, other=0.0).to(tl.float32)
         tl.store(below + replicas * size * ins + at, h, mask=present & known)
+        if ACROSS:
+            tl.store(to + replicas * ins * long, h, mask=aside)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, full, size, ins4, outs, width4,
-             stride4, FIRST: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
+def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, full, size, ins_a, outs, width_a,
+             stride_a, long_a, ALIGN: tl.constexpr, TALL: tl.constexpr, ACROSS: tl.constexpr, FIRST: tl.constexpr,
+             BIAS: tl.constexpr, PRECISION: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
+             DEEP: tl.constexpr):  # fmt: skip
     """The gradients g^T x and sum g of a layer or, in the second half of the programs, h^T x^2 and sum h."""
-    ins, width, stride = ins4 * 4, width4 * 4, stride4 * 4
+    ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r, square = tl.program_id(1), tl.program_id(2) == 1
-    tiles = tl.cdiv(ins, COLUMNS)
-    o = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    i = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    tiles = tl.cdiv(ins, INS)
+    o = tl.program_id(0) // tiles * OUTS + tl.arange(0, OUTS)
+    i = tl.program_id(0) % tiles * INS + tl.arange(0, INS)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + r
-    from_gh = gh + part * size * width + o[None, :]
+    once = tl.program_id(0) % tiles == 0
+    long = long_a * ALIGN if ACROSS else size
     batch = _batch(order, done, r, orders, examples, steps, full)
-    result = tl.zeros((ROWS, COLUMNS), tl.float32)
-    sums = tl.zeros((DEEP, ROWS), tl.float32)
-    for start in range(0, size, DEEP):
+    sums = tl.zeros((OUTS,), tl.float32)
+    result = tl.zeros((INS, OUTS) if TALL else (OUTS, INS), tl.float32)
+    for start in range(0, long, DEEP):
         b = start + tl.arange(0, DEEP)
-        present = b < size
-        rows = r.to(tl.int64) * size + b
-        if FIRST:
-            rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
-        a = tl.load(x + rows[:, None] * ins + i[None, :], mask=present[:, None] & (i[None, :] < ins), other=0.0)
+        present = b < long
+        if ACROSS:
+            from_x = x + (r.to(tl.int64) * ins + i[:, None]) * long + b[None, :]
+            a = tl.load(from_x, mask=present[None, :] & (i[:, None] < ins), other=0.0).T
+            from_gh = gh + (part * width + o[:, None]) * long + b[None, :]
+            g = tl.load(from_gh, mask=present[None, :] & (o[:, None] < width), other=0.0).T
+        else:
+            rows = r.to(tl.int64) * size + b
+            if FIRST:
+                rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
+            a = tl.load(x + rows[:, None] * ins + i[None, :], mask=present[:, None] & (i[None, :] < ins), other=0.0)
+            from_gh = gh + (part * size + b[:, None]) * width + o[None, :]
+            g = tl.load(from_gh, mask=present[:, None] & (o[None, :] < width), other=0.0)
         a = tl.where(square, a * a, a)
-        g = tl.load(from_gh + b[:, None] * width, mask=present[:, None] & (o[None, :] < width), other=0.0)
-        result = _dot(g.T, a, result, PRECISION)
-        if BIAS:
-            sums += g
+        if TALL:
+            result = tl.dot(a.T, g, result, input_precision=PRECISION)
+        else:
+            result = tl.dot(g.T, a, result, input_precision=PRECISION)
+        if BIAS:  # noqa: SIM102
+            if once:
+                sums += tl.sum(g.to(tl.float32), 0)
+    if TALL:
+        result = result.T
     inside = (o[:, None] < outs) & (i[None, :] < ins)
     tl.store(grad + part * stride + o[:, None] * ins + i[None, :], result, mask=inside)
     if BIAS:
-        once = (o < outs) & (tl.program_id(0) % tiles == 0)
-        tl.store(grad_bias + part * stride + o, tl.sum(sums, 0), mask=once)
+        tl.store(grad_bias + part * stride + o, sums, mask=(o < outs) & once)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def _sums(gh, grad_bias, size, outs, width_a, stride_a, ALIGN: tl.constexpr, OUTS: tl.constexpr, DEEP: tl.constexpr):
+    """The sums of g and h over the examples, where the library has the products."""
+    o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    sums = tl.zeros((DEEP, OUTS), tl.float32)
+    for start in range(0, size, DEEP):
+        b = start + tl.arange(0, DEEP)
+        at = (part * size + b[:, None]) * width_a * ALIGN + o[None, :]
+        sums += tl.load(gh + at, mask=(b[:, None] < size) & (o[None, :] < width_a * ALIGN), other=0.0)
+    tl.store(grad_bias + part * stride_a * ALIGN + o, tl.sum(sums, 0), mask=o < outs)
 
 
 class Chain:
     """`chain.Chain` on a GPU, where a batch is part of an order; it adds the sum of its NLL to the batch's total.
 
-    float32 is multiplied as torch does it at the moment: in TF32, or exactly.
+    The pass is computed in the precision of `values`, float32 or bfloat16; `grads` are float32. float32 is multiplied
+    as torch does it at the moment: in TF32, or exactly.
     """
 
-    def __init__(
-        self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
-    ) -> None:
+    def __init__(self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples) -> None:
         self.places, self.examples, self.values, self.grads = places, examples, values, grads
         x = examples.x.flatten(2).to(values.dtype)
         missing = places[0].ins - x.shape[2]
         self.x = F.pad(x, (0, missing)) if missing else x.contiguous()
         exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
-        self.precision = "bf16" if low is not None else "ieee" if exact else "tf32"
+        self.precision = "bf16" if values.dtype == torch.bfloat16 else "ieee" if exact else "tf32"
+        self.align = aligned(values.dtype)
+        self.ways = [way(layer == 0, place, self.precision) for layer, place in enumerate(places)]
+        self.ways[-1] = self.ways[-1]._replace(across=False, library=False)  # of the loss's gh, which is narrow
         self.buffers: dict[int, _Buffers] = {}
 
     def __call__(self, batch: Batch, noise: Noise) -> Tensor:
@@ -292,53 +387,92 @@ class Chain:
         """All the way to the gradients of the logits."""
         copies, r, stride = self.values.shape
         x, labels, columns = self.x, self.examples.y, self.examples.columns
-        common = {"DRAW": copies == 2, "PRECISION": self.precision}
+        common = {"ALIGN": self.align, "DRAW": copies == 2, "PRECISION": self._multiplied()}
         for layer, place in enumerate(self.places[:-1]):
             tile = self._tile("hidden forward" if layer else "forward")
             width = fit(place.outs, tile.columns)
+            kept_x, keep_x = of.kept[0], _keep(self.ways[0]) if layer == 0 else ""
+            kept_y, keep_y = of.kept[layer + 1], _keep(self.ways[layer + 1])
+            if keep_y == "rows":
+                kept_y, keep_y = kept_y[-1], keep_y if copies == 2 else ""
             _activate[(triton.cdiv(batch.size, tile.rows) * triton.cdiv(place.outs, width), r)](
-                x, *_views(place, self.values), of.y[layer], of.ratio[layer], seeds,
-                *self._course(batch), layer, place.ins // 4, place.outs // 4, place.units, stride // 4,
-                FIRST=layer == 0, BIAS=place.bias is not None, **common, **_options(tile, tile.rows, width, place.ins),
+                x, *_views(place, self.values), of.y[layer], of.ratio[layer], kept_x, kept_y, seeds,
+                *self._course(batch), layer, place.ins // self.align, place.outs // self.align, place.units,
+                stride // self.align, of.long // self.align, FIRST=layer == 0, KEEP_X=keep_x, KEEP_Y=keep_y,
+                BIAS=place.bias is not None, **common, **_options(tile, tile.rows, width, place.ins),
             )  # fmt: skip
             x = of.y[layer]
-        place, tile = self.places[-1], TILES["loss"]
-        width = triton.next_power_of_2(max(16, place.outs))
-        rows = min(tile.rows, 8192 // width)
-        _loss[(r,)](
-            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.nll,
-            batch.total, seeds, *self._course(batch), len(self.places) - 1, place.ins // 4,
-            place.outs, of.gh[-1].shape[3] // 4, stride // 4,
-            HEADS=columns is not None, **common, **_options(tile, rows, width, place.ins),
+        place, (rows, width) = self.places[-1], self.loss_shape()
+        _loss[(of.lost.shape[1], r)](
+            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.lost,
+            seeds, *self._course(batch), len(self.places) - 1, place.ins // self.align,
+            place.outs, of.gh[-1].shape[3] // self.align, stride // self.align,
+            HEADS=columns is not None, **common, **_options(self._tile("loss"), rows, width, place.ins),
         )  # fmt: skip
 
     def _backward(self, of: _Buffers, batch: Batch) -> None:
-        (copies, r, stride), size = self.values.shape, batch.size
+        (copies, r, stride), size, align = self.values.shape, batch.size, self.align
         for layer, place in reversed(list(enumerate(self.places))):
-            gh, x = of.gh[layer], of.y[layer - 1] if layer else self.x
-            numbers = place.ins // 4, place.outs, gh.shape[3] // 4, stride // 4
-            tile = self._tile("hidden weights" if layer else "weights")
-            rows, width = fit(place.outs, tile.rows), fit(place.ins, tile.columns)
-            _weights[(triton.cdiv(place.outs, rows) * triton.cdiv(place.ins, width), r, copies)](
-                x, gh, *_views(place, self.grads), *self._course(batch), *numbers,
-                FIRST=layer == 0, BIAS=place.bias is not None, PRECISION=self.precision,
-                **_options(tile, rows, width, tile.deep),
-            )  # fmt: skip
+            self._differentiate(of, batch, layer, place)
             if layer:
-                tile = self._tile("back")
-                width = fit(place.ins, tile.columns)
+                gh, below, tile = of.gh[layer], self.ways[layer - 1], self._tile("back")
+                width, parts = fit(place.ins, tile.columns), of.lost.shape[1]
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
-                    gh, _views(place, self.values)[0], x, of.ratio[layer - 1], of.gh[layer - 1], size, *numbers,
-                    DRAW=copies == 2, PRECISION=self.precision, **_options(tile, tile.rows, width, place.outs),
+                    gh, _views(place, self.values)[0], of.y[layer - 1], of.ratio[layer - 1], of.gh[layer - 1],
+                    of.across[layer - 1], of.lost, of.nll, batch.total, parts, size, place.ins // align, place.outs,
+                    gh.shape[3] // align, stride // align, of.long // align, ALIGN=align, ACROSS=below.across, DRAW=copies == 2,
+                    LOST=triton.next_power_of_2(parts) if place is self.places[-1] else 0,
+                    PRECISION=self._multiplied(), **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
 
+    def _differentiate(self, of: _Buffers, batch: Batch, layer: int, place: Place) -> None:
+        """The gradients of a layer's weights and biases."""
+        (copies, r, stride), align, how, gh = self.values.shape, self.align, self.ways[layer], of.gh[layer]
+        sizes, views = (gh.shape[3] // align, stride // align), _views(place, self.grads)
+        if how.library:
+            if place.bias is not None:
+                _sums[(triton.cdiv(place.outs, 32), r, copies)](
+                    gh, views[1], batch.size, place.outs, *sizes, ALIGN=align, OUTS=32, DEEP=64
+                )
+            views[0].flatten(0, 1).baddbmm_(gh.flatten(0, 1).mT, of.kept[layer].flatten(0, 1), beta=0)
+            return
+        tile = self._tile(("hidden " if layer else "") + ("tall " if how.tall else "") + "weights")
+        outs, ins = (tile.columns, tile.rows) if how.tall else (tile.rows, tile.columns)
+        outs, ins = fit(place.outs, outs), fit(place.ins, ins)
+        x = of.kept[layer] if how.across else of.y[layer - 1] if layer else self.x
+        _weights[(triton.cdiv(place.outs, outs) * triton.cdiv(place.ins, ins), r, copies)](
+            x, of.across[layer] if how.across else gh, *views, *self._course(batch),
+            place.ins // align, place.outs, *sizes, of.long // align, ALIGN=align, TALL=how.tall, ACROSS=how.across,
+            FIRST=layer == 0, BIAS=place.bias is not None, PRECISION=self._multiplied(), OUTS=outs, INS=ins,
+            DEEP=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def loss_shape(self) -> tuple[int, int]:
+        """Rows and columns of a program: all classes, and fewer rows if those are many."""
+        width = triton.next_power_of_2(max(16, self.places[-1].outs))
+        return min(self._tile("loss").rows, 4096 // width), width
+
     def _tile(self, kernel: str) -> Tile:
-        return EXACT if self.precision == "ieee" else TILES[kernel]
+        exact = self.precision == "ieee"
+        return EXACT if exact and kernel != "loss" else TILES["tf32" if exact else self.precision][kernel]
+
+    def _multiplied(self) -> str:
+        """How float32 is; other numbers as they are."""
+        return "tf32" if self.precision == "bf16" else self.precision
 
     def _course(self, batch: Batch) -> tuple[Any, ...]:
         """What a kernel finds its examples by."""
         sizes = len(batch.order), len(self.x), self.x.shape[1], batch.steps, batch.stride, batch.size
         return batch.order, batch.done, *sizes
+
+
+def aligned(dtype: torch.dtype) -> int:
+    """What widths are multiples of: the numbers in 16 bytes."""
+    return 16 // dtype.itemsize
+
+
+def _keep(how: Way) -> str:
+    return "across" if how.across else "rows" if how.library else ""
 
 
 def _views(place: Place, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,14 +489,32 @@ def _options(tile: Tile, rows: int, columns: int, deep: int) -> dict[str, int]:
 
 
 class _Buffers:
-    """What a chain's pass writes for batches of one size: y and ratio [R, size, outs], gh [S, R, size, outs]."""
+    """What a chain's pass writes for batches of one size: y and ratio [R, size, outs], gh [S, R, size, outs].
+
+    For layers whose way asks for it: `kept`, the layer's x and its square [S, R, size, ins] or, across, x
+    [R, ins, long]; `across`, gh as [S, R, outs, long]. Elsewhere those are something to point at.
+    """
 
     def __init__(self, chain: Chain, size: int) -> None:
-        copies, r, _ = chain.values.shape
-        widths = [-(-place.outs // 4) * 4 for place in chain.places]
-        self.y, self.ratio = ([chain.values.new_empty(r, size, width) for width in widths[:-1]] for _ in range(2))
-        self.gh = [chain.values.new_empty(copies, r, size, width) for width in widths]
-        self.nll = chain.values.new_empty(r)
+        (copies, r, _), new = chain.values.shape, chain.values.new_empty
+        self.long = _up(size, chain.align)
+        widths = [_up(place.outs, chain.align) for place in chain.places]
+        self.ratio = [new(r, size, width) for width in widths[:-1]]
+        self.gh = [new(copies, r, size, width) for width in widths]
+        self.nll, self.lost = (chain.grads.new_empty(s) for s in (r, (r, triton.cdiv(size, chain.loss_shape()[0]))))
+        self.kept, self.across = [], []
+        for place, how, width in zip(chain.places, chain.ways, widths, strict=True):
+            shape = (r, place.ins, self.long) if how.across else (copies, r, size, place.ins) if how.library else (1,)
+            self.kept.append(new(shape))
+            self.across.append(new((copies, r, width, self.long) if how.across else (1,)))
+        self.y = [
+            kept[0] if how.library else new(r, size, width)
+            for kept, how, width in zip(self.kept[1:], chain.ways[1:], widths, strict=False)
+        ]
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 @triton.jit
@@ -372,86 +524,101 @@ def _one_minus_exp(x):
 
 
 @triton.jit
-def _update(w, first, second, grad, count, lr, v, a, c, d, u, n, columns,
-            LINEAR: tl.constexpr, SQUARE: tl.constexpr, STD: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    weight = tl.load(w + at, mask=inside)
-    g = tl.load(grad + at, mask=inside)
-    z = weight
-    if STD:
-        z = tl.load(v + at, mask=inside)
-        g *= z
-    if LINEAR:
-        g += tl.load(a + at, mask=inside) * (z - tl.load(c + at, mask=inside))
-    if SQUARE:
-        g += tl.load(d + at, mask=inside) * z * (z - tl.load(u + at, mask=inside))
-    steps = tl.load(count)
+def _adam(weight, g, first, second, rate, steps, at, inside):
+    """The weights after a step of Adam."""
     m = 0.9 * tl.load(first + at, mask=inside) + (1 - 0.9) * g
     s = 0.999 * tl.load(second + at, mask=inside) + (1 - 0.999) * g * g
     unbiased = m / _one_minus_exp(steps * -0.10536051565782628)  # 1 - 0.9 ** steps
     root = tl.sqrt(s / _one_minus_exp(steps * -0.0010005003335835335)) + 1e-8  # 1 - 0.999 ** steps
-    weight -= tl.load(lr + at // columns, mask=inside) * unbiased / root
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, s, mask=inside)
-    tl.store(w + at, weight, mask=inside)
-    if STD:
-        tl.store(v + at, tl.exp(2 * weight), mask=inside)
-
-
-def update(
-    weights: Tensor,
-    first: Tensor,
-    second: Tensor,
-    count: Tensor,
-    lr: Tensor,
-    grad: Tensor,
-    variance: Tensor | None,
-    springs: Any,
-) -> None:
-    """Adam on means (`variance` None) or log sigmas, the pull included; `lr` is [R, 1]. All buffers are [R, P].
-
-    `springs` are the stiffness and centre of each part of the pull: the mean's, or the linear and the square one.
-    """
-    n = weights.numel()
-    linear, square = springs[0], springs[1] if len(springs) > 1 else None
-    a, c = linear or (weights, weights)
-    d, u = square or (weights, weights)
-    _update[(triton.cdiv(n, BLOCK),)](
-        weights, first, second, grad, count, lr, weights if variance is None else variance, a, c, d, u, n,
-        weights.shape[1], LINEAR=linear is not None, SQUARE=square is not None, STD=variance is not None, BLOCK=BLOCK,
-    )  # fmt: skip
+    return weight - rate * unbiased / root
 
 
 @triton.jit
-def _natural(
-    w, curvature, grad, count, rate, variance, k, s, d, u, n, columns, SQUARE: tl.constexpr, BLOCK: tl.constexpr
-):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    v = tl.load(variance + at, mask=inside, other=1.0)
-    h = 0.999 * tl.load(curvature + at, mask=inside) + (1 - 0.999) * tl.load(grad + at, mask=inside)
+def _natural(w, curvature, grad, steps, rate, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
+    """The log sigmas after a natural step, and their variances."""
+    h = 0.999 * tl.load(curvature + at, mask=inside) + (1 - 0.999) * grad
     tl.store(curvature + at, h, mask=inside)
     weight = tl.load(k + at, mask=inside, other=1.0)
-    unbiased = h / _one_minus_exp(tl.load(count) * -0.0010005003335835335)  # 1 - 0.999 ** steps
+    unbiased = h / _one_minus_exp(steps * -0.0010005003335835335)  # 1 - 0.999 ** steps
     stiff = weight + tl.where(unbiased < 0.0, 0.0, unbiased)  # NaN stays NaN
     if SQUARE:
         stiff += tl.load(d + at, mask=inside) * (v - tl.load(u + at, mask=inside))
     stiff = tl.where(stiff < 0.1 * weight, 0.1 * weight, stiff)
     ratio = weight / stiff * (tl.load(s + at, mask=inside, other=1.0) / v)
-    move = 0.5 * tl.load(rate + at // columns, mask=inside) * tl.log(ratio)
-    new = tl.load(w + at, mask=inside) + move
-    tl.store(w + at, new, mask=inside)
-    tl.store(variance + at, tl.where(move == 0.0, v, tl.exp(2 * new)), mask=inside)
+    move = 0.5 * rate * tl.log(ratio)
+    new = w + move
+    return new, tl.where(move == 0.0, v, tl.exp(2 * new))
 
 
-def natural(
-    weights: Tensor, curvature: Tensor, count: Tensor, rate: Tensor, grad: Tensor, variance: Tensor, springs: Any
+@triton.jit
+def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std_rate, variance, k, s, d, u, grad, low,
+            count, counts, n, columns, RULE: tl.constexpr, MEAN: tl.constexpr, LINEAR: tl.constexpr,
+            SQUARE: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    steps = tl.load(counts + program) + 1
+    tl.store(counts + program, steps)
+    if program == 0:
+        tl.store(count, steps)  # which no program reads
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    row = at // columns
+    weight = tl.load(mean + at, mask=inside)
+    g = tl.load(grad + at, mask=inside)
+    if MEAN:
+        g += tl.load(a + at, mask=inside) * (weight - tl.load(c + at, mask=inside))
+    weight = _adam(weight, g, first, second, tl.load(rate + row, mask=inside), steps, at, inside)
+    tl.store(mean + at, weight, mask=inside)
+    if LOW:
+        tl.store(low + at, weight, mask=inside)
+    if RULE != "points":
+        weight, g = tl.load(log_std + at, mask=inside), tl.load(grad + n + at, mask=inside)
+        v, own_rate = tl.load(variance + at, mask=inside, other=1.0), tl.load(std_rate + row, mask=inside)
+        if RULE == "natural":
+            weight, v = _natural(weight, std_first, g, steps, own_rate, v, k, s, d, u, at, inside, SQUARE)
+        else:
+            g *= v
+            if LINEAR:
+                g += tl.load(k + at, mask=inside) * (v - tl.load(s + at, mask=inside))
+            if SQUARE:
+                g += tl.load(d + at, mask=inside) * v * (v - tl.load(u + at, mask=inside))
+            weight = _adam(weight, g, std_first, std_second, own_rate, steps, at, inside)
+            v = tl.exp(2 * weight)
+        tl.store(log_std + at, weight, mask=inside)
+        tl.store(variance + at, v, mask=inside)
+        if LOW:
+            tl.store(low + n + at, v, mask=inside)
+
+
+def counts(weights: Tensor) -> Tensor:
+    """Of the steps taken, one for each program of `update`: a program cannot know when all have read one."""
+    return weights.new_zeros(triton.cdiv(weights.numel(), BLOCK))
+
+
+def update(
+    mean: Sequence[Tensor],
+    std: Sequence[Tensor],
+    rates: Sequence[Tensor],
+    grads: Tensor,
+    variance: Tensor | None,
+    springs: Sequence[tuple[Tensor, Tensor] | None],
+    count: Tensor,
+    counts: Tensor,
+    low: Tensor | None,
 ) -> None:
-    """The natural step of training/update.py; `rate` is [R, 1]."""
-    n, (k, s) = weights.numel(), springs[0]
-    d, u = springs[1] or (weights, weights)
-    _natural[(triton.cdiv(n, BLOCK),)](
-        weights, curvature, grad, count, rate, variance, k, s, d, u, n, weights.shape[1],
-        SQUARE=springs[1] is not None, BLOCK=BLOCK,
+    """The update of training/update.py; it sets `count`, and counts by `counts`. Buffers are [R, P], rates [R, 1].
+
+    `mean` is the weights and Adam's moments; `std` the log sigmas and either those or a curvature, or nothing.
+    `springs` are the stiffness and centre of each part of the pull: the mean's, the linear and the square one. `low`
+    [S, R, P] becomes a copy of means and variances.
+    """
+    weights, n = mean[0], mean[0].numel()
+    (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)
+    rule = "points" if not std else "adam" if len(std) == 3 else "natural"
+    log_std, first, second = (*std, weights, weights, weights)[:3]
+    _update[(len(counts),)](
+        *mean, rates[0], a, c, log_std, first, second, rates[-1], weights if variance is None else variance, k, s, d, u,
+        grads, grads if low is None else low, count, counts, n, weights.shape[1], RULE=rule, MEAN=springs[0] is not None,
+        LINEAR=springs[1] is not None, SQUARE=springs[2] is not None, LOW=low is not None, BLOCK=BLOCK,
     )  # fmt: skip

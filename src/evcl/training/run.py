@@ -33,7 +33,7 @@ from evcl.training.task import (
     optimise,
 )
 
-ALIGNED = 4  # widths on a GPU are multiples of this: 16 bytes
+ALIGNED = 16  # bytes of which widths on a GPU are multiples
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
 
 
@@ -307,7 +307,8 @@ class Run:
         names = self.network.names_of(pool.heads)
         part = layout.part(names)
         if on_gpu and chain is not None:
-            part = layout.part(names, padded(chain, layout, pool.heads, ALIGNED), ALIGNED)
+            align = ALIGNED // (self.network.weights.low or self.network.posterior.mean.dtype).itemsize
+            part = layout.part(names, padded(chain, layout, pool.heads, align), align)
         q = self._gathered(self.network.posterior, part)
         memory = Memory(
             self._gathered(self.prior, part),

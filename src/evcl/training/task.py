@@ -148,15 +148,19 @@ class Step:
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std), pool, list(terms)
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.gradients: Callable[[Any, Noise], Tensor]
+        low, copy = network.weights.low, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
         if chain is None or (values.is_cuda and not self.by_kernels):
             self.gradients = ByAutograd(network, layout, values, grads, pool)
+        elif self.by_kernels:
+            copy = None if low is None else values.to(low)
+            places = find_places(chain, layout, pool.heads)
+            self.gradients = kernels.Chain(places, values if copy is None else copy, grads, pool)
         else:
-            kind = kernels.Chain if self.by_kernels else Chain
-            self.gradients = kind(find_places(chain, layout, pool.heads), values, grads, pool, network.weights.low)
-        self.update = Update(self.q, None if variance is None else values[1], grads, terms, s, reference)
+            self.gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
+        self.update = Update(self.q, None if variance is None else values[1], grads, terms, s, reference, copy)
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B], or a batch if it is `by_kernels`; returns their NLL before the step,

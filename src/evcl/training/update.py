@@ -33,15 +33,25 @@ DECAY = 0.999  # of the running mean of the curvature
 
 
 class Update:
-    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the terms ask for."""
+    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the terms ask for.
+
+    `low` [S, R, P] is a copy of the means and variances in another precision, which it keeps up.
+    """
 
     def __init__(
-        self, q: Gaussian, variance: Tensor | None, grads: Tensor, terms: Sequence[Term], s: Settings, reference: bool
+        self,
+        q: Gaussian,
+        variance: Tensor | None,
+        grads: Tensor,
+        terms: Sequence[Term],
+        s: Settings,
+        reference: bool,
+        low: Tensor | None = None,
     ) -> None:
         self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
-        self.q, self.variance, self.grads, self.settings = q, variance, grads, s
+        self.q, self.variance, self.grads, self.settings, self.low = q, variance, grads, s, low
         self.mean = Adam(q.mean, s.lr)
         self.log_std: Adam | Natural | None = None
         if q.log_std is not None:
@@ -58,12 +68,16 @@ class Update:
         self._factor = 1.0
         self._set_rates()
         self.count = self.mean.count  # of steps taken
+        self._counts: Tensor | None = None  # a kernel's own
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
     def __call__(self) -> None:
         if self._move is None:
             self._plain()
+            if self.low is not None:
+                for copy, own in zip(self.low, (self.q.mean, self.variance), strict=False):
+                    copy.copy_(own)
         else:
             self._move()
 
@@ -95,7 +109,7 @@ class Update:
     def buffers(self) -> list[Tensor]:
         """Everything that an update changes, and what it reads."""
         found = [t for part in self._parts() for t in part.state()]
-        return [*found, self.grads, *([] if self.variance is None else [self.variance])]
+        return [*found, self.grads, *(t for t in (self.variance, self.low, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
         """The faster form, if there is one here. It does not hold on to `self`: that would be a cycle, and its memory
@@ -171,19 +185,15 @@ class Update:
         return move
 
     def _kernels(self, kernels: Any, pull: Pull) -> Callable[[], None]:
-        """By one kernel each on a GPU, where a graph takes no number from the host."""
+        """By one kernel on a GPU, where a graph takes no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
-        mean, part = self.mean, self.log_std
-        rates, count, grads, variance = self.rates, mean.count, self.grads, self.variance
+        states = [part.state()[:-1] for part in self._parts()]
+        rates, count, grads, variance, low = self.rates, self.count, self.grads, self.variance, self.low
+        mean, std = states[0], states[1] if len(states) > 1 else []
+        counts = self._counts = kernels.counts(self.q.mean)
 
         def move() -> None:
-            count.add_(1)  # of both
-            kernels.update(mean.weights, mean.first, mean.second, count, rates[0], grads[0], None, springs[:1])
-            if isinstance(part, Natural):
-                kernels.natural(part.weights, part.curvature, count, rates[1], grads[1], variance, springs[1:])
-            elif part is not None:
-                moments = (part.first, part.second)
-                kernels.update(part.weights, *moments, count, rates[1], grads[1], variance, springs[1:])
+            kernels.update(mean, std, rates, grads, variance, springs, count, counts, low)
 
         return move
 
