@@ -86,9 +86,7 @@ class Benchmark(Sequence[Task]):
         """`hidden`: the trunk's hidden layers in the published protocol; or `network` makes a trunk that is no MLP."""
         self.name, self.seed = name, seed
         if (hidden is None) == (network is None):
-            raise EvclError(
-                f"benchmark {name!r} needs hidden= (layers of an MLP) or network= (what makes one), not both"
-            )
+            raise EvclError(f"benchmark {name!r} needs hidden= (of an MLP) or network= (what makes one), not both")
         self.hidden, self.network = tuple(hidden or ()), network
         self._tasks = tuple(tasks)
 
