@@ -13,7 +13,7 @@ from evcl.settings import CORESET, ELASTIC
 
 SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
-    "recipe": "one choice of EVCL's settings for all of the paper's benchmarks, on validation data",
+    "recipe": "one choice of EVCL's settings for all benchmarks, on validation data",
     "paper": "the protocol of the EVCL paper to the letter",
 }
 
