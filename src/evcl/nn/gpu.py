@@ -4,7 +4,7 @@ One Triton kernel a product, with all that lies around it: the examples are read
 epoch, squares are taken and noise is drawn where they are used, and what follows a product is done to its result before
 that is stored. Neither the order nor the number of the step comes from the host, so that a graph of steps can be
 replayed. A replica's results depend on nothing that is beside it, to the last bit: tiles depend on a layer's shape
-alone, and nothing is added up in an order that may change (but for the products of `WAYS["library"]`). Widths are
+alone, and nothing is added up in an order that may change (but for the products of `WAYS["cublas"]`). Widths are
 multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/update.py are the same in
 plain operations; the tests compare them, where there is a GPU or by Triton's interpreter.
 
@@ -30,7 +30,7 @@ BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
 NUMBERS = (
     "orders", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
-    "stride_a", "long_a", "parts",
+    "stride_a", "parts",
 )  # fmt: skip
 MOST_CLASSES = 128  # a replica's logits are a tile's columns
 
@@ -73,11 +73,10 @@ class Way(NamedTuple):
     """How the gradients of a layer's weights are computed, and what is stored for it."""
 
     tall: bool = False  # a program's rows are the layer's inputs: those pass through registers, to be squared
-    across: bool = False  # x and gh are stored with a unit's examples side by side, as TF32 wants them
-    library: bool = False  # by cuBLAS, of x and its square
+    cublas: bool = False  # by torch, of x and its square
 
 
-WAYS = {"wide": Way(), "tall": Way(tall=True), "across": Way(tall=True, across=True), "library": Way(library=True)}
+WAYS = {"wide": Way(), "tall": Way(tall=True), "cublas": Way(cublas=True)}
 
 
 def way(first: bool, place: Place, precision: str) -> Way:
@@ -89,7 +88,7 @@ def way(first: bool, place: Place, precision: str) -> Way:
     if precision == "bf16":
         return WAYS["tall"]
     if precision == "tf32" and (first or min(place.ins, place.outs) >= 128):
-        return WAYS["library"]
+        return WAYS["cublas"]
     return WAYS["wide"]
 
 
@@ -111,12 +110,12 @@ def normal(seed, step, layer, at):
 
 
 @triton.jit
-def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, keeps, mine, b, long,
+def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, keeps, mine,
              KEEP: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
              ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """x W and x^2 var(W), for the `rows` of x and the columns `o`; variances lie a `plane` behind the means.
 
-    If `keeps`, it stores x as the way of the weights' gradients wants it: by rows with its square, or across.
+    If `keeps`, it stores x and its square, for the weights' gradients.
     """
     m = tl.zeros((ROWS, COLUMNS), tl.float32)
     v = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -131,15 +130,12 @@ def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, ke
         if DRAW:
             w = tl.load(from_weight + plane + i[None, :], mask=inside, other=0.0)
             v = tl.dot(a * a, w.T, v, input_precision=PRECISION)
-        if KEEP == "rows":  # noqa: SIM102  (known to the compiler, unlike `keeps`)
+        if KEEP:  # noqa: SIM102  (known to the compiler, unlike `keeps`)
             if keeps:
                 to, stored = kept + mine[:, None] * ins + i[None, :], present[:, None] & (i[None, :] < ins)
                 tl.store(to, a, mask=stored)
                 if DRAW:
                     tl.store(to + kept_plane, a * a, mask=stored)
-        if KEEP == "across":  # noqa: SIM102
-            if keeps:
-                tl.store(kept + i[None, :] * long + b[:, None], a, mask=(b[:, None] < long) & (i[None, :] < ins))
     return m, v
 
 
@@ -151,11 +147,11 @@ def _batch(order, done, r, orders, examples, steps, stride):
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, orders, own, examples, steps, full, size,
-              layer, ins_a, outs_a, units, stride_a, long_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
+              layer, ins_a, outs_a, units, stride_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
               KEEP_X: tl.constexpr, KEEP_Y: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
               PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """y = relu(m + b + eps s), s = sqrt(v + c); ratio = eps / s. The first layer's x are the examples themselves."""
-    ins, outs, stride, long = ins_a * ALIGN, outs_a * ALIGN, stride_a * ALIGN, long_a * ALIGN  # known to be multiples
+    ins, outs, stride = ins_a * ALIGN, outs_a * ALIGN, stride_a * ALIGN  # so the compiler knows that they are multiples
     r = tl.program_id(1)
     tiles = tl.cdiv(outs, COLUMNS)
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
@@ -168,10 +164,8 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
         rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
     own_weight = r.to(tl.int64) * stride
     plane = tl.num_programs(1).to(tl.int64) * stride
-    if KEEP_X == "across":
-        kept_x += r.to(tl.int64) * ins * long
     m, v = _forward(x, rows, present, weight + own_weight, plane, o, outs, ins,
-                    kept_x, tl.num_programs(1).to(tl.int64) * size * ins, tl.program_id(0) % tiles == 0, mine, b, long,
+                    kept_x, tl.num_programs(1).to(tl.int64) * size * ins, tl.program_id(0) % tiles == 0, mine,
                     KEEP_X, DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
     known = o < outs
     if BIAS:
@@ -188,11 +182,8 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
         tl.store(ratio + at, eps / s, mask=inside)
     m = tl.where((o[None, :] >= units) | (m < 0.0), 0.0, m)  # NaN stays NaN
     tl.store(y + at, m, mask=inside)
-    if KEEP_Y == "rows":
+    if KEEP_Y:
         tl.store(kept_y + at, m * m, mask=inside)
-    if KEEP_Y == "across":
-        to = kept_y + r.to(tl.int64) * outs * long + o[None, :] * long + b[:, None]
-        tl.store(to, tl.where(present[:, None], m, 0.0), mask=(b[:, None] < long) & known[None, :])
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -211,8 +202,8 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
     rows = r.to(tl.int64) * size + b
     source = tl.load(_batch(order, done, r, orders, examples, steps, full) + b, mask=present, other=0)
     label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
-    z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows, b, 0,
-                    "", DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
+    z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows,
+                    False, DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
     z += tl.load(bias + own_weight + c, mask=known, other=0.0).to(tl.float32)[None, :]
     if DRAW:
         v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
@@ -242,8 +233,9 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _back(gh, weight, y, ratio, below, across, lost, nll, total, parts, size, ins_a, outs, width_a, stride_a, long_a,
-          ALIGN: tl.constexpr, ACROSS: tl.constexpr, LOST: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
+def _back(gh, weight, y, ratio, below, lost, nll, total, parts, size, ins_a, outs, width_a, stride_a,
+          ALIGN: tl.constexpr, LOST: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
+          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """From a layer's gh to those of the layer `below`, whose outputs are y.
 
     g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
@@ -283,23 +275,15 @@ def _back(gh, weight, y, ratio, below, across, lost, nll, total, parts, size, in
         d += out * d_square
     d = tl.where(out <= 0.0, 0.0, d)
     tl.store(below + at, d, mask=present & known)
-    long = long_a * ALIGN
-    to = across + (r.to(tl.int64) * ins + i[None, :]) * long + b[:, None]
-    aside = (b[:, None] < long) & known
-    if ACROSS:
-        tl.store(to, d, mask=aside)  # 0 where there is no example
     if DRAW:
         h = d * tl.load(ratio + at, mask=present & known, other=0.0).to(tl.float32)
         tl.store(below + replicas * size * ins + at, h, mask=present & known)
-        if ACROSS:
-            tl.store(to + replicas * ins * long, h, mask=aside)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, full, size, ins_a, outs, width_a,
-             stride_a, long_a, ALIGN: tl.constexpr, TALL: tl.constexpr, ACROSS: tl.constexpr, FIRST: tl.constexpr,
-             BIAS: tl.constexpr, PRECISION: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
-             DEEP: tl.constexpr):  # fmt: skip
+             stride_a, ALIGN: tl.constexpr, TALL: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr,
+             PRECISION: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """The gradients g^T x and sum g of a layer or, in the second half of the programs, h^T x^2 and sum h."""
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r, square = tl.program_id(1), tl.program_id(2) == 1
@@ -308,25 +292,18 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, 
     i = tl.program_id(0) % tiles * INS + tl.arange(0, INS)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + r
     once = tl.program_id(0) % tiles == 0
-    long = long_a * ALIGN if ACROSS else size
     batch = _batch(order, done, r, orders, examples, steps, full)
     sums = tl.zeros((OUTS,), tl.float32)
     result = tl.zeros((INS, OUTS) if TALL else (OUTS, INS), tl.float32)
-    for start in range(0, long, DEEP):
+    for start in range(0, size, DEEP):
         b = start + tl.arange(0, DEEP)
-        present = b < long
-        if ACROSS:
-            from_x = x + (r.to(tl.int64) * ins + i[:, None]) * long + b[None, :]
-            a = tl.load(from_x, mask=present[None, :] & (i[:, None] < ins), other=0.0).T
-            from_gh = gh + (part * width + o[:, None]) * long + b[None, :]
-            g = tl.load(from_gh, mask=present[None, :] & (o[:, None] < width), other=0.0).T
-        else:
-            rows = r.to(tl.int64) * size + b
-            if FIRST:
-                rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
-            a = tl.load(x + rows[:, None] * ins + i[None, :], mask=present[:, None] & (i[None, :] < ins), other=0.0)
-            from_gh = gh + (part * size + b[:, None]) * width + o[None, :]
-            g = tl.load(from_gh, mask=present[:, None] & (o[None, :] < width), other=0.0)
+        present = b < size
+        rows = r.to(tl.int64) * size + b
+        if FIRST:
+            rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
+        a = tl.load(x + rows[:, None] * ins + i[None, :], mask=present[:, None] & (i[None, :] < ins), other=0.0)
+        from_gh = gh + (part * size + b[:, None]) * width + o[None, :]
+        g = tl.load(from_gh, mask=present[:, None] & (o[None, :] < width), other=0.0)
         a = tl.where(square, a * a, a)
         if TALL:
             result = tl.dot(a.T, g, result, input_precision=PRECISION)
@@ -345,7 +322,7 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _sums(gh, grad_bias, size, outs, width_a, stride_a, ALIGN: tl.constexpr, OUTS: tl.constexpr, DEEP: tl.constexpr):
-    """The sums of g and h over the examples, where the library has the products."""
+    """The sums of g and h over the examples, where the products are cuBLAS's."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     sums = tl.zeros((DEEP, OUTS), tl.float32)
@@ -372,7 +349,7 @@ class Chain:
         self.precision = "bf16" if values.dtype == torch.bfloat16 else "ieee" if exact else "tf32"
         self.align = aligned(values.dtype)
         self.ways = [way(layer == 0, place, self.precision) for layer, place in enumerate(places)]
-        self.ways[-1] = self.ways[-1]._replace(across=False, library=False)  # of the loss's gh, which is narrow
+        self.ways[-1] = self.ways[-1]._replace(cublas=False)  # of the loss's gh, which is narrow
         self.buffers: dict[int, _Buffers] = {}
 
     def __call__(self, batch: Batch, noise: Noise) -> Tensor:
@@ -391,14 +368,11 @@ class Chain:
         for layer, place in enumerate(self.places[:-1]):
             tile = self._tile("hidden forward" if layer else "forward")
             width = fit(place.outs, tile.columns)
-            kept_x, keep_x = of.kept[0], _keep(self.ways[0]) if layer == 0 else ""
-            kept_y, keep_y = of.kept[layer + 1], _keep(self.ways[layer + 1])
-            if keep_y == "rows":
-                kept_y, keep_y = kept_y[-1], keep_y if copies == 2 else ""
+            keep_x, keep_y = layer == 0 and self.ways[0].cublas, copies == 2 and self.ways[layer + 1].cublas
             _activate[(triton.cdiv(batch.size, tile.rows) * triton.cdiv(place.outs, width), r)](
-                x, *_views(place, self.values), of.y[layer], of.ratio[layer], kept_x, kept_y, seeds,
-                *self._course(batch), layer, place.ins // self.align, place.outs // self.align, place.units,
-                stride // self.align, of.long // self.align, FIRST=layer == 0, KEEP_X=keep_x, KEEP_Y=keep_y,
+                x, *_views(place, self.values), of.y[layer], of.ratio[layer], of.kept[0],
+                of.kept[layer + 1][-1], seeds, *self._course(batch), layer, place.ins // self.align,
+                place.outs // self.align, place.units, stride // self.align, FIRST=layer == 0, KEEP_X=keep_x, KEEP_Y=keep_y,
                 BIAS=place.bias is not None, **common, **_options(tile, tile.rows, width, place.ins),
             )  # fmt: skip
             x = of.y[layer]
@@ -415,12 +389,12 @@ class Chain:
         for layer, place in reversed(list(enumerate(self.places))):
             self._differentiate(of, batch, layer, place)
             if layer:
-                gh, below, tile = of.gh[layer], self.ways[layer - 1], self._tile("back")
+                gh, tile = of.gh[layer], self._tile("back")
                 width, parts = fit(place.ins, tile.columns), of.lost.shape[1]
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
                     gh, _views(place, self.values)[0], of.y[layer - 1], of.ratio[layer - 1], of.gh[layer - 1],
-                    of.across[layer - 1], of.lost, of.nll, batch.total, parts, size, place.ins // align, place.outs,
-                    gh.shape[3] // align, stride // align, of.long // align, ALIGN=align, ACROSS=below.across, DRAW=copies == 2,
+                    of.lost, of.nll, batch.total, parts, size, place.ins // align, place.outs, gh.shape[3] // align,
+                    stride // align, ALIGN=align, DRAW=copies == 2,
                     LOST=triton.next_power_of_2(parts) if place is self.places[-1] else 0,
                     PRECISION=self._multiplied(), **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
@@ -429,7 +403,7 @@ class Chain:
         """The gradients of a layer's weights and biases."""
         (copies, r, stride), align, how, gh = self.values.shape, self.align, self.ways[layer], of.gh[layer]
         sizes, views = (gh.shape[3] // align, stride // align), _views(place, self.grads)
-        if how.library:
+        if how.cublas:
             if place.bias is not None:
                 _sums[(triton.cdiv(place.outs, 32), r, copies)](
                     gh, views[1], batch.size, place.outs, *sizes, ALIGN=align, OUTS=32, DEEP=64
@@ -439,10 +413,9 @@ class Chain:
         tile = self._tile(("hidden " if layer else "") + ("tall " if how.tall else "") + "weights")
         outs, ins = (tile.columns, tile.rows) if how.tall else (tile.rows, tile.columns)
         outs, ins = fit(place.outs, outs), fit(place.ins, ins)
-        x = of.kept[layer] if how.across else of.y[layer - 1] if layer else self.x
+        x = of.y[layer - 1] if layer else self.x
         _weights[(triton.cdiv(place.outs, outs) * triton.cdiv(place.ins, ins), r, copies)](
-            x, of.across[layer] if how.across else gh, *views, *self._course(batch),
-            place.ins // align, place.outs, *sizes, of.long // align, ALIGN=align, TALL=how.tall, ACROSS=how.across,
+            x, gh, *views, *self._course(batch), place.ins // align, place.outs, *sizes, ALIGN=align, TALL=how.tall,
             FIRST=layer == 0, BIAS=place.bias is not None, PRECISION=self._multiplied(), OUTS=outs, INS=ins,
             DEEP=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -471,10 +444,6 @@ def aligned(dtype: torch.dtype) -> int:
     return 16 // dtype.itemsize
 
 
-def _keep(how: Way) -> str:
-    return "across" if how.across else "rows" if how.library else ""
-
-
 def _views(place: Place, flat: Tensor) -> tuple[Tensor, Tensor]:
     """A layer's weights and biases; of those, something to point at where there are none."""
     biases = place.biases(flat)
@@ -491,24 +460,22 @@ def _options(tile: Tile, rows: int, columns: int, deep: int) -> dict[str, int]:
 class _Buffers:
     """What a chain's pass writes for batches of one size: y and ratio [R, size, outs], gh [S, R, size, outs].
 
-    For layers whose way asks for it: `kept`, the layer's x and its square [S, R, size, ins] or, across, x
-    [R, ins, long]; `across`, gh as [S, R, outs, long]. Elsewhere those are something to point at.
+    Of layers whose gradients are cuBLAS's: `kept`, the layer's x and its square [S, R, size, ins]. Elsewhere that is
+    something to point at.
     """
 
     def __init__(self, chain: Chain, size: int) -> None:
         (copies, r, _), new = chain.values.shape, chain.values.new_empty
-        self.long = _up(size, chain.align)
         widths = [_up(place.outs, chain.align) for place in chain.places]
         self.ratio = [new(r, size, width) for width in widths[:-1]]
         self.gh = [new(copies, r, size, width) for width in widths]
         self.nll, self.lost = (chain.grads.new_empty(s) for s in (r, (r, triton.cdiv(size, chain.loss_shape()[0]))))
-        self.kept, self.across = [], []
-        for place, how, width in zip(chain.places, chain.ways, widths, strict=True):
-            shape = (r, place.ins, self.long) if how.across else (copies, r, size, place.ins) if how.library else (1,)
-            self.kept.append(new(shape))
-            self.across.append(new((copies, r, width, self.long) if how.across else (1,)))
+        self.kept = [
+            new((copies, r, size, place.ins) if how.cublas else (1,))
+            for place, how in zip(chain.places, chain.ways, strict=True)
+        ]
         self.y = [
-            kept[0] if how.library else new(r, size, width)
+            kept[0] if how.cublas else new(r, size, width)
             for kept, how, width in zip(self.kept[1:], chain.ways[1:], widths, strict=False)
         ]
 
