@@ -359,3 +359,49 @@ def test_a_tasks_buffers_go_with_it(network, dtype, monkeypatch):
         assert [step() for step in steps] == [None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # plain operations; native.c where there is one
+def test_falling_rates_are_those_of_torchs_schedule(dtype):
+    """Whole batches of plain training, so that torch's own Adam and schedule can do the same."""
+    source = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, dtype=dtype, generator=source), torch.randint(2, (40,), generator=source)
+    given = {"lr": 0.02, "lr_schedule": "cosine", "epochs": 12, "batch_size": 40}
+    run = Run(
+        evcl.nn.mlp(6, [5]),
+        METHODS["naive"],
+        [resolve("naive", METHODS["naive"].known_settings, given)],
+        [3],
+        draw=True,
+        dtype=dtype,
+    )
+    head = run.add_head(5, 2)
+    weights = [
+        view[0].clone().requires_grad_() for view in run.network.layout.views(run.network.posterior.mean).values()
+    ]
+    run.train([TaskData(x.unsqueeze(0), y.unsqueeze(0), head)])
+    adam = torch.optim.Adam(weights, 0.02)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 12)
+    for _ in range(12):
+        adam.zero_grad()
+        hidden = torch.relu(torch.nn.functional.linear(x, *weights[:2]))
+        torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, *weights[2:]), y).backward()
+        adam.step()
+        schedule.step()
+    expected = torch.cat([w.detach().flatten() for w in weights])
+    torch.testing.assert_close(run.network.posterior.mean[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_falling_rates_reach_every_form_of_the_update():
+    """Bayesian: what native.c does, if it is there, is what the reference does."""
+    given = [{"lr": lr, "lr_schedule": "cosine", "epochs": 3, "batch_size": 56} for lr in (1e-3, 1e-2)]
+    settings = [resolve("evcl", METHODS["evcl"].known_settings, g) for g in given]
+    found = []
+    for dtype in (torch.float32, F64):
+        run = Run(evcl.nn.mlp(64, [20]), METHODS["evcl"], settings, [1, 2], draw=True, dtype=dtype)
+        task = evcl.benchmarks.get("permuted-digits", 0, 1)[0].train
+        head = run.add_head(20, 10)
+        run.train([TaskData(task.x.unsqueeze(0).to(dtype), task.y.unsqueeze(0), head)])
+        found.append(run.network.posterior)
+    torch.testing.assert_close(found[0].mean.double(), found[1].mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[0].log_std.double(), found[1].log_std, rtol=1e-3, atol=1e-3)
