@@ -10,24 +10,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, recipe
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, recipe, result_name
 from evcl.methods import METHODS
 
 SEARCHES = Path(__file__).parent
 PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
-TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted")  # in the order in which they were made
-RECIPES = ("recipe-1", "recipe")
+TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted", "ten-tasks")  # in the order in which they were made
+MORE = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}  # what is tuned beside the paper's benchmarks and methods
+RECIPES = ("recipe-1", "recipe-2", "recipe-3")
 
 
 def found(search: str, benchmark: str) -> dict[str, Any] | None:
-    path = SEARCHES / search / f"{benchmark}.json"
+    path = SEARCHES / search / result_name(benchmark)
     return json.loads(path.read_text("utf-8")) if path.exists() else None
 
 
 def table(name: str, benchmark: str, method: str, result: dict[str, Any], settings: dict[str, Any]) -> str:
     """Everything in which a trial differs from the method's defaults."""
-    resolved = configure(benchmark, method, result["preset"], given=settings).settings
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=settings).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
     given = {key: value for key, value in resolved.items() if key in usual and value != usual[key]}
     return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())])
@@ -40,7 +41,13 @@ def tuned(benchmark: str, method: str) -> str:
     search, result = confirmed[-1] if confirmed else max(each, key=lambda one: best_trial(one[1], method)["mean"])
     trial = best_trial(result, method)
     accuracy = f"{100 * trial['mean']:.2f} +- {100 * trial['std']:.2f} over {len(trial['per_seed'])} seeds"
-    made = table(f"tuned.{benchmark}.{method}", benchmark, method, result, trial["settings"])
+    made = table(
+        f'tuned."{benchmark}".{method}' if ":" in benchmark else f"tuned.{benchmark}.{method}",
+        benchmark,
+        method,
+        result,
+        trial["settings"],
+    )
     return f"# search/{search}, {result['date']}: {accuracy}\n{made}"
 
 
@@ -54,7 +61,8 @@ def one_recipe() -> str:
 
 
 def made() -> str:
-    tables = [tuned(benchmark, method) for benchmark in PAPER_BENCHMARKS for method in PAPER_METHODS]
+    wanted = {**dict.fromkeys(PAPER_BENCHMARKS, PAPER_METHODS), **MORE}
+    tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
     return MARK + "\n" + "\n\n".join([*tables, one_recipe()]) + "\n"
 
 

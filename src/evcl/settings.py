@@ -88,6 +88,11 @@ BAYESIAN: dict[str, Setting] = {
 }
 ELASTIC: dict[str, Setting] = {
     "strength": Setting(100.0, "lambda, the weight of the elastic term", high=1e12),
+    "strength_scale": Setting(
+        "none",
+        "strength and fisher_floor as they are, or divided by the task's number of examples, as the KL's weight is",
+        choices=("none", "examples"),
+    ),
     "fisher": Setting(
         "exact",
         "labels of the Fisher: all, weighted by the model; drawn from it; or the true ones",

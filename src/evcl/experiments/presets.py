@@ -23,8 +23,10 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(files("evcl.experiments").joinpath("presets.toml").read_text("utf-8"))
 
 
-def preset(name: str, benchmark: str, method: Method) -> dict[str, Any]:
+def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) -> dict[str, Any]:
     """The settings that a preset gives a method on a benchmark; a more particular table wins.
+
+    A benchmark's tables may be for one number of tasks only (`"permuted-mnist:10"`), and then stand for its others.
 
     In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic` and `coreset` for the methods
     that have those settings.
@@ -39,8 +41,10 @@ def preset(name: str, benchmark: str, method: Method) -> dict[str, Any]:
     if CORESET.keys() <= method.known_settings.keys():
         groups.append("coreset")
     found: dict[str, Any] = {}
-    for scope in ("*", benchmark):
-        tables = _table()[name].get(scope, {})
+    known = _table()[name]
+    counted = f"{benchmark}:{tasks}"
+    for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
+        tables = known.get(scope, {})
         for group in (*groups, method.name):
             found |= tables.get(group, {})
     return found

@@ -64,11 +64,11 @@ def configure(
     """
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
     known = {**chosen.known_settings, "validation": VALIDATION}
-    settings = resolve(method, known, {**get_preset(preset, benchmark, chosen), **(given or {})})
+    count = benchmarks.check_tasks(entry, tasks)
+    settings = resolve(method, known, {**get_preset(preset, benchmark, chosen, count), **(given or {})})
     if not seeds or len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
-    count = benchmarks.check_tasks(entry, tasks)
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
 

@@ -18,7 +18,7 @@ from evcl.settings import ELASTIC, Settings
 
 
 def terms(memory: Memory, s: Settings, n: int) -> list[Term]:
-    return [elastic(memory, s)]
+    return [elastic(memory, s, n)]
 
 
 def importance(task: FinishedTask) -> Tensor:

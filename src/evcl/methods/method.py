@@ -78,9 +78,10 @@ class Method:
         return {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
 
 
-def elastic(memory: Memory, s: Settings) -> Elastic:
-    """lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor."""
-    return Elastic(memory.prior, s.strength * memory.importance + s.fisher_floor * memory.used)
+def elastic(memory: Memory, s: Settings, n: int) -> Elastic:
+    """lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; both over n, if so wished."""
+    importance = s.strength * memory.importance + s.fisher_floor * memory.used
+    return Elastic(memory.prior, importance / n if s.strength_scale == "examples" else importance)
 
 
 METHODS: Registry[Method] = Registry("method")
