@@ -33,7 +33,9 @@ from evcl.training.task import (
     optimise,
 )
 
-ALIGNED = 16  # bytes of which widths on a GPU are multiples
+# On a GPU widths are multiples of so many bytes, and P of so many weights: Triton has kernels of its own for sizes that
+# are, and their last bit may differ, which must not depend on R.
+ALIGNED = 16
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
 
 
@@ -308,7 +310,7 @@ class Run:
         part = layout.part(names)
         if on_gpu and chain is not None:
             align = ALIGNED // (self.network.weights.low or self.network.posterior.mean.dtype).itemsize
-            part = layout.part(names, padded(chain, layout, pool.heads, align), align)
+            part = layout.part(names, padded(chain, layout, pool.heads, align), ALIGNED)
         q = self._gathered(self.network.posterior, part)
         memory = Memory(
             self._gathered(self.prior, part),
