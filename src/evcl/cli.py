@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods, tables_cli
+from evcl import __version__, benchmarks, data_cli, experiments, methods, sweep_cli, tables_cli
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
@@ -30,7 +30,7 @@ app = typer.Typer(
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
 app.add_typer(data_cli.app, name="data")
-for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect):
+for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect, sweep_cli.sweep, sweep_cli.status):
     app.command()(command)
 console = Console(highlight=False)
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
@@ -102,7 +102,7 @@ def run(
         if not data_dir.is_dir():
             raise Usage(f"--data-dir: there is no folder {data_dir}")
         os.environ["EVCL_DATA"] = str(data_dir)
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     given: dict[str, Any] = settings(set_ or [])
     for name, value in (("epochs", epochs), ("validation", validation)):
         if value is not None:
@@ -172,7 +172,7 @@ def reproduce(
     plugin: Plugins = None,
 ) -> None:
     """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     asked = [
         one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
     ]
@@ -235,7 +235,7 @@ def tune(
     plugin: Plugins = None,
 ) -> None:
     """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)
         names = benchmark or list(wanted.benchmarks)
@@ -316,7 +316,7 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """Methods, benchmarks and presets, a line each."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     for kind, entries in (
         ("methods", {m.name: m.summary for m in methods.METHODS.values()}),
         ("benchmarks", {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}),
@@ -340,13 +340,6 @@ def root(
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
-
-
-def _plugins(names: list[str]) -> None:
-    if names:
-        earlier = os.environ.get("EVCL_PLUGINS")
-        os.environ["EVCL_PLUGINS"] = os.pathsep.join([*([earlier] if earlier else []), *names])
-    experiments.load_plugins()
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """A configuration in, results on disk out."""
 
+from evcl.experiments.cells import work
+from evcl.experiments.engines import local
 from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
 from evcl.experiments.parallel import cores, execute_all
 from evcl.experiments.plugins import load_plugins
@@ -17,6 +19,8 @@ from evcl.experiments.run import (
     write_result,
 )
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
+from evcl.experiments.store import Failure, Store, each_seed
+from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 
 __all__ = [
     "PAPER_BENCHMARKS",
@@ -25,23 +29,32 @@ __all__ = [
     "SUMMARIES",
     "Config",
     "Event",
+    "Failure",
     "Forecast",
+    "Standing",
+    "Store",
     "best_trial",
     "check_writable",
     "configure",
     "cores",
+    "each_seed",
     "execute",
     "execute_all",
     "load_plugins",
+    "local",
     "open_folder",
     "preset",
     "read_found",
     "read_result",
     "read_search",
+    "read_sweep",
     "recipe",
     "reproduce",
     "result_name",
+    "standing",
     "tune",
+    "varied",
     "where",
+    "work",
     "write_result",
 ]

@@ -124,7 +124,7 @@ def trials(search: Search, method: str) -> list[dict[str, Any]]:
     """The settings of a method's trials, as many of one as of another."""
     alternatives = search.spaces[method]
     share, more = divmod(search.trials, len(alternatives))
-    return [trial for i, space in enumerate(alternatives) for trial in _points(space, share + (i < more), 0)]
+    return [trial for i, space in enumerate(alternatives) for trial in points(space, share + (i < more), 0)]
 
 
 def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -132,11 +132,12 @@ def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict
     for trial in tried:
         for space in search.spaces[method]:
             if _fits(space, trial["settings"]):
-                return _points(_near(space, trial["settings"]), search.refine, 1)
+                return points(_near(space, trial["settings"]), search.refine, 1)
     raise ValueError("none of the trials is of this search")
 
 
-def _points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    """So many points of a space, evenly spread; one where nothing is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
     searched = [name for name, value in space.items() if isinstance(value, dict)]
     if not searched:
@@ -183,15 +184,21 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     return min(max(float(f"{value:.3g}"), low), high)
 
 
+def named_tasks(benchmark: str) -> tuple[str, int | None]:
+    """A benchmark's name, and how many tasks if that is said: permuted-mnist:10."""
+    name, _, tasks = benchmark.partition(":")
+    if tasks and not (tasks.isascii() and tasks.isdecimal() and len(tasks) < 10):
+        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
+    return name, int(tasks) if tasks else None
+
+
 def _config(
     search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
 ) -> Config:
-    name, _, tasks = benchmark.partition(":")
-    if tasks and not tasks.isdecimal():
-        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
+    name, tasks = named_tasks(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
-    return configure(name, of, search.preset, search.seeds, int(tasks) if tasks else None, given, device, precision)
+    return configure(name, of, search.preset, search.seeds, tasks, given, device, precision)
 
 
 def tune(
