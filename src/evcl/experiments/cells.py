@@ -94,7 +94,7 @@ class _Desk:
             some = [self.waiting[i] for i in range(min(left, LOOKED_AT if replicas > 1 else 1))]
             group = {some[i] for i in bundle([self.config(name) for name in some], replicas)[0]}
             mine, theirs = [], []
-            for name in some:
+            for _ in some:
                 self.waiting.popleft()
             self.waiting.extendleft(name for name in reversed(some) if name not in group)
             for name in (name for name in some if name in group):

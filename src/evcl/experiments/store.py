@@ -1,7 +1,7 @@
 """Results on disk that any number of processes, on any number of machines, fill together.
 
-A cell is a configuration of one seed. Its folder is named by its key, and what happens to it is files that are made once
-and never changed or removed, so that there is no moment at which two processes can both be right:
+A cell is a configuration of one seed. Its folder is named by its key, and what happens to it is files that are made
+once and never changed or removed, so that there is no moment at which two processes can both be right:
 
     DIR/sweeps/HASH.json            what cells there are to be
     DIR/owners/HOST-PID-RANDOM.json a process that runs some; touched every BEAT seconds, removed when it ends
@@ -10,9 +10,9 @@ and never changed or removed, so that there is no moment at which two processes 
     DIR/cells/KEY/claim-2.json      who took it over from an owner that was gone, or tries again what failed
     DIR/cells/KEY/result.json       how it ended, if well
 
-The last claim counts. It is made by `write_once`, so of several who see the same stale claim one takes it over. An owner
-that only slept and comes back hears from `complete` that a result is there already, and its own is dropped; its failure
-counts for nothing, since its claim is not the last.
+The last claim counts. It is made by `write_once`, so of several who see the same stale claim one takes it over. An
+owner that only slept and comes back hears from `complete` that a result is there already, and its own is dropped; its
+failure counts for nothing, since its claim is not the last.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _machine() -> str:
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))  # containers may share a host's name, not its processes
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))  # containers may share a host's name, not its processes
     return " ".join(parts)
 
 
@@ -203,7 +203,7 @@ class Store:
     # --- one cell
 
     def look(self, key: str) -> State:
-        """Where a cell stands, as one look can tell: an owner elsewhere is gone if its last sign is old by our clock."""
+        """Where a cell stands, by one look: an owner elsewhere is gone if its last sign is old, by our clock."""
         names = _names(self.cell(key))
         last = _last(names)
         if RESULT in names:
@@ -334,7 +334,7 @@ class Store:
 
 def _names(folder: Path) -> set[str]:
     try:
-        return set(os.listdir(folder))
+        return {path.name for path in folder.iterdir()}
     except FileNotFoundError:
         return set()
     except OSError as error:
