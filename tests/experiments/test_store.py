@@ -14,27 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_cells import result_of
 
 from evcl.errors import EvclError
 from evcl.experiments import configure, store
-from evcl.experiments.run import MEASURES
 from evcl.experiments.store import MISSED, Claim, Failure, Silence, Store, key
 from evcl.files import write_once
 
 
 def cell(seed=0, method="naive", **given):
     return configure("split-digits", method, seeds=[seed], tasks=2, given=given)
-
-
-def result_of(config, accuracy=0.5):
-    one = {"mean": accuracy, "std": None, "per_seed": [accuracy]}
-    return {
-        "schema": 1, "benchmark": config.benchmark, "method": config.method, "preset": config.preset,
-        "config": {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device},
-        "seeds": list(config.seeds), "accuracy": [[[accuracy, None], [accuracy, accuracy]]],
-        **dict.fromkeys(MEASURES, one), "seconds": 1.0,
-        "environment": {"device": "a", "platform": "b"},
-    }  # fmt: skip
 
 
 def test_a_key_names_what_decides_the_numbers_and_nothing_else(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,11 +35,20 @@ def connect(address: str | None, workers: int | None = None) -> None:
     else:
         options["address"] = address
     try:
+        _reach(address)
         ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise EvclError(
-            f"there is no Ray cluster at {address or 'this machine'}: {' '.join(str(error).split())}"
-        ) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise EvclError(f"Ray cannot be used at {address or 'this machine'}: {why}") from None
+
+
+def _reach(address: str | None) -> None:
+    """Somebody listens at HOST:PORT: Ray itself would wait for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon:
+        if not (port.isascii() and port.isdecimal() and int(port) < 65536):
+            raise ValueError("--address is HOST:PORT, ray://HOST:PORT or auto")
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def device_of_cluster() -> str:
@@ -102,7 +112,7 @@ class Ray:
             return outcome
         except self.ray.exceptions.RayError as error:
             first = str(error).strip().partition("\n")[0]
-            return Died(f"its worker died, {RETRIES + 1} times: {type(error).__name__}: {first}")
+            return Died(f"Ray gave it up after {RETRIES + 1} times: {type(error).__name__}: {first}")
 
     def close(self) -> None:
         for ref in self.pending:
