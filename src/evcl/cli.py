@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from evcl import __version__, benchmarks, data_cli, experiments, methods, sweep_
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
+from evcl.sweep_cli import Address, EngineName, Workers
 
 app = typer.Typer(
     add_completion=False,
@@ -167,6 +169,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     precision: Precision = None,
     plugin: Plugins = None,
@@ -183,13 +188,13 @@ def reproduce(
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
-            experiments.configure(name, one, preset, range(count), None, given, device, precision)
-            for name in names
-            for one in chosen
+            experiments.configure(name, one, preset, range(count), None, given) for name in names for one in chosen
         ]
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
+    configs = [replace(config, device=device, precision=precision) for config in configs]
     torch.set_num_threads(1)
     with _forecast(len(configs)) as (on_event, on_result):
-        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite), 1):
+        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite, make), 1):
             on_result(done, configs[i], result)
     _report(out, "Elastic variational continual learning: the whole paper")
 
@@ -230,6 +235,9 @@ def tune(
     ] = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     precision: Precision = None,
     plugin: Plugins = None,
@@ -242,7 +250,7 @@ def tune(
         for name in names:
             if name not in wanted.benchmarks:
                 raise unknown("benchmark of the search", name, wanted.benchmarks)
-        device, precision = experiments.where(device, precision)
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
     folder = out or search.parent / search.stem
     if folder == search:
         raise Usage("--out: a search without a suffix needs a folder of another name")
@@ -255,8 +263,11 @@ def tune(
         else:
             experiments.check_writable(folder)
             console.print(f"{name}: {wanted.trials + wanted.refine} trials a method, {len(wanted.seeds)} seeds each")
+            store = experiments.Store(folder / experiments.HIDDEN)
+            if overwrite:
+                store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with _bar() as on_part:
-                found.append(experiments.tune(wanted, name, device, precision, on_part))
+                found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
             experiments.write_result(folder, found[-1], path.name)
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():

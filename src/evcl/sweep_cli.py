@@ -18,7 +18,7 @@ from rich.table import Table
 
 from evcl import experiments
 from evcl.errors import EvclError
-from evcl.experiments import Config, Failure
+from evcl.experiments import Config, Event, Failure
 from evcl.options import Usage, usage
 
 console = Console(highlight=False)
@@ -108,15 +108,15 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
             ended += 1
             line(cell, outcome)
 
-        yield (lambda i, event: None), told
+        yield (lambda some, event: None), told
         return
     parts: dict[int, float] = {}
     columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         bar = bars.add_task("", total=total, state="")
 
-        def heard(i: int, event: Any) -> None:
-            parts[i] = event.done
+        def heard(some: Sequence[int], event: Event) -> None:
+            parts.update(dict.fromkeys(some, event.done))
             bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
 
         def end(i: int, cell: Config, outcome: dict[str, Any] | Failure) -> None:

@@ -76,7 +76,7 @@ def test_the_life_of_a_cell(tmp_path):
         assert mine.take(config) == result_of(config)
         assert mine.take(replace(config, preset="paper"))["preset"] == "paper"
         assert mine.look(key(config)).kind == "done"
-        mine.forget(config)
+        mine.forget([key(config)])
         assert mine.look(key(config)).kind == "todo"
         assert list(mine.declared()) == [key(config)]
     assert not list((tmp_path / "owners").iterdir())

@@ -28,7 +28,7 @@ from evcl.experiments import (
     work,
 )
 from evcl.experiments import cells as cells_module
-from evcl.experiments.engines import bundle, execute_program, local
+from evcl.experiments.engines import Inline, bundle, execute_program, local
 from evcl.experiments.run import MEASURES, execute_together, merge, split
 from evcl.experiments.store import key
 
@@ -65,35 +65,21 @@ def small(count, **given):
     return [cell for _, cell in each_seed([config])]
 
 
-class Here:
-    """An engine that runs programs in this process, one at a time, when it is asked what has ended."""
+class Here(Inline):
+    """This process; remembers what was started, and may run something else."""
 
-    def __init__(self, on_event=None, replicas=1, run=None):
-        self.replicas, self.run, self.queue, self.started = replicas, run or execute_program, [], []
+    def __init__(self, replicas=1, run=None):
+        super().__init__(None)
+        self.replicas, self.started = replicas, []
+        self.run = run or self.run
 
     def __call__(self, on_event):
         self.on_event = on_event
         return self
 
-    def free(self):
-        return 1 - len(self.queue)
-
     def start(self, number, cells):
         self.started.append(list(cells))
-        self.queue.append((number, cells))
-
-    def ended(self, timeout):
-        found = []
-        for number, cells in self.queue:
-            try:
-                found.append((number, self.run(cells, lambda some, event, n=number: self.on_event(n, some, event))))
-            except Exception as error:
-                found.append((number, error))
-        self.queue = []
-        return found
-
-    def close(self):
-        self.queue = []
+        super().start(number, cells)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

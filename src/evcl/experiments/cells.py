@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from evcl.experiments.engines import Engine, Outcome, bundle
+from evcl.experiments.engines import Engine, OnEvent, Outcome, bundle
 from evcl.experiments.run import Config, Event
 from evcl.experiments.store import Claim, Failure, Result, Store, key
 
+MakeEngine = Callable[[OnEvent], Engine]
 LOOKED_AT = 4096  # cells among which one program's are looked for
 POLL, LONGEST = 1.0, 30.0  # seconds between two looks at what others run
 
@@ -19,22 +20,22 @@ POLL, LONGEST = 1.0, 30.0  # seconds between two looks at what others run
 def work(
     cells: Sequence[Config],
     store: Store,
-    engine: Callable[[Callable[[int, Sequence[int], Event], None]], Engine],
-    on_event: Callable[[int, Event], None] = lambda i, event: None,
+    engine: MakeEngine,
+    on_event: Callable[[Sequence[int], Event], None] = lambda some, event: None,
     retry_failed: bool = False,
+    tolerant: bool = True,
 ) -> Iterator[tuple[int, Result | Failure]]:
     """(index, how it ended) of every cell, whoever runs it.
 
     `engine(on_event)` makes the engine. A program of several cells that fails is run again in halves, so that each cell
-    fails for reasons of its own. With `retry_failed`, cells that failed before are tried once more.
+    fails for reasons of its own; if not `tolerant`, the first that fails ends all. With `retry_failed`, cells that
+    failed before are tried once more. `on_event(indices, event)` hears of cells that share an event.
     """
     with store:
         desk = _Desk(cells, store, retry_failed)
 
         def heard(number: int, some: Sequence[int], event: Event) -> None:
-            for k in some:
-                for i in desk.places[desk.running[number][k].key]:
-                    on_event(i, event)
+            on_event([i for k in some for i in desk.places[desk.running[number][k].key]], event)
 
         at = engine(heard)
         try:
@@ -44,6 +45,8 @@ def work(
                 yield from desk.found()
                 if desk.unfinished:
                     for number, outcome in at.ended(desk.pause()):
+                        if isinstance(outcome, Exception) and not tolerant:
+                            raise outcome
                         desk.record(number, outcome)
                     yield from desk.found()
         finally:

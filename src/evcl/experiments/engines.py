@@ -114,6 +114,38 @@ def local(device: str, precision: str, on_event: OnEvent, workers: int | None = 
     return Processes(workers or cores(), on_event, tolerant)
 
 
+class Inline:
+    """This process, one program after the other, each when it is asked for what has ended."""
+
+    replicas = 1
+
+    def __init__(self, on_event: OnEvent, tolerant: bool = True) -> None:
+        self.on_event, self.tolerant = on_event, tolerant
+        self.waiting: list[tuple[int, Sequence[Config]]] = []
+
+    def free(self) -> int:
+        return 1 - len(self.waiting)
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        self.waiting.append((number, cells))
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        if not self.waiting:
+            time.sleep(timeout)
+            return []
+        number, cells = self.waiting.pop()
+        try:
+            return [(number, self.run(cells, lambda some, event: self.on_event(number, some, event)))]
+        except Exception as error:
+            return [(number, error)]
+
+    def run(self, cells: Sequence[Config], on_event: Callable[[Sequence[int], Event], object]) -> list[Result]:
+        return execute_program(cells, on_event, self.tolerant)
+
+    def close(self) -> None:
+        self.waiting = []
+
+
 # --- on a CPU: processes --------------------------------------------------------------------------------------------
 
 

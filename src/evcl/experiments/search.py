@@ -36,8 +36,10 @@ from typing import Any
 import torch
 
 from evcl.errors import EvclError, unknown
+from evcl.experiments.cells import MakeEngine
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import Config, Event, configure, environment
+from evcl.experiments.run import Config, Event, configure, where
+from evcl.experiments.store import Store, each_seed
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "benchmarks": (list, "a list of names"),
@@ -198,7 +200,8 @@ def _config(
     name, tasks = named_tasks(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
-    return configure(name, of, search.preset, search.seeds, tasks, given, device, precision)
+    device, precision = where(device, precision, elsewhere=True)
+    return replace(configure(name, of, search.preset, search.seeds, tasks, given), device=device, precision=precision)
 
 
 def tune(
@@ -207,18 +210,30 @@ def tune(
     device: str = "cpu",
     precision: str | None = None,
     on_event: Callable[[int, Event], None] = lambda i, event: None,
+    store: Store | None = None,
+    engine: MakeEngine | None = None,
 ) -> dict[str, Any]:
-    """Every method's trials on one benchmark: what was tried and what came of it, best first."""
+    """Every method's trials on one benchmark: what was tried and what came of it, best first.
+
+    With a `store` a search that is stopped goes on where it was, and several processes share it.
+    """
     start = time.perf_counter()
-    begun = 0
+    begun, machine = 0, {}
 
     def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
         """The trials with these settings, best first."""
-        nonlocal begun
+        nonlocal begun, machine
         each = [(method, settings) for method, some in wanted.items() for settings in some]
         configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
         before, begun = begun, begun + len(each)
-        found = dict(execute_all(configs, lambda i, event: on_event(before + i, event), tolerant=True))
+        if store is not None:
+            store.declare(cell for _, cell in each_seed(configs))
+        found = dict(
+            execute_all(
+                configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine
+            )
+        )
+        machine = found[0]["environment"]
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
             made[method].append({"settings": settings, **found[i]["average_accuracy"]})
@@ -240,7 +255,7 @@ def tune(
         **_asked(search),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
-        "environment": environment(device),
+        "environment": machine,
         **confirmed,
         "tried": tried,
     }

@@ -37,6 +37,8 @@ from evcl.files import write_once
 
 NUMBERS = 1  # the numerical version: raised when the same settings give other numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many may be missed
+CELLS = "cells"
+HIDDEN = ".cells"  # where `reproduce` and `tune` keep their cells, beside their results
 Result = dict[str, Any]
 
 
@@ -173,9 +175,10 @@ class Store:
         if self.me is not None:
             with contextlib.suppress(OSError):
                 self._owner_path(self.me.name).unlink()
+        self.me, self._ended = None, threading.Event()  # it may be opened again, as another owner
 
     def cell(self, key: str) -> Path:
-        return self.folder / "cells" / key
+        return self.folder / CELLS / key
 
     def _owner_path(self, name: str) -> Path:
         return self.folder / "owners" / f"{name}.json"
@@ -267,17 +270,17 @@ class Store:
         content = _read(self.cell(key) / f"failed-{number}.json")
         return Failure(str(content.get("message")), content.get("result"))
 
-    def forget(self, config: Config) -> None:
-        """Remove what there is of a cell, so that it is run again."""
-        folder = self.cell(key(config))
-        away = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-        try:
-            folder.rename(away)
-            shutil.rmtree(away)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise EvclError(f"cannot remove {folder}: {error.strerror or error}") from error
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove what there is of cells, so that they are run again."""
+        for folder in map(self.cell, keys):
+            away = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+            try:
+                folder.rename(away)  # at once: what is half removed is no cell
+                shutil.rmtree(away)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise EvclError(f"cannot remove {folder}: {error.strerror or error}") from error
 
     # --- who runs what
 
@@ -317,11 +320,11 @@ class Store:
             content = {"machine": me.machine, "pid": me.pid, "started": me.started, "beat": me.beat}
             write_once(self._owner_path(name), json.dumps(content) + "\n")
             self.me = me
-            threading.Thread(target=self._live, args=(self._owner_path(name),), daemon=True).start()
+            threading.Thread(target=self._live, args=(self._owner_path(name), self._ended), daemon=True).start()
         return self.me
 
-    def _live(self, path: Path) -> None:
-        while not self._ended.wait(self.beat):
+    def _live(self, path: Path, ended: threading.Event) -> None:
+        while not ended.wait(self.beat):
             with contextlib.suppress(OSError):  # the folder may come back; if not, the next result says so
                 os.utime(path)
 
@@ -330,6 +333,28 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+class Unkept(Store):
+    """A store that keeps nothing: every cell is to be run, here and now."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def look(self, key: str) -> State:
+        return State("todo")
+
+    def take(self, config: Config, retry: bool = False) -> Claim:
+        return Claim(key(config), 1)
+
+    def complete(self, claim: Claim, result: Mapping[str, Any]) -> bool:
+        return True
+
+    def fail(self, claim: Claim, failure: Failure) -> None:
+        pass
+
+    def others(self) -> bool:
+        return False
 
 
 def _names(folder: Path) -> set[str]:

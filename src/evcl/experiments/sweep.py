@@ -36,9 +36,8 @@ from evcl.errors import EvclError, unknown
 from evcl.experiments.presets import SUMMARIES
 from evcl.experiments.run import Config, configure
 from evcl.experiments.search import named_tasks, points
-from evcl.experiments.store import State, Store
+from evcl.experiments.store import HIDDEN, State, Store
 
-HIDDEN = ".cells"  # where `reproduce` and `tune` keep their cells, beside their results
 MOST_CELLS, MOST_BYTES, MOST_DRAWS = 100_000, 1_000_000, 10_000
 KEYS = ("benchmarks", "seeds", "preset", "draws", "settings", "methods")
 Space = Mapping[str, Any]  # setting -> value, grid, range or choices
