@@ -7,10 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from made_up_cells import result_of
 
 from evcl import experiments, methods
@@ -29,8 +34,9 @@ from evcl.experiments import (
 )
 from evcl.experiments import cells as cells_module
 from evcl.experiments.engines import Inline, bundle, execute_program, local
-from evcl.experiments.run import MEASURES, execute_together, merge, split
+from evcl.experiments.run import MEASURES, Event, execute_together, merge, split
 from evcl.experiments.store import key
+from evcl.report import find_results
 
 SWEEP = """
 benchmarks = ["split-digits:2", "permuted-digits:2"]
@@ -258,6 +264,41 @@ def terms(memory, s, n):
 
 methods.register(methods.Method("deadly", "kills its process", bayesian=False, terms=terms))
 """
+
+
+def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_path, monkeypatch):
+    """What a GPU is for, but for the GPU."""
+    monkeypatch.setattr(engines, "streams", lambda: SimpleNamespace(run=None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    cells, meet = small(4), threading.Barrier(4)
+
+    def run(some, on_event, tolerant):
+        meet.wait(60)  # all four are running
+        on_event([0], Event(some[0].seeds, 0, 1, 1.0))
+        return [result_of(cell) for cell in some]
+
+    monkeypatch.setattr(engines, "execute_program", run)
+    monkeypatch.setattr(engines.Threads, "replicas", 1)
+    heard = []
+    found = dict(work(cells, Store(tmp_path), partial(engines.Threads, "fp32"), lambda some, event: heard.append(some)))
+    assert found == {i: result_of(cell) for i, cell in enumerate(cells)}
+    assert sorted(heard) == [[0], [1], [2], [3]]
+
+    def broken(some, on_event, tolerant):
+        raise torch.AcceleratorError("an illegal memory access")
+
+    monkeypatch.setattr(engines, "execute_program", broken)
+    with pytest.raises(EvclError, match="the GPU cannot be used any more"):
+        list(work(small(5)[4:], Store(tmp_path), partial(engines.Threads, "fp32")))
+    assert Store(tmp_path).look(key(small(5)[4])).kind == "stale"  # nobody's fault but the GPU's: to be run elsewhere
+
+
+def test_a_report_puts_the_seeds_of_a_sweep_together(tmp_path):
+    cells = small(3) + small(2, lr=0.5)
+    list(work(cells, Store(tmp_path), Here(run=lambda some, _: [result_of(cell) for cell in some])))
+    found = sorted(find_results(tmp_path), key=lambda result: result["config"]["lr"])
+    assert [result["seeds"] for result in found] == [[0, 1, 2], [0, 1]]
+    assert found[0]["average_accuracy"] == {"mean": 0.5, "std": 0.0, "per_seed": [0.5] * 3}
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
