@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods, tables_cli
+from evcl import __version__, benchmarks, data_cli, experiments, methods, sweep_cli, tables_cli
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
+from evcl.sweep_cli import Address, EngineName, Workers
 
 app = typer.Typer(
     add_completion=False,
@@ -30,7 +32,7 @@ app = typer.Typer(
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
 app.add_typer(data_cli.app, name="data")
-for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect):
+for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect, sweep_cli.sweep, sweep_cli.status):
     app.command()(command)
 console = Console(highlight=False)
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
@@ -102,7 +104,7 @@ def run(
         if not data_dir.is_dir():
             raise Usage(f"--data-dir: there is no folder {data_dir}")
         os.environ["EVCL_DATA"] = str(data_dir)
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     given: dict[str, Any] = settings(set_ or [])
     for name, value in (("epochs", epochs), ("validation", validation)):
         if value is not None:
@@ -167,12 +169,15 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
     """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     asked = [
         one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
     ]
@@ -183,13 +188,13 @@ def reproduce(
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
-            experiments.configure(name, one, preset, range(count), None, given, device, precision)
-            for name in names
-            for one in chosen
+            experiments.configure(name, one, preset, range(count), None, given) for name in names for one in chosen
         ]
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
+    configs = [replace(config, device=device, precision=precision) for config in configs]
     torch.set_num_threads(1)
     with _forecast(len(configs)) as (on_event, on_result):
-        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite), 1):
+        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite, make), 1):
             on_result(done, configs[i], result)
     _report(out, "Elastic variational continual learning: the whole paper")
 
@@ -230,19 +235,22 @@ def tune(
     ] = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     device: Device = "auto",
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
     """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)
         names = benchmark or list(wanted.benchmarks)
         for name in names:
             if name not in wanted.benchmarks:
                 raise unknown("benchmark of the search", name, wanted.benchmarks)
-        device, precision = experiments.where(device, precision)
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
     folder = out or search.parent / search.stem
     if folder == search:
         raise Usage("--out: a search without a suffix needs a folder of another name")
@@ -255,8 +263,11 @@ def tune(
         else:
             experiments.check_writable(folder)
             console.print(f"{name}: {wanted.trials + wanted.refine} trials a method, {len(wanted.seeds)} seeds each")
+            store = experiments.Store(folder / experiments.HIDDEN)
+            if overwrite:
+                store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with _bar() as on_part:
-                found.append(experiments.tune(wanted, name, device, precision, on_part))
+                found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
             experiments.write_result(folder, found[-1], path.name)
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
@@ -316,7 +327,7 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """Methods, benchmarks and presets, a line each."""
-    _plugins(plugin or [])
+    experiments.load_plugins(plugin or [])
     for kind, entries in (
         ("methods", {m.name: m.summary for m in methods.METHODS.values()}),
         ("benchmarks", {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}),
@@ -340,13 +351,6 @@ def root(
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
-
-
-def _plugins(names: list[str]) -> None:
-    if names:
-        earlier = os.environ.get("EVCL_PLUGINS")
-        os.environ["EVCL_PLUGINS"] = os.pathsep.join([*([earlier] if earlier else []), *names])
-    experiments.load_plugins()
 
 
 @contextmanager

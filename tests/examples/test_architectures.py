@@ -13,6 +13,7 @@ import torch
 
 from evcl import EvclError, benchmarks, data, experiments
 from evcl.experiments import configure, execute
+from evcl.experiments.engines import Inline
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "architectures"
@@ -50,11 +51,10 @@ def subset(tmp_path):
 def _one_by_one(monkeypatch):
     """Runs follow each other in this process: to start others takes longer than all of them."""
 
-    def one_by_one(configs, on_event, workers=None, tolerant=False):
-        return ((i, execute(config, tolerant=tolerant)) for i, config in enumerate(configs))
+    def inline(device, precision, on_event, workers, tolerant):
+        return Inline(on_event, tolerant)
 
-    monkeypatch.setattr(experiments, "execute_all", one_by_one)
-    monkeypatch.setattr("evcl.experiments.search.execute_all", one_by_one)
+    monkeypatch.setattr("evcl.experiments.parallel.local", inline)
 
 
 @pytest.mark.usefixtures("_one_by_one")

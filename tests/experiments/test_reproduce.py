@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from evcl.errors import EvclError
-from evcl.experiments import Forecast, configure, execute, reproduce
+from evcl.experiments import Forecast, configure, execute, reproduce, standing
+from evcl.experiments.engines import Inline
 from evcl.experiments.paper import work
+from evcl.report import find_results
 
 
 class Clock:
@@ -58,34 +61,39 @@ def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
         stored = json.loads((tmp_path / "split-digits" / config.method / "result.json").read_text())
         assert stored == first[i]
         assert first[i]["seeds"] == [0, 1]
-    assert not list(tmp_path.rglob("seeds-*"))
     monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_, **__: pytest.fail("run again"))
     assert dict(reproduce(wanted, tmp_path)) == first
 
 
-def test_it_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+class Stopping(Inline):
+    """This process, interrupted in the middle of its second run."""
+
+    def __init__(self, ran, on_event):
+        super().__init__(on_event)
+        self.ran = ran
+
+    def run(self, cells, on_event):
+        self.ran.append(cells[0].seeds)
+        if len(self.ran) == 2:
+            raise KeyboardInterrupt
+        return super().run(cells, on_event)
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path):
     """Stopped after one seed of two: that one is not run again, and the result is that of an undisturbed run."""
-    (wanted,) = configs("evcl")
-    ran = []
-
-    def one_by_one(some, heard, tolerant):
-        for i, config in enumerate(some):
-            ran.append(config.seeds)
-            if len(ran) == 2:
-                raise KeyboardInterrupt
-            yield i, execute(config)
-
-    monkeypatch.setattr("evcl.experiments.paper.execute_all", one_by_one)
+    (wanted,), ran = configs("evcl"), []
     with pytest.raises(KeyboardInterrupt):
-        list(reproduce([wanted], tmp_path))
-    folder = tmp_path / "split-digits" / "evcl"
-    assert [path.name for path in folder.iterdir()] == ["seeds-0.json"]
-    ((_, result),) = reproduce([wanted], tmp_path)
+        list(reproduce([wanted], tmp_path, engine=partial(Stopping, ran)))
+    assert not list(tmp_path.glob("split-digits/evcl/*"))
+    assert [each.state.kind for each in standing(tmp_path)] == ["done", "stale"]
+    ((_, result),) = reproduce([wanted], tmp_path, engine=partial(Stopping, ran))
     assert ran == [(0,), (1,), (1,)]
-    assert [path.name for path in folder.iterdir()] == ["result.json"]
+    assert [path.name for path in (tmp_path / "split-digits" / "evcl").iterdir()] == ["result.json"]
+    assert [each.state.kind for each in standing(tmp_path)] == ["done", "done"]
     alone = [execute(configs("evcl", seeds=(seed,))[0]) for seed in (0, 1)]
     assert result["accuracy"] == [one["accuracy"][0] for one in alone]
     assert result["nll"]["per_seed"] == [one["nll"]["mean"] for one in alone]
+    assert len(find_results(tmp_path)) == 1  # its cells are not shown beside it
 
 
 def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_path):
@@ -105,22 +113,24 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path):
     assert found[0]["average_accuracy"]["mean"] is None
     assert found[0]["nll"]["mean"] is None
     assert found[1]["average_accuracy"]["mean"] > 0.5
-    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["naive"]
+    assert [path.parent.name for path in tmp_path.glob("split-digits/*/*.json")] == ["naive"]
 
 
-def test_overwriting_that_is_stopped_can_be_gone_on_with(tmp_path, monkeypatch):
+def test_overwriting_that_is_stopped_can_be_gone_on_with(tmp_path):
     few, many = configs("evcl", "naive", epochs=1), configs("evcl", "naive", epochs=2)
-    list(reproduce(few, tmp_path))
+    list(reproduce(few, tmp_path, engine=Inline))
+    with pytest.raises(KeyboardInterrupt):
+        list(reproduce(many, tmp_path, overwrite=True, engine=partial(Stopping, [])))
+    ran = ["begun", "before"]
+    assert {i for i, _ in reproduce(many, tmp_path, engine=partial(Stopping, ran))} == {0, 1}
+    assert len(ran) == 2 + 3  # all but the one that was done
 
-    def stopped(some, heard, tolerant):
-        yield 0, execute(some[0])
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("evcl.experiments.paper.execute_all", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            list(reproduce(many, tmp_path, overwrite=True))
-    assert {i for i, _ in reproduce(many, tmp_path)} == {0, 1}
+def test_what_is_to_be_overwritten_is_run_again(tmp_path):
+    (wanted,), ran = configs("naive"), ["begun", "before"]
+    for overwrite in (False, False, True):
+        list(reproduce([wanted], tmp_path, overwrite=overwrite, engine=partial(Stopping, ran)))
+    assert ran[2:] == [(0,), (1,)] * 2
 
 
 def test_the_command_line_ends_with_a_report(evcl, tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from evcl.errors import EvclError
-from evcl.experiments import best_trial, configure, execute, read_search, recipe, tune
+from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune
+from evcl.experiments.engines import Inline
 from evcl.experiments.search import refinement, trials
 
 SEARCH = """
@@ -184,6 +185,26 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert (status, err.count("\n")) == (1, 1)
     assert "is not what a search found" in err
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_was(search, tmp_path):
+    asked, ran = read_search(search()), []
+
+    class Counting(Inline):
+        def run(self, cells, on_event):
+            ran.append(cells[0].seeds)
+            if len(ran) == 6:
+                raise KeyboardInterrupt
+            return super().run(cells, on_event)
+
+    store = Store(tmp_path / "cells")
+    with pytest.raises(KeyboardInterrupt):
+        tune(asked, "split-digits", store=store, engine=Counting)
+    found = tune(asked, "split-digits", store=store, engine=Counting)
+    assert len(ran) == 1 + 2 * 3 * 2  # methods, trials and seeds, and the one that was stopped
+    again = tune(asked, "split-digits", store=store, engine=Counting)
+    assert len(ran) == 13
+    assert again["tried"] == found["tried"]
 
 
 def test_the_repositorys_searches_can_be_run():

@@ -8,7 +8,7 @@ import torch
 import evcl
 from evcl.coresets import kcenter
 from evcl.experiments import configure, execute_all
-from evcl.experiments.parallel import REPLICAS
+from evcl.experiments.engines import REPLICAS
 from evcl.experiments.run import execute_together, programs
 from evcl.methods import METHODS
 from evcl.settings import resolve

@@ -1,7 +1,9 @@
 """A configuration in, results on disk out."""
 
+from evcl.experiments.cells import MakeEngine, work
+from evcl.experiments.engines import cores, local
 from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
-from evcl.experiments.parallel import cores, execute_all
+from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
 from evcl.experiments.run import (
@@ -11,37 +13,53 @@ from evcl.experiments.run import (
     check_writable,
     configure,
     execute,
+    merge,
     open_folder,
     read_result,
     where,
     write_result,
 )
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
+from evcl.experiments.store import CELLS, HIDDEN, Failure, Store, each_seed
+from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 
 __all__ = [
+    "CELLS",
+    "HIDDEN",
     "PAPER_BENCHMARKS",
     "PAPER_METHODS",
     "RESULT",
     "SUMMARIES",
     "Config",
     "Event",
+    "Failure",
     "Forecast",
+    "MakeEngine",
+    "Standing",
+    "Store",
     "best_trial",
     "check_writable",
     "configure",
     "cores",
+    "each_seed",
     "execute",
     "execute_all",
     "load_plugins",
+    "local",
+    "merge",
     "open_folder",
     "preset",
     "read_found",
     "read_result",
     "read_search",
+    "read_sweep",
     "recipe",
     "reproduce",
     "result_name",
+    "standing",
     "tune",
+    "varied",
     "where",
+    "work",
     "write_result",
 ]

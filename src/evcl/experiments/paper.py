@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from evcl import benchmarks, methods
-from evcl.errors import EvclError
+from evcl.experiments.cells import MakeEngine
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import RESULT, Config, Event, merge, network, open_folder, read_result, write_result
+from evcl.experiments.run import RESULT, Config, Event, network, open_folder, write_result
+from evcl.experiments.store import HIDDEN, Store, each_seed, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
 PAPER_METHODS = (
@@ -62,91 +62,43 @@ def _sizes(benchmark: str, tasks: int) -> tuple[int, int]:
     return weights, sum(len(task.train) for task in stream)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A part of the work that is kept when it is done: one configuration and some of its seeds."""
-
-    config: Config
-    folder: Path
-
-    @property
-    def path(self) -> Path:
-        return self.folder / f"seeds-{'-'.join(map(str, self.config.seeds))}.json"
-
-
 def reproduce(
     configs: Sequence[Config],
     folder: Path,
     on_event: Callable[[int, Event, Forecast], None] = lambda i, event, forecast: None,
     overwrite: bool = False,
+    engine: MakeEngine | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(index, result) of each configuration, as it is found or ends; results lie in FOLDER/BENCHMARK/METHOD.
 
-    On a CPU a seed is kept when it is done; on a GPU, where all seeds share a program, a configuration. One whose loss
-    is lost has no accuracy, and is not kept.
+    A seed is kept when it is done, in a store of its own beside them, so that several processes can share the work. A
+    configuration whose loss is lost has no accuracy and no result file.
     """
+    store = Store(folder / HIDDEN)
+    places = [folder / config.benchmark / config.method for config in configs]
     if overwrite:  # at once, so that what is done from now on is kept if this is stopped
-        for config in configs:
-            place = folder / config.benchmark / config.method
+        for config, place in zip(configs, places, strict=True):
             open_folder(place, config, overwrite=True)
-            for path in (place / RESULT, *place.glob("seeds-*.json")):
-                path.unlink(missing_ok=True)
-    cells: list[tuple[int, Cell]] = []
-    for i, config in enumerate(configs):
-        place = folder / config.benchmark / config.method
-        found = open_folder(place, config)
-        if found is not None:
-            yield i, found
-            continue
-        parts = [config] if config.device == "cuda" else [replace(config, seeds=(seed,)) for seed in config.seeds]
-        cells += [(i, Cell(part, place)) for part in parts]
-    kept: dict[int, dict[tuple[int, ...], dict[str, Any]]] = {}
+            (place / RESULT).unlink(missing_ok=True)
+        store.forget(key(cell) for _, cell in each_seed(configs))
     todo = []
-    for i, cell in cells:
-        found = _kept(cell)
+    for i, config in enumerate(configs):
+        found = open_folder(places[i], config)
         if found is None:
-            todo.append((i, cell))
+            todo.append(i)
         else:
-            kept.setdefault(i, {})[cell.config.seeds] = found
-            if result := _complete(configs[i], kept[i], cell.folder):
-                yield i, result
-    forecast = Forecast([work(cell.config) for _, cell in todo])
+            yield i, found
+    if not todo:
+        return
+    store.declare(cell for _, cell in each_seed(configs))
+    forecast = Forecast([work(configs[i]) for i in todo])
 
-    def heard(index: int, event: Event) -> None:
-        forecast.update(index, event.done)
-        on_event(todo[index][0], event, forecast)
+    def heard(k: int, event: Event) -> None:
+        forecast.update(k, event.done)
+        on_event(todo[k], event, forecast)
 
-    for index, part in execute_all([cell.config for _, cell in todo], heard, tolerant=True) if todo else ():
-        i, cell = todo[index]
-        forecast.update(index, 1.0)
-        if not _lost(part):
-            write_result(cell.folder, part, cell.path.name)
-        kept.setdefault(i, {})[cell.config.seeds] = part
-        if result := _complete(configs[i], kept[i], cell.folder):
-            yield i, result
-
-
-def _lost(result: dict[str, Any]) -> bool:
-    return result["average_accuracy"]["mean"] is None
-
-
-def _kept(cell: Cell) -> dict[str, Any] | None:
-    """The cell's result from an earlier time, if it is of the same configuration."""
-    try:
-        return open_folder(cell.folder, cell.config, name=cell.path.name)
-    except EvclError:
-        return None
-
-
-def _complete(config: Config, parts: dict[tuple[int, ...], dict[str, Any]], folder: Path) -> dict[str, Any] | None:
-    """One result of all seeds, written in the place of the parts unless it is lost; None while some are missing."""
-    if {seed for seeds in parts for seed in seeds} != set(config.seeds):
-        return None
-    ordered = sorted(parts.items(), key=lambda item: config.seeds.index(item[0][0]))
-    result = merge([part for _, part in ordered])
-    if _lost(result):
-        return result
-    write_result(folder, result)
-    for path in folder.glob("seeds-*.json"):
-        path.unlink()
-    return read_result(folder / RESULT)
+    for k, result in execute_all([configs[i] for i in todo], heard, tolerant=True, store=store, engine=engine):
+        forecast.update(k, 1.0)
+        if result["average_accuracy"]["mean"] is not None:
+            write_result(places[todo[k]], result)
+        yield todo[k], result

@@ -1,151 +1,76 @@
-"""Several runs at once.
-
-On a CPU: a process a seed, one thread each, since two threads inside one small product are slower than one. On a GPU:
-runs of one shape share a program, and a few programs run at a time, each in a thread: one alone leaves gaps.
-"""
+"""Several runs at once: every seed a cell of its own, or a replica beside others, and the seeds' results as one."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import queue
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-import torch
+from evcl.errors import EvclError
+from evcl.experiments.cells import MakeEngine, work
+from evcl.experiments.engines import Inline, Result, local
+from evcl.experiments.run import Config, Event, merge
+from evcl.experiments.store import Failure, Store, Unkept, each_seed
 
-from evcl.experiments.plugins import load_plugins
-from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
-from evcl.training import matmul_precision, streams
-
-REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
 OnEvent = Callable[[int, Event], None]
-Result = dict[str, Any]
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def execute_all(
-    configs: Sequence[Config], on_event: OnEvent, workers: int | None = None, tolerant: bool = False
+    configs: Sequence[Config],
+    on_event: OnEvent,
+    workers: int | None = None,
+    tolerant: bool = False,
+    store: Store | None = None,
+    engine: MakeEngine | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
-    A run whose loss is lost ends all of them or, if `tolerant`, has no accuracy.
+    A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one whose loss is lost
+    then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
+    tried again. The engine is this machine if nothing is said.
     """
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)
+    failed: list[str] = []
     for (device, precision), members in parts.items():
-        some = [configs[i] for i in members]
-
-        def heard(i: int, event: Event, members: list[int] = members) -> None:
-            on_event(members[i], event)
-
-        if device == "cuda":
-            with matmul_precision(precision):  # torch keeps one for the whole process
-                yield from ((members[i], result) for i, result in _on_gpu(some, heard, tolerant))
-        else:
-            yield from ((members[i], result) for i, result in _on_cpu(some, heard, workers, tolerant))
-
-
-# --- on a CPU: processes -------------------------------------------------------------------------------------------
-
-_events: Any = None
+        cells = [(members[i], cell) for i, cell in each_seed([configs[i] for i in members])]
+        alone = device == "cpu" and len(cells) == 1
+        here = (
+            partial(Inline, tolerant=tolerant)
+            if alone
+            else partial(local, device, precision, workers=workers, tolerant=tolerant)
+        )
+        yield from _merged(configs, cells, on_event, engine or here, store or Unkept(), tolerant, failed)
+    if failed:
+        raise EvclError(f"{len(failed)} failed, the first: {failed[0]}")
 
 
-def _start(events: Any) -> None:
-    global _events  # noqa: PLW0603  (a worker's own)
-    _events = events
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
-    torch.set_num_threads(1)
-    load_plugins()
-
-
-def _work(index: int, config: Config, tolerant: bool) -> Result:
-    return execute(config, lambda event: _events.put((index, event)), tolerant)
-
-
-def _on_cpu(
-    configs: Sequence[Config], on_event: OnEvent, workers: int | None, tolerant: bool
+def _merged(
+    configs: Sequence[Config],
+    cells: Sequence[tuple[int, Config]],
+    on_event: OnEvent,
+    engine: MakeEngine,
+    store: Store,
+    tolerant: bool,
+    failed: list[str],
 ) -> Iterator[tuple[int, Result]]:
-    """Every seed by itself."""
-    seeds = [(i, k, replace(c, seeds=(seed,))) for i, c in enumerate(configs) for k, seed in enumerate(c.seeds)]
-    parts = [[0.0] * len(config.seeds) for config in configs]
-    ended: list[dict[int, Result]] = [{} for _ in configs]
+    """The results of configurations, all of whose seeds are among the cells."""
+    parts: dict[int, dict[int, float]] = {i: dict.fromkeys(configs[i].seeds, 0.0) for i, _ in cells}
+    ended: dict[int, dict[int, Result]] = {i: {} for i in parts}
 
-    def heard(index: int, event: Event) -> None:
-        i, k, _ = seeds[index]
-        parts[i][k] = event.done
-        on_event(i, replace(event, done=sum(parts[i]) / len(parts[i])))
+    def heard(some: Sequence[int], event: Event) -> None:
+        for c in some:
+            i, cell = cells[c]
+            parts[i][cell.seeds[0]] = event.done
+        for i in dict.fromkeys(cells[c][0] for c in some):
+            on_event(i, replace(event, done=sum(parts[i].values()) / len(parts[i])))
 
-    if len(seeds) == 1:
-        yield 0, execute(configs[0], lambda event: on_event(0, event), tolerant)
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        events = manager.Queue()
-        with ProcessPoolExecutor(min(workers or cores(), len(seeds)), context, _start, (events,)) as pool:
-            try:
-                pending = {
-                    pool.submit(_work, index, config, tolerant): index for index, (_, _, config) in enumerate(seeds)
-                }
-                for index, result in _as_they_end(pending, events, heard):
-                    i, k, _ = seeds[index]
-                    ended[i][k] = result
-                    if len(ended[i]) == len(configs[i].seeds):
-                        yield i, merge([found for _, found in sorted(ended[i].items())])
-            except BaseException:
-                processes = list(pool._processes.values())  # shutdown forgets them
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in processes:
-                    process.terminate()
-                raise
-
-
-# --- on a GPU: threads ---------------------------------------------------------------------------------------------
-
-
-def _on_gpu(configs: Sequence[Config], on_event: OnEvent, tolerant: bool) -> Iterator[tuple[int, Result]]:
-    groups = programs(configs, REPLICAS)
-    events: queue.Queue[tuple[int, Event]] = queue.Queue()
-    stopped = threading.Event()
-
-    def work(group: Sequence[int]) -> list[Result]:
-        def tell(i: int, event: Event) -> None:
-            if stopped.is_set():
-                raise RuntimeError("stopped")
-            events.put((group[i], event))
-
-        with torch.cuda.stream(streams().run):
-            return execute_together([configs[i] for i in group], tell, tolerant)
-
-    with ThreadPoolExecutor(PROGRAMS) as pool, ExitStack() as stack:
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        stack.callback(stopped.set)
-        pending = {pool.submit(work, group): group for group in groups}
-        for group, results in _as_they_end(pending, events, on_event):
-            yield from zip(group, results, strict=True)
-
-
-def _as_they_end(pending: dict[Future[Any], Any], events: Any, on_event: OnEvent) -> Iterator[tuple[Any, Any]]:
-    """(what a future stands for, its result), with the events on the way."""
-    while pending:
-        done, _ = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
-        _drain(events, on_event)
-        for future in done:
-            yield pending.pop(future), future.result()
-
-
-def _drain(events: Any, on_event: OnEvent) -> None:
-    try:
-        while True:
-            on_event(*events.get_nowait())
-    except queue.Empty:
-        return
+    for c, outcome in work([cell for _, cell in cells], store, engine, heard, retry_failed=True, tolerant=tolerant):
+        i, cell = cells[c]
+        if isinstance(outcome, Failure) and outcome.result is None:
+            failed.append(f"{cell.name} seed {cell.seeds[0]}: {outcome.message}")
+            continue
+        ended[i][cell.seeds[0]] = (outcome.result or {}) if isinstance(outcome, Failure) else outcome
+        if len(ended[i]) == len(configs[i].seeds):
+            yield i, merge([ended[i][seed] for seed in configs[i].seeds])

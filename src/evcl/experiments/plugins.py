@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 from evcl.errors import EvclError
@@ -14,8 +15,13 @@ from evcl.errors import EvclError
 VARIABLE = "EVCL_PLUGINS"
 
 
-def load_plugins() -> None:
-    """Import what EVCL_PLUGINS names, separated by ':' (';' on Windows); each registers what it brings."""
+def load_plugins(more: Sequence[str] = ()) -> None:
+    """Import what EVCL_PLUGINS names, separated by ':' (';' on Windows); each registers what it brings.
+
+    `more` are added to EVCL_PLUGINS, where processes that this one starts find them.
+    """
+    if more:
+        os.environ[VARIABLE] = os.pathsep.join(filter(None, [os.environ.get(VARIABLE), *more]))
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         try:
             _load(name)

@@ -72,11 +72,14 @@ def configure(
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
 
-def where(device: str, precision: str | None) -> tuple[str, str]:
-    """The device and the precision of its products, checked; `auto` and None become what is meant."""
+def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
+    """The device and the precision of its products, checked; `auto` and None become what is meant.
+
+    `elsewhere`: on other machines than this one, which need not have such a device.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise EvclError("device cuda cannot be used: torch finds no GPU here")
     known = {"cpu": ("fp32", "bf16"), "cuda": ("tf32", "fp32", "bf16")}
     if device not in known:
@@ -218,6 +221,20 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         each = [value for result in results for value in result[name]["per_seed"]]
         whole[name] = _summary([math.nan if value is None else value for value in each])
     return whole
+
+
+def split(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The result of several seeds as one of each: what `merge` makes one of. They share its time."""
+    count = len(result["seeds"])
+    parts = []
+    for k, seed in enumerate(result["seeds"]):
+        part = {**result, "seeds": [seed], "accuracy": [result["accuracy"][k]]}
+        part["seconds"] = round(result["seconds"] / count, 3)
+        for name in MEASURES:
+            value = result[name]["per_seed"][k]
+            part[name] = _summary([math.nan if value is None else value])
+        parts.append(part)
+    return parts
 
 
 def _identity(config: Config) -> dict[str, Any]:

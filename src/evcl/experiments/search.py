@@ -36,8 +36,10 @@ from typing import Any
 import torch
 
 from evcl.errors import EvclError, unknown
+from evcl.experiments.cells import MakeEngine
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import Config, Event, configure, environment
+from evcl.experiments.run import Config, Event, configure, where
+from evcl.experiments.store import Store, each_seed
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "benchmarks": (list, "a list of names"),
@@ -124,7 +126,7 @@ def trials(search: Search, method: str) -> list[dict[str, Any]]:
     """The settings of a method's trials, as many of one as of another."""
     alternatives = search.spaces[method]
     share, more = divmod(search.trials, len(alternatives))
-    return [trial for i, space in enumerate(alternatives) for trial in _points(space, share + (i < more), 0)]
+    return [trial for i, space in enumerate(alternatives) for trial in points(space, share + (i < more), 0)]
 
 
 def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -132,11 +134,12 @@ def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict
     for trial in tried:
         for space in search.spaces[method]:
             if _fits(space, trial["settings"]):
-                return _points(_near(space, trial["settings"]), search.refine, 1)
+                return points(_near(space, trial["settings"]), search.refine, 1)
     raise ValueError("none of the trials is of this search")
 
 
-def _points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    """So many points of a space, evenly spread; one where nothing is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
     searched = [name for name, value in space.items() if isinstance(value, dict)]
     if not searched:
@@ -183,15 +186,22 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     return min(max(float(f"{value:.3g}"), low), high)
 
 
+def named_tasks(benchmark: str) -> tuple[str, int | None]:
+    """A benchmark's name, and how many tasks if that is said: permuted-mnist:10."""
+    name, _, tasks = benchmark.partition(":")
+    if tasks and not (tasks.isascii() and tasks.isdecimal() and len(tasks) < 10):
+        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
+    return name, int(tasks) if tasks else None
+
+
 def _config(
     search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
 ) -> Config:
-    name, _, tasks = benchmark.partition(":")
-    if tasks and not tasks.isdecimal():
-        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
+    name, tasks = named_tasks(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
-    return configure(name, of, search.preset, search.seeds, int(tasks) if tasks else None, given, device, precision)
+    device, precision = where(device, precision, elsewhere=True)
+    return replace(configure(name, of, search.preset, search.seeds, tasks, given), device=device, precision=precision)
 
 
 def tune(
@@ -200,18 +210,30 @@ def tune(
     device: str = "cpu",
     precision: str | None = None,
     on_event: Callable[[int, Event], None] = lambda i, event: None,
+    store: Store | None = None,
+    engine: MakeEngine | None = None,
 ) -> dict[str, Any]:
-    """Every method's trials on one benchmark: what was tried and what came of it, best first."""
+    """Every method's trials on one benchmark: what was tried and what came of it, best first.
+
+    With a `store` a search that is stopped goes on where it was, and several processes share it.
+    """
     start = time.perf_counter()
-    begun = 0
+    begun, machine = 0, {}
 
     def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
         """The trials with these settings, best first."""
-        nonlocal begun
+        nonlocal begun, machine
         each = [(method, settings) for method, some in wanted.items() for settings in some]
         configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
         before, begun = begun, begun + len(each)
-        found = dict(execute_all(configs, lambda i, event: on_event(before + i, event), tolerant=True))
+        if store is not None:
+            store.declare(cell for _, cell in each_seed(configs))
+        found = dict(
+            execute_all(
+                configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine
+            )
+        )
+        machine = found[0]["environment"]
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
             made[method].append({"settings": settings, **found[i]["average_accuracy"]})
@@ -233,7 +255,7 @@ def tune(
         **_asked(search),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
-        "environment": environment(device),
+        "environment": machine,
         **confirmed,
         "tried": tried,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from evcl.benchmarks import BENCHMARKS
 from evcl.errors import EvclError
-from evcl.experiments import RESULT, read_result
+from evcl.experiments import CELLS, RESULT, merge, read_result
 from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve
 from evcl.report.published import Curve, published
@@ -75,13 +76,28 @@ class Group:
 
 
 def find_results(folder: Path) -> list[Result]:
-    """Every result below a folder."""
+    """Every result below a folder, but for hidden ones; the seeds of a sweep's cells are put together."""
     if not folder.is_dir():
         raise EvclError(f"there is no folder {folder}")
-    found = [_checked(path) for path in sorted(folder.rglob(RESULT))]
-    if not found:
+    paths = sorted(path for path in folder.rglob(RESULT) if not _hidden(path.relative_to(folder)))
+    found = [_checked(path) for path in paths if path.parent.parent.name != CELLS]
+    cells = [_checked(path) for path in paths if path.parent.parent.name == CELLS]
+    if not paths:
         raise EvclError(f"{folder} holds no {RESULT}: make one with evcl run")
-    return found
+    return found + _joined(cells)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _joined(cells: Sequence[Result]) -> list[Result]:
+    """Results of one seed each, those of one configuration and machine as one."""
+    groups: dict[str, dict[int, Result]] = {}
+    for cell in cells:
+        same = [cell[name] for name in ("benchmark", "method", "preset", "config", "environment")]
+        groups.setdefault(json.dumps(same, sort_keys=True), {})[cell["seeds"][0]] = cell
+    return [merge([group[seed] for seed in sorted(group)]) for group in groups.values()]
 
 
 def _checked(path: Path) -> Result:

@@ -1,0 +1,156 @@
+"""Cells that are to have results, run here or found in the store, where others may be at work on them too."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from evcl.experiments.engines import Engine, OnEvent, Outcome, bundle
+from evcl.experiments.run import Config, Event
+from evcl.experiments.store import Claim, Failure, Result, Store, key
+
+MakeEngine = Callable[[OnEvent], Engine]
+LOOKED_AT = 4096  # cells among which one program's are looked for
+POLL, LONGEST = 1.0, 30.0  # seconds between two looks at what others run
+
+
+def work(
+    cells: Sequence[Config],
+    store: Store,
+    engine: MakeEngine,
+    on_event: Callable[[Sequence[int], Event], None] = lambda some, event: None,
+    retry_failed: bool = False,
+    tolerant: bool = True,
+) -> Iterator[tuple[int, Result | Failure]]:
+    """(index, how it ended) of every cell, whoever runs it.
+
+    `engine(on_event)` makes the engine. A program of several cells that fails is run again in halves, so that each cell
+    fails for reasons of its own; if not `tolerant`, the first that fails ends all. With `retry_failed`, cells that
+    failed before are tried once more. `on_event(indices, event)` hears of cells that share an event.
+    """
+    with store:
+        desk = _Desk(cells, store, retry_failed)
+
+        def heard(number: int, some: Sequence[int], event: Event) -> None:
+            on_event([i for k in some for i in desk.places[desk.running[number][k].key]], event)
+
+        at = engine(heard)
+        try:
+            while desk.unfinished:
+                while at.free() > 0 and (number := desk.next(at.replicas)) is not None:
+                    at.start(number, desk.configs(number))
+                yield from desk.found()
+                if desk.unfinished:
+                    for number, outcome in at.ended(desk.pause()):
+                        if isinstance(outcome, Exception) and not tolerant:
+                            raise outcome
+                        desk.record(number, outcome)
+                    yield from desk.found()
+        finally:
+            at.close()
+
+
+class _Desk:
+    """What is to be done, what is being done here, and what has been found out."""
+
+    def __init__(self, cells: Sequence[Config], store: Store, retry_failed: bool) -> None:
+        self.cells, self.store = cells, store
+        self.places: dict[str, list[int]] = {}  # cells that are asked for twice are run once
+        for i, cell in enumerate(cells):
+            self.places.setdefault(key(cell), []).append(i)
+        self.unfinished = set(self.places)
+        self.waiting = deque(self.places)  # neither finished nor running here
+        if store.others():
+            self.waiting.rotate(-secrets.randbelow(len(self.waiting) or 1))  # not all begin at the same place
+        self.retry = {name for name in self.places if retry_failed and store.look(name).kind == "failed"}
+        self.ready: deque[list[Claim]] = deque()
+        self.running: dict[int, list[Claim]] = {}
+        self.numbers = count()
+        self._ended: list[tuple[str, Result | Failure]] = []
+        self._next_look = 0.0
+
+    def config(self, name: str) -> Config:
+        return self.cells[self.places[name][0]]
+
+    def configs(self, number: int) -> list[Config]:
+        return [self.config(claim.key) for claim in self.running[number]]
+
+    def next(self, replicas: int) -> int | None:
+        """The number of a program that has been claimed; None if there is none now."""
+        if not self.ready and time.monotonic() >= self._next_look:
+            self._claim(replicas)
+        if not self.ready:
+            return None
+        number = next(self.numbers)
+        self.running[number] = self.ready.popleft()
+        return number
+
+    def _claim(self, replicas: int) -> None:
+        """Claim a program's cells. Where all are others' now, the next look is a while later, the longer looking takes:
+        many who wait must not keep the file system busy.
+        """
+        begun, left = time.monotonic(), len(self.waiting)
+        while left > 0:
+            some = [self.waiting[i] for i in range(min(left, LOOKED_AT if replicas > 1 else 1))]
+            group = {some[i] for i in bundle([self.config(name) for name in some], replicas)[0]}
+            mine, theirs = [], []
+            for _ in some:
+                self.waiting.popleft()
+            self.waiting.extendleft(name for name in reversed(some) if name not in group)
+            for name in (name for name in some if name in group):
+                took = self.store.take(self.config(name), name in self.retry)
+                if isinstance(took, Claim):
+                    self.retry.discard(name)
+                    mine.append(took)
+                elif took is None:
+                    theirs.append(name)
+                else:
+                    self._ended.append((name, took))
+            self.waiting.extend(theirs)
+            left -= len(group)
+            if mine:
+                for part in bundle([self.config(claim.key) for claim in mine], replicas):
+                    self.ready.append([mine[i] for i in part])
+                return
+        taken = time.monotonic() - begun
+        self._next_look = time.monotonic() + min(max(POLL, 10 * taken), LONGEST)
+
+    def pause(self) -> float:
+        """How long to wait for what runs here, at most."""
+        if not self.waiting:
+            return LONGEST
+        return min(max(self._next_look - time.monotonic(), 0.01), LONGEST)
+
+    def record(self, number: int, outcome: Outcome) -> None:
+        """Keep what came of a program."""
+        claims = self.running.pop(number)
+        if isinstance(outcome, Exception):
+            if len(claims) > 1:
+                half = len(claims) // 2
+                self.ready.extend([claims[:half], claims[half:]])
+                return
+            message = " ".join(str(outcome).split()) or type(outcome).__name__
+            self._failed(claims[0], Failure(message))
+            return
+        for claim, result in zip(claims, outcome, strict=True):
+            if result["average_accuracy"]["mean"] is None:
+                self._failed(claim, Failure("diverged: the loss stopped being a number", result))
+            elif self.store.complete(claim, result):
+                self._ended.append((claim.key, result))
+            else:  # this process was taken for gone, and another was faster
+                self._ended.append((claim.key, self.store.result(self.config(claim.key))))
+
+    def _failed(self, claim: Claim, failure: Failure) -> None:
+        self.store.fail(claim, failure)
+        self._ended.append((claim.key, failure))
+
+    def found(self) -> Iterator[tuple[int, Result | Failure]]:
+        """What has ended since the last time, here or elsewhere."""
+        ended, self._ended = self._ended, []
+        for name, outcome in ended:
+            self.unfinished.discard(name)
+            for i in self.places[name]:
+                yield i, outcome

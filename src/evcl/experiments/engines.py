@@ -1,0 +1,334 @@
+"""Where programs run. A program is some cells (configurations of one seed) that train side by side, as replicas.
+
+An engine is four verbs: how many more programs it could `start`, starting one, waiting until some have `ended`, and
+`close`. Who uses it decides what is started when, so that several who share the work take no more than they can do.
+
+On a CPU: a process a cell, one thread each, since two threads inside one small product are slower than one. On a GPU:
+a few programs run at a time, each in a thread: one alone leaves gaps. `ray_engine.py` has the one for a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from typing import Any, Protocol
+
+import torch
+
+from evcl.errors import EvclError
+from evcl.experiments.plugins import load_plugins
+from evcl.experiments.run import Config, Event, execute_together, programs, split
+from evcl.experiments.store import describe
+from evcl.training import matmul_precision, streams
+
+REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
+RETRIES = 2  # of a program whose process died, which need not be its own fault
+Result = dict[str, Any]
+Outcome = list[Result] | Exception  # of a program: a result for each cell, or why there is none
+OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, where they stand
+
+
+class Died(EvclError):
+    """The process that ran a program ended before it, again and again."""
+
+
+class Engine(Protocol):
+    """Runs programs, several at a time."""
+
+    replicas: int  # cells of one program, at most
+
+    def free(self) -> int:
+        """How many more could be started now."""
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        """Begin a program, which is known by its number from now on."""
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        """Programs that have ended; waits until there is one, or so many seconds."""
+
+    def close(self) -> None:
+        """End what still runs."""
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
+    """Which cells train in one program: seeds of one configuration, and configurations of one shape."""
+    if replicas == 1:
+        return [[i] for i in range(len(cells))]
+    groups = _by_configuration(cells, replicas)
+    merged = [_merged(cells, group) for group in groups]
+    return [[i for g in program for i in groups[g]] for program in programs(merged, replicas)]
+
+
+def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
+    """Which cells differ in their seed alone, at most so many together."""
+    groups: dict[str, list[list[int]]] = {}
+    for i, cell in enumerate(cells):
+        same = groups.setdefault(json.dumps({**describe(cell), "seeds": cell.preset}, sort_keys=True), [[]])
+        if len(same[-1]) == most:
+            same.append([])
+        same[-1].append(i)
+    return [group for same in groups.values() for group in same]
+
+
+def _merged(cells: Sequence[Config], group: Sequence[int]) -> Config:
+    return replace(cells[group[0]], seeds=tuple(seed for i in group for seed in cells[i].seeds))
+
+
+def execute_program(
+    cells: Sequence[Config], on_event: Callable[[Sequence[int], Event], object], tolerant: bool = True
+) -> list[Result]:
+    """The results of cells that share a program (see `bundle`). One whose loss is lost has no accuracy, if `tolerant`.
+
+    A cell's folder could be handed on from here, for what it saves on its way.
+    """
+    groups = _by_configuration(cells, len(cells))
+    together = execute_together(
+        [_merged(cells, group) for group in groups], lambda g, event: on_event(groups[g], event), tolerant
+    )
+    found: dict[int, Result] = {}
+    for group, result in zip(groups, together, strict=True):
+        found |= zip(group, split(result) if len(group) > 1 else [result], strict=True)
+    return [found[i] for i in range(len(cells))]
+
+
+def local(device: str, precision: str, on_event: OnEvent, workers: int | None = None, tolerant: bool = True) -> Engine:
+    """This machine."""
+    if device == "cuda":
+        return Threads(precision, on_event, tolerant)
+    return Processes(workers or cores(), on_event, tolerant)
+
+
+class Inline:
+    """This process, one program after the other, each when it is asked for what has ended."""
+
+    replicas = 1
+
+    def __init__(self, on_event: OnEvent, tolerant: bool = True) -> None:
+        self.on_event, self.tolerant = on_event, tolerant
+        self.waiting: list[tuple[int, Sequence[Config]]] = []
+
+    def free(self) -> int:
+        return 1 - len(self.waiting)
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        self.waiting.append((number, cells))
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        if not self.waiting:
+            time.sleep(timeout)
+            return []
+        number, cells = self.waiting.pop()
+        try:
+            return [(number, self.run(cells, lambda some, event: self.on_event(number, some, event)))]
+        except Exception as error:
+            return [(number, error)]
+
+    def run(self, cells: Sequence[Config], on_event: Callable[[Sequence[int], Event], object]) -> list[Result]:
+        return execute_program(cells, on_event, self.tolerant)
+
+    def close(self) -> None:
+        self.waiting = []
+
+
+# --- on a CPU: processes --------------------------------------------------------------------------------------------
+
+
+class _Orphaned(BaseException):
+    """The parent has ended, and nobody waits for what this worker does."""
+
+
+def _work(pipe: Connection, tolerant: bool) -> None:
+    """A worker: programs come in through the pipe; events and outcomes go out. It ends when its parent has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    load_plugins()
+
+    def tell(news: object) -> None:
+        try:
+            pipe.send(news)
+        except OSError:
+            raise _Orphaned from None
+
+    try:
+        while True:
+            cells = pipe.recv()
+            try:
+                outcome: Outcome = execute_program(cells, lambda some, event: tell((some, event)), tolerant)
+            except Exception as error:
+                outcome = portable(error)
+            tell(outcome)
+    except (EOFError, OSError, _Orphaned):
+        return
+
+
+def portable(error: Exception) -> Exception:
+    """An error that another process can read, with its traceback as a note."""
+    plain = all(isinstance(arg, str | int | None) for arg in error.args)
+    if not plain or type(error).__module__ not in ("builtins", "evcl.errors"):
+        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    number: int | None = None  # the program that it runs
+
+
+class Processes:
+    """A pool of processes that knows which program each one runs: one that dies takes no other with it."""
+
+    replicas = 1
+
+    def __init__(self, workers: int, on_event: OnEvent, tolerant: bool = True) -> None:
+        self.most, self.on_event, self.tolerant = workers, on_event, tolerant
+        self.workers: list[_Worker] = []
+        self.running: dict[int, Sequence[Config]] = {}
+        self.died: dict[int, int] = {}  # how often
+        self._lost: list[tuple[int, Outcome]] = []
+
+    def free(self) -> int:
+        return self.most - len(self.running)
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        self.running[number] = cells
+        idle = next((worker for worker in self.workers if worker.number is None), None)
+        if idle is None:
+            context = multiprocessing.get_context("spawn")
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, self.tolerant), daemon=True)
+            process.start()
+            theirs.close()  # so that the pipe ends with the process
+            idle = _Worker(process, ours)
+            self.workers.append(idle)
+        idle.number = number
+        try:
+            idle.pipe.send(list(cells))
+        except OSError:
+            self._bury(idle)
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        busy = [worker for worker in self.workers if worker.number is not None]
+        if not busy and not self._lost:
+            time.sleep(timeout)
+        some = wait_for([worker.pipe for worker in busy], 0 if self._lost else timeout) if busy else []
+        found: list[tuple[int, Outcome]] = []
+        for worker in (worker for worker in busy if worker.pipe in some):
+            assert worker.number is not None
+            try:
+                came = worker.pipe.recv()
+            except (EOFError, OSError):
+                self._bury(worker)
+                continue
+            if isinstance(came, tuple):
+                self.on_event(worker.number, *came)
+                continue
+            found.append((worker.number, came))
+            self.running.pop(worker.number)
+            worker.number = None
+        found, self._lost = found + self._lost, []
+        return found
+
+    def _bury(self, worker: _Worker) -> None:
+        """A worker has died: its program is run again, or given up."""
+        self.workers.remove(worker)
+        worker.pipe.close()
+        worker.process.join()
+        number = worker.number
+        assert number is not None
+        cells = self.running.pop(number)
+        self.died[number] = self.died.get(number, 0) + 1
+        if self.died[number] <= RETRIES:
+            self.start(number, cells)
+            return
+        code = worker.process.exitcode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        self._lost.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.number is not None:
+                worker.process.terminate()
+            worker.pipe.close()
+        for worker in self.workers:
+            worker.process.join(10)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self.workers = []
+
+
+# --- on a GPU: threads ----------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """A few programs at a time on one GPU, in this process."""
+
+    replicas = REPLICAS
+
+    def __init__(self, precision: str, on_event: OnEvent, tolerant: bool = True) -> None:
+        self.on_event, self.tolerant = on_event, tolerant
+        self.events: queue.Queue[tuple[int, Sequence[int], Event]] = queue.Queue()
+        self.stopped = threading.Event()
+        self.pending: dict[Future[list[Result]], int] = {}
+        self.stack = ExitStack()
+        self.stack.enter_context(matmul_precision(precision))  # torch keeps one for the whole process
+        self.pool = self.stack.enter_context(ThreadPoolExecutor(PROGRAMS))
+        self.stack.callback(lambda: self.pool.shutdown(wait=False, cancel_futures=True))
+        self.stack.callback(self.stopped.set)
+
+    def free(self) -> int:
+        return PROGRAMS - len(self.pending)
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        def tell(some: Sequence[int], event: Event) -> None:
+            if self.stopped.is_set():
+                raise RuntimeError("stopped")
+            self.events.put((number, some, event))
+
+        def work() -> list[Result]:
+            with torch.cuda.stream(streams().run):
+                return execute_program(cells, tell, self.tolerant)
+
+        self.pending[self.pool.submit(work)] = number
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        if not self.pending:
+            time.sleep(timeout)
+        done, _ = wait(self.pending, timeout=min(timeout, 0.1), return_when=FIRST_COMPLETED)
+        try:
+            while True:
+                self.on_event(*self.events.get_nowait())
+        except queue.Empty:
+            pass
+        found: list[tuple[int, Outcome]] = []
+        for future in done:
+            error = future.exception()
+            if isinstance(error, torch.AcceleratorError):  # after which nothing runs in this process any more
+                raise EvclError(f"the GPU cannot be used any more: {error}") from error
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            found.append((self.pending.pop(future), error or future.result()))
+        return found
+
+    def close(self) -> None:
+        self.stack.close()

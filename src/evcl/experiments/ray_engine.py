@@ -1,0 +1,120 @@
+"""Programs as tasks of a Ray cluster (the extra `ray`): Ray places them, and runs them again when a worker dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from evcl.errors import EvclError
+from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, execute_program, portable
+from evcl.experiments.plugins import load_plugins
+from evcl.experiments.run import Config
+from evcl.training import matmul_precision, streams
+
+PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # to the nodes
+
+
+def connect(address: str | None, workers: int | None = None) -> None:
+    """Join a cluster, or start one on this machine."""
+    try:
+        import ray
+    except ImportError:
+        raise EvclError("--engine ray needs Ray: pip install 'evcl[ray]'") from None
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new default, without a warning
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False, "num_cpus": workers or cores()}
+    else:
+        options["address"] = address
+    try:
+        _reach(address)
+        ray.init(**options)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise EvclError(f"Ray cannot be used at {address or 'this machine'}: {why}") from None
+
+
+def _reach(address: str | None) -> None:
+    """Somebody listens at HOST:PORT: Ray itself would wait for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon:
+        if not (port.isascii() and port.isdecimal() and int(port) < 65536):
+            raise ValueError("--address is HOST:PORT, ray://HOST:PORT or auto")
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def device_of_cluster() -> str:
+    """cuda where the cluster has GPUs."""
+    return "cuda" if _resources("GPU") > 0 else "cpu"
+
+
+def _resources(kind: str) -> int:
+    import ray
+
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(found.get(kind, 0))
+
+
+def _run(cells: Sequence[Config], variables: Mapping[str, str]) -> Outcome:
+    """A task, on whatever node. What is wrong with a cell is its outcome; only a death is Ray's to deal with."""
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    try:
+        load_plugins()
+        if cells[0].device == "cpu":
+            return execute_program(cells, lambda some, event: None)
+        with matmul_precision(cells[0].precision), torch.cuda.stream(streams().run):
+            return execute_program(cells, lambda some, event: None)
+    except Exception as error:
+        return portable(error)
+
+
+class Ray:
+    """Tasks of one core each, and on GPUs one GPU each. There are no events: a program is heard of when it ends."""
+
+    def __init__(self, device: str, on_event: OnEvent) -> None:
+        import ray
+
+        self.ray = ray
+        self.replicas = 1 if device == "cpu" else REPLICAS
+        self.kind = "CPU" if device == "cpu" else "GPU"
+        gpus = 0 if device == "cpu" else 1
+        self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, max_calls=0)(_run)
+        self.variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        self.pending: dict[Any, int] = {}
+
+    def free(self) -> int:
+        """As many more as wait in line beside those that run: a node that comes has something to do at once."""
+        room = _resources(self.kind)
+        return max(room + max(room // 4, 2) - len(self.pending), 0)
+
+    def start(self, number: int, cells: Sequence[Config]) -> None:
+        self.pending[self.task.remote(list(cells), self.variables)] = number
+
+    def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
+        if not self.pending:
+            time.sleep(timeout)
+            return []
+        done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=timeout)
+        return [(self.pending.pop(ref), self._outcome(ref)) for ref in done]
+
+    def _outcome(self, ref: Any) -> Outcome:
+        try:
+            outcome: Outcome = self.ray.get(ref)
+            return outcome
+        except self.ray.exceptions.RayError as error:
+            first = str(error).strip().partition("\n")[0]
+            return Died(f"Ray gave it up after {RETRIES + 1} times: {type(error).__name__}: {first}")
+
+    def close(self) -> None:
+        for ref in self.pending:
+            self.ray.cancel(ref, force=True)
+        self.pending = {}

@@ -1,0 +1,186 @@
+"""`evcl sweep` and `evcl status`: many cells, here or on a cluster, and where they stand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from evcl import experiments
+from evcl.errors import EvclError
+from evcl.experiments import Config, Event, Failure
+from evcl.options import Usage, usage
+
+console = Console(highlight=False)
+SHOWN = 20  # rows of a benchmark's table, and failures
+Workers = Annotated[int | None, typer.Option(help="Processes at a time, on a CPU [as many as cores].")]
+EngineName = Annotated[str, typer.Option("--engine", help="local (processes of this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="Of the Ray cluster [one is started here].")]
+
+
+def engine(name: str, address: str | None, workers: int | None, device: str, precision: str | None) -> tuple[Any, ...]:
+    """What makes the engine, and the device and precision of the cells on it."""
+    if workers is not None and not 1 <= workers <= 4096:
+        raise Usage(f"--workers must be a number from 1 to 4096, not {workers}")
+    if name not in ("local", "ray"):
+        raise Usage(f"--engine must be local or ray, not {name!r}")
+    if name == "local":
+        if address is not None:
+            raise Usage("--address goes with --engine ray")
+        with usage():
+            device, precision = experiments.where(device, precision)
+        return partial(experiments.local, device, precision, workers=workers), device, precision
+    from evcl.experiments import ray_engine
+
+    ray_engine.connect(address, workers)
+    device = ray_engine.device_of_cluster() if device == "auto" else device
+    with usage():
+        device, precision = experiments.where(device, precision, elsewhere=True)
+    return partial(ray_engine.Ray, device), device, precision
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A TOML file that says what is run: see docs/SCALE.md.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [beside the file, of its name].")] = None,
+    engine_name: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")
+    ] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    ] = None,
+) -> None:
+    """Run every cell that a file asks for, once; any number of processes may work on one folder."""
+    experiments.load_plugins(plugin or [])
+    folder = out or file.parent / file.stem
+    if folder == file:
+        raise Usage("--out: a sweep without a suffix needs a folder of another name")
+    with usage():
+        experiments.read_sweep(file)  # before a cluster is waited for
+    make, device, precision = engine(engine_name, address, workers, device, precision)
+    with usage():
+        cells = experiments.read_sweep(file, device, precision)
+    torch.set_num_threads(1)
+    store = experiments.Store(folder)
+    store.declare(cells)
+    console.print(f"{len(cells)} cells: {folder}", soft_wrap=True)
+    failed = 0
+    with _bar(len(cells)) as (on_event, on_end):
+        for i, outcome in experiments.work(cells, store, make, on_event, retry_failed):
+            failed += isinstance(outcome, Failure)
+            on_end(i, cells[i], outcome)
+    _print(experiments.standing(folder))
+    if failed:
+        raise EvclError(f"{failed} of {len(cells)} cells failed: evcl status {folder}; --retry-failed tries them again")
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
+    """A line a cell and, on a terminal, a bar for all; yields what hears of events and of ends."""
+    ended = 0
+
+    def line(cell: Config, outcome: dict[str, Any] | Failure) -> None:
+        how = (
+            f"failed: {outcome.message}"
+            if isinstance(outcome, Failure)
+            else f"{100 * outcome['average_accuracy']['mean']:.1f}%"
+        )
+        console.print(f"{ended} of {total}: {cell.name} seed {cell.seeds[0]}: {how}", soft_wrap=True)
+
+    if not console.is_terminal:
+
+        def told(i: int, cell: Config, outcome: dict[str, Any] | Failure) -> None:
+            nonlocal ended
+            ended += 1
+            line(cell, outcome)
+
+        yield (lambda some, event: None), told
+        return
+    parts: dict[int, float] = {}
+    columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task("", total=total, state="")
+
+        def heard(some: Sequence[int], event: Event) -> None:
+            parts.update(dict.fromkeys(some, event.done))
+            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+
+        def end(i: int, cell: Config, outcome: dict[str, Any] | Failure) -> None:
+            nonlocal ended
+            ended += 1
+            parts.pop(i, None)
+            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+            if isinstance(outcome, Failure):
+                line(cell, outcome)
+
+        yield heard, end
+
+
+def status(folder: Annotated[Path, typer.Argument(help="A folder of evcl sweep, reproduce or tune.")]) -> None:
+    """Where the cells of a folder stand: done, running and by whom, stale, failed and why, and to do."""
+    _print(experiments.standing(folder))
+
+
+def _print(cells: Sequence[experiments.Standing]) -> None:
+    kinds = Counter(each.state.kind for each in cells)
+    words = {"done": "done", "running": "running", "stale": "stale (their owner is gone)", "failed": "failed"}
+    parts = [f"{kinds[kind]} {word}" for kind, word in words.items() if kinds[kind]]
+    console.print(", ".join([f"{len(cells)} cells", *parts, f"{kinds['todo']} to do"]), soft_wrap=True)
+    for kind in ("running", "stale"):
+        for owner, count in Counter(each.state.owner for each in cells if each.state.kind == kind).most_common():
+            console.print(f"  {kind}: {count} by {owner}", soft_wrap=True)
+    failures = Counter((_name(each.cell), each.message) for each in cells if each.state.kind == "failed")
+    for (name, message), count in failures.most_common(SHOWN):
+        console.print(f"  failed: {count} of {name}: {message}", soft_wrap=True)
+    if len(failures) > SHOWN:
+        console.print(f"  and {len(failures) - SHOWN} other failures")
+    groups: dict[str, list[experiments.Standing]] = {}
+    for each in cells:
+        groups.setdefault(f"{each.cell['benchmark']}, {each.cell['tasks']} tasks", []).append(each)
+    for title, group in groups.items():
+        _print_means(title, group)
+
+
+def _name(cell: Mapping[str, Any]) -> str:
+    return f"{cell['benchmark']} {cell['method']}"
+
+
+def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
+    """The average accuracy over seeds of each choice of settings, best first."""
+    names = experiments.varied([each.cell for each in cells])
+    rows: dict[tuple[str, ...], list[experiments.Standing]] = {}
+    for each in cells:
+        of = each.cell["settings"]
+        chosen = [each.cell["method"], *(f"{name}={of[name]}" for name in names if name in of)]
+        on = (each.cell["device"], each.cell["precision"])
+        rows.setdefault((*chosen, *on), []).append(each)
+    found = []
+    for row, members in rows.items():
+        values = [each.accuracy for each in members if each.accuracy is not None]
+        if values:
+            spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
+            found.append((mean(values), spread, f"{len(values)}/{len(members)}", row))
+    if not found:
+        return
+    table = Table(title=title, title_style="bold", title_justify="left")
+    for column in ("method", "accuracy", "seeds", "settings", "device"):
+        table.add_column(column, overflow="fold")
+    for value, spread, seeds, row in sorted(found, key=lambda each: -each[0])[:SHOWN]:
+        table.add_row(row[0], f"{100 * value:.2f}{spread}", seeds, " ".join(row[1:-2]), " ".join(row[-2:]))
+    console.print(table)
+    if len(found) > SHOWN:
+        console.print(f"and {len(found) - SHOWN} more")

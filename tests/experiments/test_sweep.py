@@ -1,0 +1,407 @@
+"""Sweeps: the file, the work on it by several processes at once, what fails, and where it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from made_up_cells import result_of
+
+from evcl import experiments, methods
+from evcl.errors import EvclError
+from evcl.experiments import (
+    Failure,
+    Store,
+    configure,
+    each_seed,
+    engines,
+    execute,
+    load_plugins,
+    read_sweep,
+    standing,
+    work,
+)
+from evcl.experiments import cells as cells_module
+from evcl.experiments.engines import Inline, bundle, execute_program, local
+from evcl.experiments.run import MEASURES, Event, execute_together, merge, split
+from evcl.experiments.store import key
+from evcl.report import find_results
+
+SWEEP = """
+benchmarks = ["split-digits:2", "permuted-digits:2"]
+seeds = [0, 7]
+draws = 3
+
+[settings]
+epochs = 1
+
+[methods.evcl]
+strength = [1, 10]
+lr = {low = 1e-4, high = 1e-2}
+
+[methods.slow]
+method = "evcl"
+epochs = 2
+[methods.naive]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text=SWEEP):
+        (tmp_path / "sweep.toml").write_text(text)
+        return tmp_path / "sweep.toml"
+
+    return write
+
+
+def small(count, **given):
+    (config,) = [configure("split-digits", "naive", seeds=range(count), tasks=1, given={"epochs": 1, **given})]
+    return [cell for _, cell in each_seed([config])]
+
+
+class Here(Inline):
+    """This process; remembers what was started, and may run something else."""
+
+    def __init__(self, replicas=1, run=None):
+        super().__init__(None)
+        self.replicas, self.started = replicas, []
+        self.run = run or self.run
+
+    def __call__(self, on_event):
+        self.on_event = on_event
+        return self
+
+    def start(self, number, cells):
+        self.started.append(list(cells))
+        super().start(number, cells)
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_asks_for_grids_times_draws_times_seeds(file):
+    cells = read_sweep(file())
+    assert len(cells) == 2 * 2 * (2 * 3 + 1 + 1)  # benchmarks, seeds, points of the three tables
+    assert len({key(cell) for cell in cells}) == len(cells)
+    assert {(cell.benchmark, cell.tasks) for cell in cells} == {("split-digits", 2), ("permuted-digits", 2)}
+    assert {cell.seeds for cell in cells} == {(0,), (7,)}
+    searched = [cell.settings for cell in cells if cell.method == "evcl" and cell.settings.epochs == 1]
+    rates = {s.lr for s in searched}
+    assert {(s.strength, s.lr) for s in searched} == {(x, y) for x in (1.0, 10.0) for y in rates}
+    assert len(rates) == 3
+    assert min(rates) >= 1e-4
+    assert max(rates) <= 1e-2
+    assert read_sweep(file()) == cells
+    elsewhere = read_sweep(file(), "cuda", "tf32")
+    assert {(cell.device, cell.precision) for cell in elsewhere} == {("cuda", "tf32")}
+    plain = read_sweep(file('benchmarks = ["split-digits"]\nmethods = ["evcl", "vcl"]\n'))
+    assert [(cell.method, cell.seeds[0]) for cell in plain] == [(m, s) for m in ("evcl", "vcl") for s in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epochs = 1", "epochs = 0", r"line 7: settings\.epochs: epochs must be a whole number of at least 1"),
+        ("[1, 10]", '[1, "a"]', r"line 10: methods\.evcl\.strength: strength must be a finite number"),
+        ("[1, 10]", "[]", r"line 10: methods\.evcl\.strength: a grid needs one value"),
+        ("strength =", "strenth =", r"line 10: methods\.evcl\.strenth: unknown setting of evcl 'strenth'; did you"),
+        ("lr = {low = 1e-4", "lr = {low = 0", r"line 11: methods\.evcl\.lr: lr must be a value, choices"),
+        ("draws = 3", "", r"line 11: methods\.evcl\.lr: is drawn: say how often"),
+        ("draws = 3", "draws = 1000000", r"line 4: draws: must be a whole number, at most 10000"),
+        ("draws = 3", "draw = 3", r"line 4: draw: unknown key 'draw'; did you mean 'draws'"),
+        ('method = "evcl"', 'method = "evc"', r"line 13: methods\.slow: unknown method 'evc'"),
+        ("[methods.naive]", "[methods.naiv]", r"line 16: methods\.naiv: unknown method"),
+        ("split-digits:2", "split-digit:2", r"line 2: benchmarks: unknown benchmark 'split-digit'"),
+        ("split-digits:2", "split-digits:6", r"line 2: benchmarks: tasks of split-digits must be"),
+        ("split-digits:2", "split-digits:x", r"line 2: benchmarks: a benchmark is a name"),
+        ("[0, 7]", '["0"]', r"line 3: seeds: must be a number from 1 to 10000"),
+        ("[0, 7]", "0", r"line 3: seeds: must be"),
+        ("draws = 3", 'draws = 3\npreset = "tund"', r"line 5: preset: unknown preset 'tund'"),
+        ("[settings]", "[settings", r"cannot be read as TOML: .*line 6"),
+        ("[1, 10]", f"{list(range(1, 20000))}", r"more than 100000 cells"),
+    ],
+)
+def test_a_file_that_cannot_be_run_names_the_line_and_the_key(old, new, message, file):
+    with pytest.raises(EvclError, match=message):
+        read_sweep(file(SWEEP.replace(old, new, 1)))
+
+
+def test_a_file_is_a_file_of_a_sweep(tmp_path, evcl):
+    with pytest.raises(EvclError, match="cannot be read"):
+        read_sweep(tmp_path / "nowhere.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * 1_000_001)
+    status, _, err = evcl("sweep", "large.toml")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "larger than" in err
+    status, _, err = evcl("status", ".")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "holds no sweep" in err
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_split_into_its_seeds_and_merged_again():
+    (config,) = [configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={"epochs": 1})]
+    result = execute(config)
+    parts = split(result)
+    assert [part["seeds"] for part in parts] == [[3], [1]]
+    assert {**merge(parts), "seconds": 0} == {**result, "seconds": 0}
+
+
+def test_cells_of_one_shape_share_a_program_and_each_gets_its_own_result():
+    given = {"epochs": 1, "init_std": 0.05}
+    configs = [configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={**given, "strength": s}) for s in (1, 9)]
+    configs += [configure("split-digits", "ewc", seeds=[3, 1], tasks=2, given={"epochs": 1})]
+    cells = [cell for _, cell in each_seed(configs)]
+    shuffled = [cells[i] for i in (5, 0, 3, 2, 1, 4)]
+    assert bundle(shuffled, 1) == [[i] for i in range(6)]
+    groups = bundle(cells, 100)
+    assert groups == [[0, 1, 2, 3], [4, 5]]
+    assert bundle(cells, 2) == [[0, 1], [2, 3], [4, 5]]
+    assert sorted(i for group in bundle(shuffled, 100) for i in group) == list(range(6))
+    found = execute_program([cells[i] for i in groups[0]], lambda some, event: None)
+    together = [part for whole in execute_together(configs[:2]) for part in split(whole)]
+    for cell, one, expected in zip(cells, found, together, strict=False):
+        assert one["seeds"] == list(cell.seeds)
+        assert one["config"]["strength"] == cell.settings.strength
+        assert all(one[name] == expected[name] for name in MEASURES)
+
+
+def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(tmp_path):
+    cells = [cell for _, cell in each_seed([configure("split-digits", "naive", seeds=range(5), tasks=1)])]
+
+    def run(some, on_event):
+        if len(some) > 2:
+            raise MemoryError("too many")
+        if any(cell.seeds == (3,) for cell in some):
+            raise RuntimeError("three\nis bad")
+        return [result_of(cell) for cell in some]
+
+    engine = Here(replicas=100, run=run)
+    found = dict(work(cells, Store(tmp_path), engine))
+    assert found[3] == Failure("three is bad")
+    assert [found[i]["seeds"] for i in (0, 1, 2, 4)] == [[0], [1], [2], [4]]
+    assert max(map(len, engine.started)) == 5
+    again = Here(replicas=100, run=run)
+    assert dict(work(cells, Store(tmp_path), again)) == found
+    assert again.started == []
+    later = Here(replicas=100, run=lambda some, on_event: [result_of(cell) for cell in some])
+    assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3]["seeds"] == [3]
+    assert [[cell.seeds for cell in program] for program in later.started] == [[(3,)]]
+
+
+def test_a_loss_that_is_lost_is_a_failure_and_the_rest_goes_on(tmp_path):
+    wild = configure("split-digits", "vcl", seeds=[0], tasks=1, given={"epochs": 1, "lr": 10, "std_lr_scale": 1000})
+    found = dict(work([wild, *small(1)], Store(tmp_path), Here()))
+    assert found[0].message.startswith("diverged")
+    assert found[0].result["average_accuracy"]["mean"] is None
+    assert found[1]["average_accuracy"]["mean"] > 0
+    assert dict(work([wild], Store(tmp_path), Here())) == {0: found[0]}
+
+
+def test_a_cell_that_is_asked_for_twice_is_run_once(tmp_path):
+    (cell,), engine = small(1), Here()
+    found = dict(work([cell, cell], Store(tmp_path), engine))
+    assert found[0] == found[1]
+    assert len(engine.started) == 1
+
+
+def test_what_another_runs_is_waited_for_and_taken_over_when_it_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells_module, "POLL", 0.01)
+    cells = small(3)
+    other = Store(tmp_path)
+    held = [other.take(cell) for cell in cells[:2]]
+    events = work(cells, Store(tmp_path), engine := Here(run=lambda some, _: [result_of(cell) for cell in some]))
+    assert next(events)[0] == 2
+    other.complete(held[0], result_of(cells[0]))
+    assert next(events) == (0, result_of(cells[0]))
+    other.__exit__()
+    assert next(events) == (1, result_of(cells[1]))
+    assert [[cell.seeds for cell in program] for program in engine.started] == [[(2,)], [(1,)]]
+    assert not list(events)
+
+
+def test_a_process_that_dies_takes_no_other_cell_with_it(tmp_path, monkeypatch):
+    """One cell kills its process every time: the others have their results, and it a message."""
+    plugin = tmp_path / "deadly.py"
+    plugin.write_text(DEADLY.replace("LOG", str(tmp_path / "log")))
+    monkeypatch.setattr(engines, "RETRIES", 1)
+    monkeypatch.setenv("EVCL_PLUGINS", os.pathsep.join([os.environ["EVCL_PLUGINS"], str(plugin)]))
+    load_plugins()
+    try:
+        deadly = configure("split-digits", "deadly", seeds=[0], tasks=1, given={"epochs": 1})
+        found = dict(work([deadly, *small(3)], Store(tmp_path / "s"), lambda heard: local("cpu", "fp32", heard, 2)))
+    finally:
+        methods.METHODS.remove("deadly")
+    assert "ended by SIGKILL, 2 times" in found[0].message
+    assert (tmp_path / "log").read_text() == "xx"
+    for i, cell in enumerate(small(3), 1):
+        assert {**found[i], "seconds": 0} == {**execute(cell), "seconds": 0}
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+from evcl import methods
+
+def terms(memory, s, n):
+    with Path("LOG").open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+methods.register(methods.Method("deadly", "kills its process", bayesian=False, terms=terms))
+"""
+
+
+def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_path, monkeypatch):
+    """What a GPU is for, but for the GPU."""
+    monkeypatch.setattr(engines, "streams", lambda: SimpleNamespace(run=None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    cells, meet = small(4), threading.Barrier(4)
+
+    def run(some, on_event, tolerant):
+        meet.wait(60)  # all four are running
+        on_event([0], Event(some[0].seeds, 0, 1, 1.0))
+        return [result_of(cell) for cell in some]
+
+    monkeypatch.setattr(engines, "execute_program", run)
+    monkeypatch.setattr(engines.Threads, "replicas", 1)
+    heard = []
+    found = dict(work(cells, Store(tmp_path), partial(engines.Threads, "fp32"), lambda some, event: heard.append(some)))
+    assert found == {i: result_of(cell) for i, cell in enumerate(cells)}
+    assert sorted(heard) == [[0], [1], [2], [3]]
+
+    def broken(some, on_event, tolerant):
+        raise torch.AcceleratorError("an illegal memory access")
+
+    monkeypatch.setattr(engines, "execute_program", broken)
+    with pytest.raises(EvclError, match="the GPU cannot be used any more"):
+        list(work(small(5)[4:], Store(tmp_path), partial(engines.Threads, "fp32")))
+    assert Store(tmp_path).look(key(small(5)[4])).kind == "stale"  # nobody's fault but the GPU's: to be run elsewhere
+
+
+def test_a_report_puts_the_seeds_of_a_sweep_together(tmp_path):
+    cells = small(3) + small(2, lr=0.5)
+    list(work(cells, Store(tmp_path), Here(run=lambda some, _: [result_of(cell) for cell in some])))
+    found = sorted(find_results(tmp_path), key=lambda result: result["config"]["lr"])
+    assert [result["seeds"] for result in found] == [[0, 1, 2], [0, 1]]
+    assert found[0]["average_accuracy"] == {"mean": 0.5, "std": 0.0, "per_seed": [0.5] * 3}
+
+
+# --- several processes ----------------------------------------------------------------------------------------------
+
+
+def started(file, folder):
+    command = [sys.executable, "-m", "evcl", "sweep", str(file), "--out", str(folder), "--workers", "1"]
+    return subprocess.Popen(
+        [*command, "--device", "cpu"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    )
+
+
+def done(folder):
+    return len(list(Path(folder).glob("cells/*/result.json")))
+
+
+def until(condition, seconds=300):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.soak)])
+def test_two_processes_share_a_sweep_and_one_finishes_what_the_other_began(count, file, tmp_path, evcl):
+    """Both run some; one is killed in the middle of a cell; the other finishes all, none twice, with equal results."""
+    asked = file(f'benchmarks = ["split-digits:2"]\nseeds = {count}\nmethods = ["naive"]\n[settings]\nepochs = 2\n')
+    folder = tmp_path / "out"
+    both = [started(asked, folder), started(asked, folder)]
+    try:
+        until(lambda: len({owner(path) for path in folder.glob("cells/*/claim-1.json")}) == 2)
+        before = done(folder)
+        until(lambda: done(folder) > before)
+        victim = both[0]
+        mine = {path for path in folder.glob("cells/*/claim-1.json") if f"-{victim.pid}-" in owner(path)}
+        victim.send_signal(signal.SIGKILL)
+        output, _ = both[1].communicate(timeout=600)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert both[1].returncode == 0, output
+    assert f"{count} cells, {count} done, 0 to do" in output
+    assert mine
+    cells = read_sweep(asked)
+    again = {path.parent.name for path in folder.glob("cells/*/claim-2.json")}
+    assert len(again) <= 1  # what the killed one was at
+    assert not list(folder.glob("cells/*/claim-3.json"))
+    store = Store(folder)
+    checked = [cell for cell in cells if key(cell) in again] + cells[:2]
+    for cell in checked:
+        assert {**store.result(cell), "seconds": 0} == {**execute(cell), "seconds": 0}
+    assert {store.look(key(cell)).kind for cell in cells} == {"done"}
+    status, out, _ = evcl("status", folder)
+    assert status == 0
+    assert f"{count} cells, {count} done, 0 to do" in out
+
+
+def owner(path):
+    return json.loads(path.read_text())["owner"]
+
+
+def test_where_a_sweep_stands(tmp_path, evcl, monkeypatch):
+    cells = small(5) + small(1, lr=0.5)
+    store, other = Store(tmp_path / "s"), Store(tmp_path / "s")
+    store.declare(cells)
+    store.complete(store.take(cells[0]), result_of(cells[0]))
+    store.fail(store.take(cells[1]), Failure("no memory"))
+    store.take(cells[2])
+    other.take(cells[3])
+    other.__exit__()
+    found = standing(tmp_path / "s")
+    assert [each.state.kind for each in found] == ["done", "failed", "running", "stale", "todo", "todo"]
+    assert [each.accuracy for each in found] == [0.5, None, None, None, None, None]
+    status, out, err = evcl("status", "s")
+    assert (status, err) == (0, "")
+    assert "6 cells, 1 done, 1 running, 1 stale (their owner is gone), 1 failed, 2 to do" in out
+    assert f"running: 1 by {store.me.name}" in out
+    assert "failed: 1 of split-digits naive: no memory" in out
+    assert "50.00" in out
+    assert "1/5" in out
+    store.__exit__()
+
+
+def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "local", lambda device, precision, on_event, workers: Here()(on_event))
+    text = (
+        'benchmarks = ["split-digits:1"]\nseeds = 1\n[methods.vcl]\nepochs = 1\nstd_lr_scale = 1000\nlr = [0.001, 10]'
+    )
+    command = ["sweep", file(text), "--device", "cpu"]
+    status, out, err = evcl(*command)
+    assert (status, err.count("\n")) == (1, 1)
+    assert "1 of 2 cells failed: evcl status" in err
+    assert "failed: diverged" in out
+    assert "2 cells, 1 done, 1 failed, 0 to do" in out
+    (failed,) = (tmp_path / "sweep").glob("cells/*/failed-1.json")
+    assert evcl(*command)[0] == 1
+    assert [path.name for path in failed.parent.glob("claim-*")] == ["claim-1.json"]
+    assert evcl(*command, "--retry-failed")[0] == 1
+    assert failed.with_name("failed-2.json").exists()
+    wrong = {"--workers": "0", "--engine": "spark", "--address": "1.2.3.4:5"}
+    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "goes with"), strict=True):
+        status, _, err = evcl(*command, option, value)
+        assert (status, err.count("\n")) == (2, 1)
+        assert message in err
