@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods, tables_cli
+from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, tables_cli
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
@@ -112,15 +114,21 @@ def run(
     with usage():
         numbers = _seeds(seeds, seed_list)
         config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
+        ranks.check_batch(config.settings.batch_size, ranks.world())
     folder = out or Path("runs") / benchmark / method
     torch.set_num_threads(1)
-    result = experiments.open_folder(folder, config, overwrite)
-    if result is not None:
-        console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
-    else:
-        with _progress([config]) as on_event:
-            ((_, result),) = experiments.execute_all([config], on_event)
-        experiments.write_result(folder, result)
+    with ranks.joined(config.device) as group:
+        result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
+        if result is not None if group is None else group.first(result is not None, config.device):
+            console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
+        else:
+            with _progress([config]) as on_event:
+                ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
+            if ranks.own() == 0:
+                experiments.write_result(folder, result)
+    if ranks.own() > 0:
+        return
+    assert result is not None
     _print_tables([result])
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
@@ -337,6 +345,9 @@ def root(
     if version:
         console.print(f"evcl {__version__}")
         raise typer.Exit
+    console.quiet = ranks.own() > 0
+    if ranks.world() > 1 and context.invoked_subcommand != "run":
+        raise Usage(f"torchrun is for evcl run: start evcl {context.invoked_subcommand or ''} by itself")
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
@@ -419,16 +430,30 @@ def main() -> None:
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
     except (Interrupted, typer.Abort):
-        _fail("interrupted; finished runs are kept", 1, debug)
+        _fail("interrupted; finished runs are kept", 1, debug, wait=0)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)
 
 
-def _fail(message: str, status: int, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    sys.stderr.write(f"evcl: {message}\n")
+PATIENCE = 30.0  # seconds
+
+
+def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> None:
+    """One line. What is wrong in all processes of a run is said by the first: torchrun ends the others when it ends, so
+    that one which is still there after a while is the only one that failed.
+    """
+    rank = 0
+    with contextlib.suppress(EvclError):
+        rank = ranks.own()
+    with contextlib.suppress(Interrupted):
+        if rank > 0:
+            time.sleep(wait)
+            message = f"process {rank}: {message}"
+        if rank == 0 or wait:
+            if debug:
+                traceback.print_exc()
+            sys.stderr.write(f"evcl: {message}\n")
     sys.exit(status)
 
 

@@ -29,6 +29,7 @@ from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
 from evcl.randomness import generator
+from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
 from evcl.training import History, Run, TaskData, Validation
 
@@ -434,6 +435,16 @@ class Learner:
         """Move the learner to a device, and return it."""
         self._check_idle()
         self._run.to(_device(device))
+        return self
+
+    def share(self, ranks: Ranks | None) -> Learner:
+        """From now on, learn together with the other processes that `evcl.ranks.joined()` found; returns the learner.
+
+        Each of them has a learner made alike and calls `learn` with the same data; all end with the same weights.
+        Whatever else is called is this process's own affair: let one of them save.
+        """
+        self._check_idle()
+        self._run.ranks = ranks
         return self
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:

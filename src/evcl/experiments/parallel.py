@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
+from evcl.ranks import Ranks
 from evcl.training import matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
@@ -33,12 +35,21 @@ def cores() -> int:
 
 
 def execute_all(
-    configs: Sequence[Config], on_event: OnEvent, workers: int | None = None, tolerant: bool = False
+    configs: Sequence[Config],
+    on_event: OnEvent,
+    workers: int | None = None,
+    tolerant: bool = False,
+    ranks: Ranks | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
-    A run whose loss is lost ends all of them or, if `tolerant`, has no accuracy.
+    A run whose loss is lost ends all of them or, if `tolerant`, has no accuracy. Several processes (`ranks`) train one
+    configuration after the other, its seeds side by side.
     """
+    if ranks is not None:
+        for i, config in enumerate(configs):
+            yield i, execute(config, partial(on_event, i), tolerant, ranks)
+        return
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)

@@ -22,6 +22,7 @@ from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
 from evcl.files import write_atomically
+from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import Progress, Run, StreamResult, learn_stream
 
@@ -101,12 +102,14 @@ class Event:
 OnEvent = Callable[[Event], None]
 
 
-def execute(config: Config, on_event: OnEvent | None = None, tolerant: bool = False) -> dict[str, Any]:
+def execute(
+    config: Config, on_event: OnEvent | None = None, tolerant: bool = False, ranks: Ranks | None = None
+) -> dict[str, Any]:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
     A loss that is lost is an error or, if `tolerant`, a result without an accuracy.
     """
-    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant)[0]
+    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks)[0]
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
@@ -137,10 +140,12 @@ def execute_together(
     configs: Sequence[Config],
     on_event: Callable[[int, Event], object] = lambda _, event: None,
     tolerant: bool = False,
+    ranks: Ranks | None = None,
 ) -> list[dict[str, Any]]:
     """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
 
-    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy.
+    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
+    together, each of which calls this.
     """
     lead, count = configs[0], len(configs[0].seeds)
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
@@ -160,6 +165,7 @@ def execute_together(
         device=lead.device,
         precision=lead.precision,
         tolerant=tolerant,
+        ranks=ranks,
     )
     tasks = len(streams[0])
 

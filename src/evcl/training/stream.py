@@ -56,7 +56,7 @@ def learn_stream(
         draws = list(run.draws(heads.values()))
         for k in range(last + 1):
             data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
-            probabilities.append(run.predict(data.x, data.head, draws))
+            probabilities.append(_predict(run, data, draws))
             labels.append(data.y)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (probabilities[k].argmax(2) == y).double().mean(1).cpu()
@@ -64,6 +64,17 @@ def learn_stream(
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     return StreamResult(accuracy, probabilities, labels)
+
+
+def _predict(run: Run, data: TaskData, draws: Sequence[Tensor]) -> Tensor:
+    """Probabilities [R, N, classes]; of several processes, each predicts a part."""
+    if run.ranks is None:
+        return run.predict(data.x, data.head, draws)
+    mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
+    found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
+    if part.stop > part.start:
+        found[:, part] = run.predict(data.x[:, part], data.head, draws)
+    return run.ranks.sum_(found)
 
 
 def _head(run: Run, task: Task, heads: dict[str, int]) -> int:
