@@ -59,11 +59,11 @@ def fisher(
     total = torch.zeros_like(mean)
     parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
-    for i, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
-        if ranks is not None and i % ranks.size != ranks.rank:
-            if kind == "sampled":
-                _labels(mean.new_ones(*ys.shape, classes), generators)  # so that the next draws are as in one process
+    for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
+        if ranks is not None and turn % ranks.size != ranks.rank:
+            if kind == "sampled":  # the next draws are those of one process
+                classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
+                _labels(mean.new_ones(*ys.shape, classes), generators)
             continue
         calls, handles = _record(network)
         try:
