@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.training import ranked
 
 import evcl
 from evcl.errors import EvclError
 from evcl.randomness import GeneratorNoise, PartNoise, generator
 from evcl.ranks import check_batch, joined
-from tests.training import ranked
 
 
 def torchrun(*arguments):
