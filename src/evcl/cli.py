@@ -56,12 +56,15 @@ def _later(given: bool, what: str) -> None:
         raise Usage(f"{what} is not in this version yet: leave it out")
 
 
+def _first_seeds(count: int) -> list[int]:
+    if not 1 <= count <= experiments.MOST_SEEDS:
+        raise Usage(f"--seeds must be a number from 1 to {experiments.MOST_SEEDS}, not {count}")
+    return list(range(count))
+
+
 def _seeds(count: int | None, listed: str | None) -> list[int]:
     if listed is None:
-        count = 3 if count is None else count
-        if not 1 <= count <= 10_000:
-            raise Usage(f"--seeds must be a number from 1 to 10000, not {count}")
-        return list(range(count))
+        return _first_seeds(3 if count is None else count)
     if count is not None:
         raise Usage("--seeds and --seed-list exclude each other")
     try:
@@ -191,7 +194,7 @@ def reproduce(
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
-            experiments.configure(name, one, preset, range(count), None, given, device, precision)
+            experiments.configure(name, one, preset, _first_seeds(count), None, given, device, precision)
             for name in names
             for one in chosen
         ]

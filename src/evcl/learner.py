@@ -23,7 +23,7 @@ from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError, unknown
-from evcl.files import write_atomically
+from evcl.files import parsed, write_atomically
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
@@ -604,7 +604,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
             if "evcl" not in metadata:
                 raise EvclError("it was not saved by evcl")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(json.loads(metadata["evcl"]), tensors, network)
+        return rebuilt(parsed(metadata["evcl"]), tensors, network)
     except SafetensorError as error:
         raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
     except OSError as error:

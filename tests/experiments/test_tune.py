@@ -141,7 +141,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     ("old", "new", "message"),
     [
         ("trials = 3", "", "trials must be a whole number"),
-        ("trials = 3", "trials = 3\nrefine = -1", "refine and confirm at least 0"),
+        ("trials = 3", "trials = 3\nrefine = -1", "line 6: refine must be a whole number, at least 0"),
         ("trials = 3", "trials = 3\nconfirm = 1", "go together"),
         ("trials = 3", "trials = 3\nconfirm = 1\nconfirm_seeds = [8]", "others than"),
         ("trials = 3", "trials = 3\nafter = [1]", "after must be a list of names"),

@@ -1,7 +1,7 @@
-"""Mutated files to everything that reads one: `python mutated.py COUNT SEED [TARGET...]`, a line of JSON for each defect.
+"""Mutated files to everything that reads one: `python mutated.py COUNT SEED [TARGET...]`, a line of JSON a defect.
 
-A reader may refuse a file with an EvclError, or take it. A defect is another exception, a warning, more than SECONDS, more
-memory than twice what the file may hold (and ALLOWANCE, which is Python's own), or code that ran. A reader of one's own
+A reader may refuse a file with an EvclError, or take it. A defect is another exception, a warning, more than SECONDS,
+more memory than twice what the file may hold (and ALLOWANCE, which is Python's own), or code that ran. One reader more
 is a line in TARGETS: what writes a good file into a folder, and what reads it and uses what it found.
 """
 
@@ -29,19 +29,19 @@ import numpy as np
 import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report")]
-import made_up
-import tiny
+import made_up  # noqa: E402
+import tiny  # noqa: E402
 
-import evcl
-from evcl.data import cache, formats
-from evcl.errors import EvclError
-from evcl.experiments import read_result, read_search
-from evcl.experiments.search import read_found
-from evcl.report import by_benchmark, find_results, tables_markdown
-from evcl.report.page import page
-from evcl.tables.model import create, load_model
-from evcl.tables.source import MOST_PIXELS
-from evcl.tables.work import open_source
+import evcl  # noqa: E402
+from evcl.data import cache, formats  # noqa: E402
+from evcl.errors import EvclError  # noqa: E402
+from evcl.experiments import read_result, read_search  # noqa: E402
+from evcl.experiments.search import read_found  # noqa: E402
+from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
+from evcl.report.page import page  # noqa: E402
+from evcl.tables.model import create, load_model  # noqa: E402
+from evcl.tables.source import MOST_PIXELS  # noqa: E402
+from evcl.tables.work import open_source  # noqa: E402
 
 SECONDS, ALLOWANCE = 5.0, 48 * 2**20
 MARK = Path(tempfile.gettempdir()) / f"evcl-code-ran-{os.getpid()}"
@@ -108,6 +108,10 @@ def use_table(path: Path) -> None:
     target = next((name for name in ("class", "y") if name in source.shapes), None)
     made, rows = create(source, target, hidden=(4,))
     made._inputs(source, rows.numbers(sorted(rows.names)), 0.1, lenient=True)
+
+
+def use_images(path: Path) -> None:
+    use_table(path.parents[1])
 
 
 def image(kind: str) -> Make:
@@ -214,7 +218,7 @@ TARGETS: dict[str, Target] = {
     "csv": Target(table, use_table),
     "npz": Target(npz_table, use_table),
     "parquet": Target(parquet_table, use_table),
-    **{kind: Target(image(kind), lambda p: use_table(p.parents[1]), 3 * MOST_PIXELS) for kind in ("png", "jpeg", "bmp", "gif")},
+    **{kind: Target(image(kind), use_images, 3 * MOST_PIXELS) for kind in ("png", "jpeg", "bmp", "gif", "webp")},
     **{f"data set, {kind}": Target(*data_set(kind), 2**20) for kind in ("idx", "cifar", "sheets", "letters", "npz")},
     "archive": Target(*data_set("letters", packed=True), 2**20),
     "cached array": Target(cached, lambda path: cache.load(path, (5, 4))),
@@ -238,7 +242,8 @@ def poison() -> bytes:
 
 
 POISON = poison()
-NUMBERS = [b"0", b"-1", b"1e309", b"NaN", b"null", b"true", b"9" * 25, b"9" * 5000, b"2147483648", b"1e-320", b'"x"', b"{}", b"[]"]  # fmt: skip
+NUMBERS = [b"0", b"-1", b"1e309", b"NaN", b"null", b"true", b"9" * 25, b"9" * 5000]  # fmt: skip
+NUMBERS += [b"2147483648", b"1e-320", b'"x"', b"{}", b"[]"]
 DEEP = [b"[" * 100_000, b'{"a":' * 50_000, b"a." * 50_000]
 HUGE = [2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1, 10**9, 0]
 
@@ -252,7 +257,9 @@ def bytes_changed(body: bytes, source: random.Random) -> bytes:
     if kind == 0 and body:
         changed[at] ^= 1 << source.randrange(8)
     elif kind == 1:
-        changed[at:end] = bytes(source.choice([0, 255, 127, 128, 10, 34, source.randrange(256)]) for _ in range(at, end))
+        changed[at:end] = bytes(
+            source.choice([0, 255, 127, 128, 10, 34, source.randrange(256)]) for _ in range(at, end)
+        )
     elif kind == 2:
         del changed[at:end]
     elif kind == 3:
@@ -401,6 +408,11 @@ def attempt(target: Target, path: Path) -> str | None:
     return wrong
 
 
+def say(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
 def main(count: int, seed: int, names: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -420,8 +432,8 @@ def main(count: int, seed: int, names: list[str]) -> None:
                 wrong = attempt(target, path)
                 taken += 1
                 if wrong is not None:
-                    print(json.dumps({"target": name, "case": k, "wrong": wrong[:300]}), flush=True)
-    print(json.dumps({"tried": taken}))
+                    say(target=name, case=k, wrong=wrong[:300])
+    say(tried=taken)
 
 
 if __name__ == "__main__":

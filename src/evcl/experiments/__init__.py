@@ -5,6 +5,7 @@ from evcl.experiments.parallel import cores, execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
 from evcl.experiments.run import (
+    MOST_SEEDS,
     RESULT,
     Config,
     Event,
@@ -19,6 +20,7 @@ from evcl.experiments.run import (
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
 
 __all__ = [
+    "MOST_SEEDS",
     "PAPER_BENCHMARKS",
     "PAPER_METHODS",
     "RESULT",

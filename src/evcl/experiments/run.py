@@ -21,13 +21,15 @@ from torch import Tensor
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
-from evcl.files import write_atomically
+from evcl.files import parsed, read_text, write_atomically
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import Progress, Run, StreamResult, learn_stream
 
 SCHEMA = 1
 RESULT = "result.json"
+MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
+MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
 
 
@@ -66,9 +68,11 @@ def configure(
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
     known = {**chosen.known_settings, "validation": VALIDATION}
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen), **(given or {})})
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
+    if len(set(seeds)) != len(seeds):
+        raise EvclError(f"seeds must be different numbers, not {list(seeds)}")
     count = benchmarks.check_tasks(entry, tasks)
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
@@ -343,7 +347,7 @@ def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) ->
 def read_result(path: Path) -> dict[str, Any]:
     """A result file, checked to be one."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parsed(read_text(path, MOST_RESULT_BYTES))
         for key, kind in _KINDS.items():
             if not isinstance(found[key], kind):
                 raise ValueError(f"{key} is {type(found[key]).__name__}")

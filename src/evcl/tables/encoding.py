@@ -251,6 +251,10 @@ class _Fit:
 
     def _add(self, numbers: Floats) -> None:
         """Mean and sum of squared deviations so far (Chan, Golub and LeVeque's update), missing ones left out."""
+        with np.errstate(over="ignore", invalid="ignore"):  # `column` refuses what comes of it
+            self._update(numbers)
+
+    def _update(self, numbers: Floats) -> None:
         there = ~np.isnan(numbers)
         self._missing |= not there.all()
         count = there.sum(0)
