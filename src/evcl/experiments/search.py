@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.errors import EvclError, unknown
 from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
@@ -56,8 +58,8 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 KEYS = tuple(KINDS)
 MOST = {  # of a number, or how many there are of something
-    "benchmarks": 100, "validation": 1, "seeds": MOST_SEEDS, "trials": 10_000, "refine": 10_000, "after": 100,
-    "confirm": 1_000, "confirm_seeds": MOST_SEEDS, "preset": 100, "methods": 100,
+    "benchmarks": 100, "seeds": MOST_SEEDS, "trials": 10_000, "refine": 10_000, "after": 100,
+    "confirm": 1_000, "confirm_seeds": MOST_SEEDS, "methods": 100,
 }  # fmt: skip
 MOST_TRIALS = 100_000  # of all methods on all benchmarks
 T = TypeVar("T")
@@ -97,6 +99,7 @@ def read_search(path: Path) -> Search:
     if cells > MOST_TRIALS:
         file.bad(("trials",), f"of all methods on all benchmarks are {cells:,}, and the most is {MOST_TRIALS:,}")
     for benchmark in search.benchmarks:
+        _try(file, ("benchmarks",), partial(_benchmark, benchmark))
         for method in search.spaces:  # every trial is a valid configuration
             for settings in _try(file, ("methods", method), partial(trials, search, method)):
                 wanted = partial(_config, search, benchmark, method, settings, "cpu", None)
@@ -113,9 +116,11 @@ def _values(file: ConfigFile) -> dict[str, Any]:
     for key, (kind, what) in KINDS.items():
         value = found.get(key)
         empty = not value and (key not in USUAL or key == "preset")
-        size: Any = len(value) if isinstance(value, list | dict | str) else value
-        if not isinstance(value, kind) or isinstance(value, bool) or empty or not 0 <= size <= MOST[key]:
-            file.bad((key,), f"must be {what} (at most {MOST[key]:,}), not {_short(value)}")
+        if not isinstance(value, kind) or isinstance(value, bool) or empty:
+            file.bad((key,), f"must be {what}, not {_short(value)}")
+        size: Any = len(value) if isinstance(value, list | dict) else value
+        if key in MOST and not 0 <= size <= MOST[key]:
+            file.bad((key,), f"must be {what}, {MOST[key]:,} at most, not {size:,}")
     for key in ("benchmarks", "after"):
         if not all(isinstance(name, str) for name in found[key]):
             file.bad((key,), f"must be a list of names, not {_short(found[key])}")
@@ -131,13 +136,14 @@ def _short(value: Any) -> str:
 
 
 def _try(file: ConfigFile, key: tuple[str, ...], check: Callable[[], T], where: str = "") -> T:
-    """What `check` finds; what it refuses stands at this key, or at a setting that it names first."""
+    """What `check` finds; what it refuses stands at this key, or at one that its message names."""
     try:
         return check()
     except EvclError as error:
-        first = str(error).split(" ")[0]
-        more = (first,) if file.line((*key, first)) != file.line(key) else ()
-        file.bad((*key, *more), f"is refused{where}: {error}")
+        words = [*re.findall(r"[\w-]+", str(error))[:2], *re.findall(r"'([\w-]+)'", str(error))]
+        places = [place for word in words for place in ((*key, word), (word,))]
+        named = [place for place in places if file.line(place) not in (None, file.line(key), file.line(place[:-1]))]
+        file.bad((*named, key)[0], f"is refused{where}: {error}")
 
 
 def _spaces(file: ConfigFile, methods: Mapping[str, Any], trials: int) -> dict[str, Sequence[Space]]:
@@ -217,15 +223,23 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     return min(max(float(f"{value:.3g}"), low), high)
 
 
+def _benchmark(text: str) -> tuple[str, int | None]:
+    """A name, and how many tasks if that is said: both as the benchmark has them."""
+    name, _, tasks = text.partition(":")
+    if tasks and not (tasks.isdecimal() and tasks.isascii() and len(tasks) < 10):
+        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {text!r}")
+    count = int(tasks) if tasks else None
+    check_tasks(BENCHMARKS[name], count)
+    return name, count
+
+
 def _config(
     search: Search, benchmark: str, method: str, settings: Mapping[str, Any], device: str, precision: str | None
 ) -> Config:
-    name, _, tasks = benchmark.partition(":")
-    if tasks and not tasks.isdecimal():
-        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
+    name, tasks = _benchmark(benchmark)
     of = search.spaces[method][0].get("method", method)
     given = {**settings, "validation": search.validation}
-    return configure(name, of, search.preset, search.seeds, int(tasks) if tasks else None, given, device, precision)
+    return configure(name, of, search.preset, search.seeds, tasks, given, device, precision)
 
 
 def tune(
