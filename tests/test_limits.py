@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
 
 import evcl
 from evcl.errors import EvclError
@@ -104,3 +107,35 @@ def test_numbers_of_a_result_have_ranges(tmp_path, evcl):
     status, _, err = evcl("report", tmp_path)
     assert status == 1
     assert "nll should hold a number from 0 to 1e+06 a seed" in err
+
+
+LOADING = """
+import sys
+import evcl
+from pathlib import Path
+
+evcl.load(sys.argv[1])  # what is imported at first
+Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) * 1024
+
+
+before = memory("VmRSS")
+evcl.load(sys.argv[2])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_model_is_loaded_in_twice_its_size(tmp_path):
+    files = [tmp_path / f"{width}.safetensors" for width in (5, 1500)]
+    for path in files:
+        learner = evcl.EVCL(evcl.nn.mlp(1000, [int(path.stem)]), epochs=1)
+        learner.learn((torch.zeros(4, 1000), torch.arange(4) % 2))
+        learner.save(path)
+    command = [sys.executable, "-c", LOADING, *map(str, files)]
+    taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert taken < 2 * files[1].stat().st_size, f"{taken:,} bytes"

@@ -632,6 +632,8 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
     settings = resolve(method.name, method.known_settings, saved["settings"])
+    # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
+    device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk)
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
@@ -644,8 +646,10 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         only=saved.get("only"),
         skip=saved.get("skip"),
         dtype=dtypes[saved["dtype"]],
+        device=device,
         **settings,
     )
+    del network
     run = learner._run
     learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
     if run.network.layout != trunk:
@@ -657,6 +661,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     names = list(heads)
     keeps = settings.get("coreset", "none") != "none"
     run.load_tensors(tensors, saved["rounds"], [names.index(head) for head in tasks.values()] if keeps else [])
+    run.lost = torch.zeros(1, dtype=torch.bool)
     for coreset in run.coresets:
         if coreset.x.shape[2:] != run.coresets[0].x.shape[2:]:
             raise EvclError("the inputs of its coresets should be of one shape")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -526,7 +527,7 @@ class Run:
             own |= {name.replace("posterior", "tuned"): t for name, t in own.items() if name.startswith("posterior")}
         for name, wanted in own.items():
             found = tensors[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype or not bool(found.isfinite().all()):
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not _finite(found):
                 raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
@@ -573,6 +574,11 @@ class Run:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all of it is; without the copies that `isfinite` makes, which may be as large as the file."""
+    return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
 
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:
