@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from evcl.experiments import configure, execute
 from evcl.training import Run
 
 PAGE = 4096
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
 
 def tried(count, seed):
     """In a process of its own, so that a crash is seen, and memory is its own."""
