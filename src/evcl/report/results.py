@@ -21,7 +21,7 @@ from evcl.report.styles import NAMES, STYLES, Style, assign
 
 Result = dict[str, Any]
 Floats = NDArray[np.float64]
-RANGES = {"average_accuracy": (0, 1), "forgetting": (-1, 1), "nll": (0, 1e6), "ece": (0, 1)}
+RANGES = {"average_accuracy": (0, 1), "forgetting": (-2, 2), "nll": (0, 1e6), "ece": (0, 1)}
 HELD_OUT = "held-out data"
 
 
@@ -96,13 +96,15 @@ def _checked(path: Path) -> Result:
         accuracy = np.array(result["accuracy"], dtype=np.float64)  # None becomes NaN
         if not count or accuracy.shape != (count, tasks, tasks):
             raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
-        if np.isnan(accuracy[:, -1]).any() or (accuracy < 0).any() or (accuracy > 1).any():
-            raise ValueError("accuracy should lie between 0 and 1, and its last row be measured")
+        if (accuracy < 0).any() or (accuracy > 1).any():
+            raise ValueError("accuracy should lie between 0 and 1")
+        if np.isnan(accuracy[:, -1]).any():
+            raise ValueError("the last row of accuracy should be measured")
         for measure, (low, high) in RANGES.items():
             summary = result[measure]
             values = [summary["mean"], summary["std"], *summary["per_seed"]]
             if len(values) != count + 2 or any(v is not None and not low <= v <= high for v in values):
-                raise ValueError(f"{measure} should hold a number from {low:g} to {high:g} a seed")
+                raise ValueError(f"{measure} should hold a number a seed, from {low:g} to {high:g}")
         if result["average_accuracy"]["mean"] is None:
             raise ValueError("average_accuracy should be measured")
     except (TypeError, ValueError, KeyError) as error:
