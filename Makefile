@@ -10,7 +10,7 @@ export OMP_NUM_THREADS := 1
 help:
 	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
 	@echo "make test    the tests"
-	@echo "make soak    the long tests at full size"
+	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    speed, as ratios"
 	@echo "make format  put the code in its format"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods, sweep_cli, tables_cli
+from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, sweep_cli, tables_cli
 from evcl.errors import EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
@@ -56,12 +58,15 @@ def _later(given: bool, what: str) -> None:
         raise Usage(f"{what} is not in this version yet: leave it out")
 
 
+def _first_seeds(count: int) -> list[int]:
+    if not 1 <= count <= experiments.MOST_SEEDS:
+        raise Usage(f"--seeds must be a number from 1 to {experiments.MOST_SEEDS}, not {count}")
+    return list(range(count))
+
+
 def _seeds(count: int | None, listed: str | None) -> list[int]:
     if listed is None:
-        count = 3 if count is None else count
-        if not 1 <= count <= 10_000:
-            raise Usage(f"--seeds must be a number from 1 to 10000, not {count}")
-        return list(range(count))
+        return _first_seeds(3 if count is None else count)
     if count is not None:
         raise Usage("--seeds and --seed-list exclude each other")
     try:
@@ -114,15 +119,21 @@ def run(
     with usage():
         numbers = _seeds(seeds, seed_list)
         config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
+        ranks.check_batch(config.settings.batch_size, ranks.world())
     folder = out or Path("runs") / benchmark / method
     torch.set_num_threads(1)
-    result = experiments.open_folder(folder, config, overwrite)
-    if result is not None:
-        console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
-    else:
-        with _progress([config]) as on_event:
-            ((_, result),) = experiments.execute_all([config], on_event)
-        experiments.write_result(folder, result)
+    with ranks.joined(config.device) as group:
+        result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
+        if result is not None if group is None else group.first(result is not None, config.device):
+            console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
+        else:
+            with _progress([config]) as on_event:
+                ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
+            if ranks.own() == 0:
+                experiments.write_result(folder, result)
+    if ranks.own() > 0:
+        return
+    assert result is not None
     _print_tables([result])
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
@@ -188,7 +199,9 @@ def reproduce(
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
-            experiments.configure(name, one, preset, range(count), None, given) for name in names for one in chosen
+            experiments.configure(name, one, preset, _first_seeds(count), None, given)
+            for name in names
+            for one in chosen
         ]
     make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
     configs = [replace(config, device=device, precision=precision) for config in configs]
@@ -348,6 +361,9 @@ def root(
     if version:
         console.print(f"evcl {__version__}")
         raise typer.Exit
+    console.quiet = ranks.own() > 0
+    if ranks.world() > 1 and context.invoked_subcommand != "run":
+        raise Usage(f"torchrun is for evcl run: start evcl {context.invoked_subcommand or ''} by itself")
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
@@ -423,16 +439,30 @@ def main() -> None:
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
     except (Interrupted, typer.Abort):
-        _fail("interrupted; finished runs are kept", 1, debug)
+        _fail("interrupted; finished runs are kept", 1, debug, wait=0)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)
 
 
-def _fail(message: str, status: int, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    sys.stderr.write(f"evcl: {message}\n")
+PATIENCE = 30.0  # seconds
+
+
+def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> None:
+    """One line. What is wrong in all processes of a run is said by the first: torchrun ends the others when it ends, so
+    that one which is still there after a while is the only one that failed.
+    """
+    rank = 0
+    with contextlib.suppress(EvclError):
+        rank = ranks.own()
+    with contextlib.suppress(Interrupted):
+        if rank > 0:
+            time.sleep(wait)
+            message = f"process {rank}: {message}"
+        if rank == 0 or wait:
+            if debug:
+                traceback.print_exc()
+            sys.stderr.write(f"evcl: {message}\n")
     sys.exit(status)
 
 

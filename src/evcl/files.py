@@ -1,13 +1,15 @@
-"""Where files are kept, and writing one whole or not at all, and if need be only once."""
+"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from evcl.errors import EvclError
 
@@ -20,6 +22,29 @@ def cache_folder() -> Path:
     import pooch
 
     return Path(pooch.os_cache("evcl"))
+
+
+def read_text(path: Path, most: int) -> str:
+    """A text file in UTF-8 of at most so many bytes."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise EvclError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > most:
+        raise EvclError(f"{path} has more than the {most:,} bytes that it may have")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EvclError(f"{path} is not UTF-8 (byte {error.start + 1})") from error
+
+
+def parsed(text: str) -> Any:
+    """What a JSON text says; whatever is wrong with it is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:

@@ -23,12 +23,13 @@ from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError, unknown
-from evcl.files import write_atomically
+from evcl.files import parsed, write_atomically
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
 from evcl.randomness import generator
+from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
 from evcl.training import History, Run, TaskData, Validation
 
@@ -436,6 +437,16 @@ class Learner:
         self._run.to(_device(device))
         return self
 
+    def share(self, ranks: Ranks | None) -> Learner:
+        """From now on, learn together with the other processes that `evcl.ranks.joined()` found; returns the learner.
+
+        Each of them has a learner made alike and calls `learn` with the same data; all end with the same weights.
+        Whatever else is called is this process's own affair: let one of them save.
+        """
+        self._check_idle()
+        self._run.ranks = ranks
+        return self
+
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
         self._check_idle()
@@ -593,7 +604,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
             if "evcl" not in metadata:
                 raise EvclError("it was not saved by evcl")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(json.loads(metadata["evcl"]), tensors, network)
+        return rebuilt(parsed(metadata["evcl"]), tensors, network)
     except SafetensorError as error:
         raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
     except OSError as error:
@@ -621,6 +632,8 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
     settings = resolve(method.name, method.known_settings, saved["settings"])
+    # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
+    device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk)
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
@@ -633,8 +646,10 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         only=saved.get("only"),
         skip=saved.get("skip"),
         dtype=dtypes[saved["dtype"]],
+        device=device,
         **settings,
     )
+    del network
     run = learner._run
     learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
     if run.network.layout != trunk:
@@ -646,6 +661,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     names = list(heads)
     keeps = settings.get("coreset", "none") != "none"
     run.load_tensors(tensors, saved["rounds"], [names.index(head) for head in tasks.values()] if keeps else [])
+    run.lost = torch.zeros(1, dtype=torch.bool)
     for coreset in run.coresets:
         if coreset.x.shape[2:] != run.coresets[0].x.shape[2:]:
             raise EvclError("the inputs of its coresets should be of one shape")

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_run_names_the_line_and_the_key(old, new, message,
 
 
 def test_a_file_is_a_file_of_a_sweep(tmp_path, evcl):
-    with pytest.raises(EvclError, match="cannot be read"):
+    with pytest.raises(EvclError, match="cannot read"):
         read_sweep(tmp_path / "nowhere.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 1_000_001)
     status, _, err = evcl("sweep", "large.toml")

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.nn import BayesianLayer, BayesianNetwork, Layout
+from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
+from evcl.ranks import Ranks
 from evcl.settings import ELASTIC
 
 KINDS = ELASTIC["fisher"].choices
@@ -37,24 +38,33 @@ def fisher(
     chunk: int | None = None,
     temperature: Tensor | float = 1.0,
     weights: Tensor | None = None,
+    ranks: Ranks | None = None,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
     `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
     go through the network at once. `temperature` ([R, 1], or one for all) divides the logits. `weights` [R, n] are what
-    the examples count for; None: 1.
+    the examples count for; None: 1. Of several processes (`ranks`), each with all of this, each takes its share of the
+    examples.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
     if chunk is None:
         chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
         chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few and long kernels; a CPU wants what fits its cache
+    if ranks is not None and kind != "sampled":  # whose draws depend on the chunks
+        chunk = min(chunk, -(-x.shape[1] // ranks.size))
     network.bind(mean, None, layout)
     network.weights.noise = None
     total = torch.zeros_like(mean)
     parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    for xs, ys, us in zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True):
+    for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
+        if ranks is not None and turn % ranks.size != ranks.rank:
+            if kind == "sampled":  # the next draws are those of one process
+                classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
+                _labels(mean.new_ones(*ys.shape, classes), generators)
+            continue
         calls, handles = _record(network)
         try:
             with torch.enable_grad():
@@ -69,6 +79,8 @@ def fisher(
         for i, target in enumerate(targets):
             deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
             _add_squares(parts, calls, deltas, ys.shape[1])
+    if ranks is not None:
+        ranks.sum_(total)
     return total / x.shape[1]
 
 
@@ -100,11 +112,15 @@ def _targets(
     if kind == "exact":
         return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
     if kind == "sampled":
-        if generators is None:
-            raise ValueError("a sampled Fisher needs generators")
-        rows = zip(p.unflatten(0, y.shape), generators, strict=True)
-        y = torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in rows])
+        y = _labels(p.unflatten(0, y.shape), generators)
     return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
+
+
+def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+    """[R*n, 1]: a label drawn from each of p [R, n, classes]."""
+    if generators is None:
+        raise ValueError("a sampled Fisher needs generators")
+    return torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in zip(p, generators, strict=True)])
 
 
 @torch.no_grad()

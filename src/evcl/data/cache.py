@@ -20,9 +20,10 @@ from evcl.data import progress
 from evcl.data.catalog import Entry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 from evcl.errors import EvclError
-from evcl.files import cache_folder, write_atomically
+from evcl.files import cache_folder, parsed, read_text, write_atomically
 
 SOURCE = "source.json"
+MOST_JSON_BYTES = 100_000  # of it
 
 
 def folder(entry: Entry) -> Path:
@@ -70,9 +71,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise SourceFailed("not there") from None
+        if not path.exists():
+            raise SourceFailed("not there")
+        found = parsed(read_text(path, MOST_JSON_BYTES))
+    except SourceFailed:
+        raise
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict):

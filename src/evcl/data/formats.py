@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import lzma
 import math
 import struct
 import tarfile
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from evcl.data.catalog import ARRAYS, Entry, Form
 from evcl.errors import EvclError
+from evcl.files import parsed
 
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]
@@ -190,7 +191,7 @@ def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
     for blob, member in zip(blobs, form.members, strict=True):
         with _reading(member):
             if member.endswith(".json"):
-                parts.append(np.array(json.loads(blob), dtype=np.uint8))
+                parts.append(np.array(parsed(blob.decode()), dtype=np.uint8))
             else:
                 parts.append(_pixels(blob, "RGB", entry.most_bytes).reshape(-1, *shape))
     *train, test, train_labels, test_labels = parts
@@ -238,11 +239,19 @@ def _no_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.ui
     raise SourceFailed("its arrays are in a version of the .npy format that plain uint8 arrays do not need")
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Pillow warns of images with many pixels, and we refuse them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _pixels(blob: bytes, mode: str, most: int) -> UInt8:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(blob), formats=("PNG",)) as image:
+        with quiet(), Image.open(io.BytesIO(blob), formats=("PNG",)) as image:
             if image.width * image.height * len(mode) > most:
                 raise _too_large("an image", most)
             return np.asarray(image.convert(mode))

@@ -7,6 +7,7 @@ from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
 from evcl.experiments.run import (
+    MOST_SEEDS,
     RESULT,
     Config,
     Event,
@@ -26,6 +27,7 @@ from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 __all__ = [
     "CELLS",
     "HIDDEN",
+    "MOST_SEEDS",
     "PAPER_BENCHMARKS",
     "PAPER_METHODS",
     "RESULT",

@@ -9,8 +9,9 @@ from functools import partial
 from evcl.errors import EvclError
 from evcl.experiments.cells import MakeEngine, work
 from evcl.experiments.engines import Inline, Result, local
-from evcl.experiments.run import Config, Event, merge
+from evcl.experiments.run import Config, Event, execute, merge
 from evcl.experiments.store import Failure, Store, Unkept, each_seed
+from evcl.ranks import Ranks
 
 OnEvent = Callable[[int, Event], None]
 
@@ -22,13 +23,19 @@ def execute_all(
     tolerant: bool = False,
     store: Store | None = None,
     engine: MakeEngine | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
     A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one whose loss is lost
     then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
-    tried again. The engine is this machine if nothing is said.
+    tried again. The engine is this machine if nothing is said. Several processes (`ranks`) train one configuration
+    after the other, its seeds side by side, and keep nothing.
     """
+    if ranks is not None:
+        for i, config in enumerate(configs):
+            yield i, execute(config, partial(on_event, i), tolerant, ranks)
+        return
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)

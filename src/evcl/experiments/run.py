@@ -21,12 +21,15 @@ from torch import Tensor
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
-from evcl.files import write_atomically
+from evcl.files import parsed, read_text, write_atomically
+from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import Progress, Run, StreamResult, learn_stream
 
 SCHEMA = 1
 RESULT = "result.json"
+MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
+MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
 
 
@@ -66,9 +69,11 @@ def configure(
     known = {**chosen.known_settings, "validation": VALIDATION}
     count = benchmarks.check_tasks(entry, tasks)
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen, count), **(given or {})})
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise EvclError(f"seeds must be different numbers, at least one, not {list(seeds)}")
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
+    if len(set(seeds)) != len(seeds):
+        raise EvclError(f"seeds must be different numbers, not {list(seeds)}")
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
 
@@ -104,12 +109,14 @@ class Event:
 OnEvent = Callable[[Event], None]
 
 
-def execute(config: Config, on_event: OnEvent | None = None, tolerant: bool = False) -> dict[str, Any]:
+def execute(
+    config: Config, on_event: OnEvent | None = None, tolerant: bool = False, ranks: Ranks | None = None
+) -> dict[str, Any]:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
     A loss that is lost is an error or, if `tolerant`, a result without an accuracy.
     """
-    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant)[0]
+    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks)[0]
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
@@ -140,10 +147,12 @@ def execute_together(
     configs: Sequence[Config],
     on_event: Callable[[int, Event], object] = lambda _, event: None,
     tolerant: bool = False,
+    ranks: Ranks | None = None,
 ) -> list[dict[str, Any]]:
     """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
 
-    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy.
+    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
+    together, each of which calls this.
     """
     lead, count = configs[0], len(configs[0].seeds)
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
@@ -163,6 +172,7 @@ def execute_together(
         device=lead.device,
         precision=lead.precision,
         tolerant=tolerant,
+        ranks=ranks,
     )
     tasks = len(streams[0])
 
@@ -354,7 +364,7 @@ def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) ->
 def read_result(path: Path) -> dict[str, Any]:
     """A result file, checked to be one."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parsed(read_text(path, MOST_RESULT_BYTES))
         for key, kind in _KINDS.items():
             if not isinstance(found[key], kind):
                 raise ValueError(f"{key} is {type(found[key]).__name__}")

@@ -26,20 +26,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.errors import EvclError, unknown
 from evcl.experiments.cells import MakeEngine
+from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import Config, Event, configure, where
+from evcl.experiments.run import MOST_RESULT_BYTES, MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store, each_seed
+from evcl.files import parsed, read_text
+from evcl.settings import SEED
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "benchmarks": (list, "a list of names"),
@@ -54,6 +59,12 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "methods": (dict, "a table for each method"),
 }
 KEYS = tuple(KINDS)
+MOST = {  # of a number, or how many there are of something
+    "benchmarks": 100, "seeds": MOST_SEEDS, "trials": 10_000, "refine": 10_000, "after": 100,
+    "confirm": 1_000, "confirm_seeds": MOST_SEEDS, "methods": 100,
+}  # fmt: skip
+MOST_TRIALS = 100_000  # of all methods on all benchmarks
+T = TypeVar("T")
 USUAL: dict[str, Any] = {"preset": "paper", "refine": 0, "after": [], "confirm": 0, "confirm_seeds": []}
 Space = Mapping[str, Any]  # setting -> value, range or choices
 Trial = Mapping[str, Any]  # its settings; mean, std and per_seed of the average accuracy
@@ -77,48 +88,77 @@ class Search:
 
 
 def read_search(path: Path) -> Search:
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvclError(f"{path} cannot be read as TOML: {error}") from error
-    for key in found:
-        if key not in KEYS:
-            raise EvclError(f"{path}: {unknown('key', key, KEYS)}")
-    found = {**USUAL, **found}
-    for key, (kind, what) in KINDS.items():
-        empty = not found.get(key) and (key not in USUAL or key == "preset")
-        if not isinstance(found.get(key), kind) or isinstance(found[key], bool) or empty:
-            raise EvclError(f"{path}: {key} must be {what}, not {found.get(key)!r}")
-    for key in ("benchmarks", "after"):
-        if not all(isinstance(name, str) for name in found[key]):
-            raise EvclError(f"{path}: {key} must be a list of names, not {found[key]}")
-    spaces = _spaces(path, found.pop("methods"), found["trials"])
+    file = ConfigFile(path)
+    found = _values(file)
+    spaces = _spaces(file, found.pop("methods"), found["trials"])
     lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
     search = Search(**{**found, **lists}, spaces=spaces, folder=path.parent)
-    if not 0 < search.validation < 1 or min(search.trials - 1, search.refine, search.confirm) < 0:
-        raise EvclError(
-            f"{path}: validation must lie between 0 and 1, trials be at least 1, refine and confirm at least 0"
-        )
+    if not 0 < search.validation < 1:
+        file.bad(("validation",), f"must lie between 0 and 1, and is {search.validation}")
     if (search.confirm > 0) != (len(search.confirm_seeds) > 0) or set(search.confirm_seeds) & set(search.seeds):
-        raise EvclError(
-            f"{path}: confirm and confirm_seeds go together, and its seeds must be others than {search.seeds}"
-        )
+        file.bad(("confirm",), f"goes with confirm_seeds, and those must be others than {search.seeds}")
+    cells = search.trials * len(search.spaces) * len(search.benchmarks)
+    if cells > MOST_TRIALS:
+        file.bad(("trials",), f"{cells:,} of all methods on all benchmarks, and the most is {MOST_TRIALS:,}")
     for benchmark in search.benchmarks:
+        _try(file, ("benchmarks",), partial(named_tasks, benchmark))
         for method in search.spaces:  # every trial is a valid configuration
-            for settings in trials(search, method):
-                _config(search, benchmark, method, settings, "cpu", None)
+            for settings in _try(file, ("methods", method), partial(trials, search, method)):
+                wanted = partial(_config, search, benchmark, method, settings, "cpu", None)
+                _try(file, ("methods", method), wanted, f" on {benchmark}")
     return search
 
 
-def _spaces(path: Path, methods: Mapping[str, Any], trials: int) -> dict[str, Sequence[Space]]:
+def _values(file: ConfigFile) -> dict[str, Any]:
+    """Every key's value, of its kind and within its bound."""
+    for key in file.values:
+        if key not in KEYS:
+            file.bad((key,), f"is no key of a search: {unknown('key', key, KEYS)}")
+    found: dict[str, Any] = {**USUAL, **file.values}
+    for key, (kind, what) in KINDS.items():
+        value = found.get(key)
+        empty = not value and (key not in USUAL or key == "preset")
+        if not isinstance(value, kind) or isinstance(value, bool) or empty:
+            file.bad((key,), f"must be {what}, not {_short(value)}")
+        size: Any = len(value) if isinstance(value, list | dict) else value
+        if key in MOST and not 0 <= size <= MOST[key]:
+            file.bad((key,), f"must be {what}, {MOST[key]:,} at most, not {size:,}")
+    for key in ("benchmarks", "after"):
+        if not all(isinstance(name, str) for name in found[key]):
+            file.bad((key,), f"must be a list of names, not {_short(found[key])}")
+    for key in ("seeds", "confirm_seeds"):
+        for seed in found[key]:
+            _try(file, (key,), partial(SEED.check, "seed", seed))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _try(file: ConfigFile, key: tuple[str, ...], check: Callable[[], T], where: str = "") -> T:
+    """What `check` finds; what it refuses stands at this key, or at one that its message names."""
+    try:
+        return check()
+    except EvclError as error:
+        words = [*re.findall(r"[\w-]+", str(error))[:2], *re.findall(r"'([\w-]+)'", str(error))]
+        places = [place for word in words for place in ((*key, word), (word,))]
+        named = [place for place in places if file.line(place) not in (None, file.line(key), file.line(place[:-1]))]
+        file.bad((*named, key)[0], f"is refused{where}: {error}")
+
+
+def _spaces(file: ConfigFile, methods: Mapping[str, Any], trials: int) -> dict[str, Sequence[Space]]:
     spaces: dict[str, Sequence[Space]] = {}
     for name, space in methods.items():
         spaces[name] = space if isinstance(space, list) else [space]
     for method, alternatives in spaces.items():
+        key = ("methods", method)
         if not alternatives or not all(isinstance(space, dict) for space in alternatives):
-            raise EvclError(f"{path}: methods.{method} must be a table of settings, not {methods[method]!r}")
-        if len({space.get("method", method) for space in alternatives}) > 1 or len(alternatives) > trials:
-            raise EvclError(f"{path}: the tables of methods.{method} must be of one method, at most as many as trials")
+            file.bad(key, f"must be a table of settings, not {_short(methods[method])}")
+        named = [space.get("method", method) for space in alternatives]
+        if any(name != named[0] or not isinstance(name, str) for name in named) or len(alternatives) > trials:
+            file.bad(key, "must be tables of one method, named by a text, at most as many as trials")
     return spaces
 
 
@@ -186,12 +226,14 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     return min(max(float(f"{value:.3g}"), low), high)
 
 
-def named_tasks(benchmark: str) -> tuple[str, int | None]:
-    """A benchmark's name, and how many tasks if that is said: permuted-mnist:10."""
-    name, _, tasks = benchmark.partition(":")
+def named_tasks(text: str) -> tuple[str, int | None]:
+    """A benchmark's name, and how many tasks if that is said, both as it has them: permuted-mnist:10."""
+    name, _, tasks = text.partition(":")
     if tasks and not (tasks.isascii() and tasks.isdecimal() and len(tasks) < 10):
-        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {benchmark!r}")
-    return name, int(tasks) if tasks else None
+        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {text!r}")
+    count = int(tasks) if tasks else None
+    check_tasks(BENCHMARKS[name], count)
+    return name, count
 
 
 def _config(
@@ -301,7 +343,7 @@ def _asked(search: Search) -> dict[str, Any]:
 def read_found(path: Path, search: Search) -> dict[str, Any]:
     """What `tune` found earlier, if it was for this search."""
     try:
-        found = dict(json.loads(path.read_text("utf-8")))
+        found = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
         same = {key: found[key] for key in _asked(search)} == _asked(search)
         found["tried"], found["benchmark"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,6 +11,7 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.methods.terms import Elastic, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.ranks import Ranks
 from evcl.registry import Registry
 from evcl.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 
@@ -40,6 +41,7 @@ class FinishedTask:
     settings: Settings
     generators: Sequence[torch.Generator]  # one a replica
     weights: Tensor | None = None  # [R, n], what the examples count for; None: 1
+    ranks: Ranks | None = None  # the processes that share the work, all of which have this task; None: there is one
 
     @property
     def mean(self) -> Tensor:

@@ -12,6 +12,8 @@ from torch.nn.utils import skip_init
 from evcl.errors import EvclError
 from evcl.nn.posterior import he_uniform
 
+MOST_LAYERS, MOST_WEIGHTS = 100, 10**9
+
 
 class MLP(nn.Sequential):
     """Linear layers with a ReLU behind each. A learner draws its weights anew from the learner's own seed."""
@@ -21,6 +23,12 @@ class MLP(nn.Sequential):
         if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
             raise EvclError(
                 f"mlp takes a width and a list of hidden widths, all at least 1, not {inputs!r}, {hidden!r}"
+            )
+        weights = sum((a + 1) * b for a, b in pairwise(widths))
+        if len(hidden) > MOST_LAYERS or weights > MOST_WEIGHTS:
+            raise EvclError(
+                f"mlp of {len(hidden)} hidden layers and {weights:,} weights: "
+                f"{MOST_LAYERS} layers and {MOST_WEIGHTS:,} weights are the most"
             )
         source = torch.Generator().manual_seed(seed)
         layers: list[nn.Module] = [nn.Flatten()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from evcl.report.styles import NAMES, STYLES, Style, assign
 
 Result = dict[str, Any]
 Floats = NDArray[np.float64]
-SUMMARIES = ("average_accuracy", "forgetting", "nll", "ece")
+RANGES = {"average_accuracy": (0, 1), "forgetting": (-2, 2), "nll": (0, 1e6), "ece": (0, 1)}
 HELD_OUT = "held-out data"
 
 
@@ -113,13 +112,15 @@ def _checked(path: Path) -> Result:
         accuracy = np.array(result["accuracy"], dtype=np.float64)  # None becomes NaN
         if not count or accuracy.shape != (count, tasks, tasks):
             raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
-        if np.isinf(accuracy).any() or np.isnan(accuracy[:, -1]).any():
+        if (accuracy < 0).any() or (accuracy > 1).any():
+            raise ValueError("accuracy should lie between 0 and 1")
+        if np.isnan(accuracy[:, -1]).any():
             raise ValueError("the last row of accuracy should be measured")
-        for measure in SUMMARIES:
+        for measure, (low, high) in RANGES.items():
             summary = result[measure]
             values = [summary["mean"], summary["std"], *summary["per_seed"]]
-            if len(values) != count + 2 or any(v is not None and not math.isfinite(v) for v in values):
-                raise ValueError(f"{measure} should hold a number a seed")
+            if len(values) != count + 2 or any(v is not None and not low <= v <= high for v in values):
+                raise ValueError(f"{measure} should hold a number a seed, from {low:g} to {high:g}")
         if result["average_accuracy"]["mean"] is None:
             raise ValueError("average_accuracy should be measured")
     except (TypeError, ValueError, KeyError) as error:

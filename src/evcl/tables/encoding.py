@@ -37,7 +37,7 @@ class Number:
     def encode(self, values: Values, out: NDArray[np.float32], where: _Where) -> None:
         numbers = _numbers(values, where).reshape(len(values), -1)
         absent = np.isnan(numbers)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             scaled = ((numbers - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         scaled[absent] = 0.0
         if not np.isfinite(scaled).all():
@@ -251,6 +251,10 @@ class _Fit:
 
     def _add(self, numbers: Floats) -> None:
         """Mean and sum of squared deviations so far (Chan, Golub and LeVeque's update), missing ones left out."""
+        with np.errstate(over="ignore", invalid="ignore"):  # `column` refuses what comes of it
+            self._update(numbers)
+
+    def _update(self, numbers: Floats) -> None:
         there = ~np.isnan(numbers)
         self._missing |= not there.all()
         count = there.sum(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evcl.data.formats import quiet
 from evcl.errors import EvclError
 from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
 
@@ -62,7 +63,7 @@ class ImageFolder:
         except ImportError:
             raise EvclError(f"{self.path}: images need Pillow: pip install pillow") from None
         try:
-            with Image.open(file, formats=FORMATS) as image:
+            with quiet(), Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     bad(file, f"{image.width} x {image.height} pixels, and the most is {MOST_PIXELS:,} in all")
                 grey = image.mode in ("1", "L", "I", "I;16", "F", "LA") if size is None else size[2] == 1

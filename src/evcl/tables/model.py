@@ -22,6 +22,7 @@ from evcl.benchmarks import Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.errors import EvclError
+from evcl.files import parsed
 from evcl.learner import Learner, Predictions, load
 from evcl.nn import mlp
 from evcl.randomness import generator
@@ -252,7 +253,7 @@ def load_model(path: Path) -> Model:
     if text is None:
         raise EvclError(f"{path} was saved from Python and does not say how a table becomes its inputs: use evcl.load")
     try:
-        saved = json.loads(text)
+        saved = parsed(text)
         if saved["format"] != FORMAT:
             raise EvclError(f"its table has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]

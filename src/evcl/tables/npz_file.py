@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Piece, Values, bad
-
-BROKEN = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError)
+from evcl.data.formats import BROKEN
+from evcl.tables.source import MOST_COLUMNS, MOST_INPUTS, MOST_TEXT, ROWS_A_PIECE, Piece, Values, bad
 
 
 class NpzFile:
@@ -53,6 +51,9 @@ class NpzFile:
             bad(self.path, where, f"it holds {dtype}; numbers or text are expected")
         if not shape:
             bad(self.path, where, "it is one number; its first axis should be the examples")
+        if not 0 < math.prod(shape[1:]) <= MOST_INPUTS or (dtype.kind == "U" and dtype.itemsize > 4 * MOST_TEXT):
+            limits = f"1 to {MOST_INPUTS:,} numbers, or texts of at most {MOST_TEXT:,} letters, are possible"
+            bad(self.path, where, f"an example of it is {dtype} of shape {shape[1:]}, and {limits}")
         if fortran and len(shape) > 1:
             bad(self.path, where, "it is stored column by column; save numpy.ascontiguousarray of it")
         return shape, dtype
@@ -89,4 +90,9 @@ class NpzFile:
         except BROKEN as error:
             self._broken(error)
         found = np.frombuffer(content, dtype).reshape(rows, *shape[1:])
-        return found.astype(object) if dtype.kind in "U" else found.astype(np.float64)
+        if dtype.kind != "U":
+            return found.astype(np.float64)
+        letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+        if bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any()):
+            bad(self.path, f"array {name!r}", "it holds what is no text")
+        return found.astype(object)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +19,9 @@ from evcl.methods import FinishedTask, Memory, Method
 from evcl.nn import Gaussian, Layout, Linear, Names, bayesianize, he_uniform, head_names
 from evcl.nn.chain import find_chain, padded
 from evcl.nn.examine import examine
+from evcl.nn.norms import BatchNorm
 from evcl.randomness import Noise, generator
+from evcl.ranks import Ranks, check_batch
 from evcl.settings import ELASTIC, Settings, stack
 from evcl.training.early import Best, Validation
 from evcl.training.task import (
@@ -72,15 +75,17 @@ class Run:
         prior: Literal["zero", "network"] = "zero",
         precision: str = "fp32",
         tolerant: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """`draw`: initial means are drawn from each seed; otherwise they are the module's own weights.
 
         `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
-        `tolerant`: replicas whose loss is lost are noted in `lost`, and the others go on.
+        `tolerant`: replicas whose loss is lost are noted in `lost`, and the others go on. `ranks`: the processes that
+        train this network together, each of which makes the same run and gives it the same tasks.
         """
         if len(settings) != len(seeds):
             raise ValueError("one Settings a seed")
-        self.method, self.seeds, self.precision = method, tuple(seeds), precision
+        self.method, self.seeds, self.precision, self.ranks = method, tuple(seeds), precision, ranks
         self.network = bayesianize(
             network,
             init_std=[s.init_std for s in settings] if method.bayesian else None,
@@ -139,7 +144,8 @@ class Run:
     def _examine(self, x: Tensor) -> None:
         """Once: how the network treats a batch of examples like x [U, N, ...]."""
         if not self._examined:
-            examine(self.network, x[0], len(self.seeds) > 1 or self.method.importance is not None)
+            apart = len(self.seeds) > 1 or self.method.importance is not None or self.ranks is not None
+            examine(self.network, x[0], apart)
             self._examined = True
 
     def _lay_out(self, new: Layout, fan_in: int) -> None:
@@ -236,7 +242,7 @@ class Run:
             data = sorted({r % len(task.x) for r in own})  # replicas of one seed may share it
             found = choose(kind, task.x[data] if len(data) < len(task.x) else task.x, size, generators)
             rows[own] = found if kind == "random" else found[[data.index(r % len(task.x)) for r in own]]
-        return rows
+        return rows if self.ranks is None else self.ranks.same_(rows)
 
     def train(
         self,
@@ -302,7 +308,8 @@ class Run:
         layout = self.network.layout
         pool = Pool(tasks, self.classes)
         on_gpu = self.network.posterior.mean.is_cuda
-        chain = None if reference or (on_gpu and noise is not None) else find_chain(self.network, pool.x)
+        eager = noise is not None or self.ranks is not None  # the kernels draw for themselves, and for whole batches
+        chain = None if reference or (on_gpu and eager) else find_chain(self.network, pool.x)
         if chain is None:
             self._examine(pool.x)
         self._examined = True  # a chain's examples never touch
@@ -321,7 +328,9 @@ class Run:
         self._kept = None
         statistics = self.network.statistics()
         self.network.begin()
-        step = Step(self.network, part, q, terms, s, pool, chain, reference)
+        if self.ranks is not None:
+            self._meet(self.ranks, q, s)
+        step = Step(self.network, part, q, terms, s, pool, chain, reference, self.ranks)
         start = q.snapshot() if self.tolerant else None
         best = Best(step, validation.patience) if validation is not None and validation.patience is not None else None
 
@@ -336,6 +345,9 @@ class Run:
         optimise(step, pool, s, self.seeds, round_, noise, after, self.lost if self.tolerant else None, on_begin)
         if best is not None:
             best.restore()
+        if self.ranks is not None:
+            for measured in step.statistics:
+                self.ranks.same_(measured)
         if start is not None:  # one that is lost stays where it was, and is measured no more
             step.q.mean[self.lost] = start.mean[self.lost]
             if step.q.log_std is not None and start.log_std is not None:
@@ -343,6 +355,18 @@ class Run:
             for name, measured in self.network.statistics().items():
                 measured[self.lost] = statistics[name][self.lost]
         return part, memory, step.q
+
+    def _meet(self, ranks: Ranks, q: Gaussian, s: Settings) -> None:
+        """Before a round: all processes start from the same weights, and no layer needs the whole batch."""
+        check_batch(s.batch_size, ranks.size)
+        if any(isinstance(layer, BatchNorm) and layer.open for layer in self.network.bayesian_layers()):
+            raise EvclError(
+                "a BatchNorm measures whole batches, and several processes have a part each: "
+                "use another norm, or statistics that were measured before"
+            )
+        for tensor in (q.mean, q.log_std):
+            if tensor is not None:
+                ranks.same_(tensor)
 
     def _measured(self, validation: Validation, part: Layout, q: Gaussian) -> tuple[Tensor, Tensor]:
         """What a prediction of the validation part would be worth if the round ended with q."""
@@ -392,7 +416,8 @@ class Run:
         rows = torch.stack([torch.randperm(n, generator=g)[:examples] for g in generators])
         rows = rows.to(task.y.device)
         x, y = task.take(rows)
-        return FinishedTask(self.network, q, part, x, y, [task.head], s, generators, task.take_weights(rows))
+        weights = task.take_weights(rows)
+        return FinishedTask(self.network, q, part, x, y, [task.head], s, generators, weights, self.ranks)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -504,7 +529,7 @@ class Run:
             own |= {name.replace("posterior", "tuned"): t for name, t in own.items() if name.startswith("posterior")}
         for name, wanted in own.items():
             found = tensors[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype or not bool(found.isfinite().all()):
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not _finite(found):
                 raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
@@ -551,6 +576,11 @@ class Run:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all of it is; without the copies that `isfinite` makes, which may be as large as the file."""
+    return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
 
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:

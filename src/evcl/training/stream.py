@@ -52,18 +52,30 @@ def learn_stream(
         except EvclError as error:
             raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
         del training
-        probabilities, labels = [], []
         draws = list(run.draws(heads.values()))
         for k in range(last + 1):
             data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
-            probabilities.append(run.predict(data.x, data.head, draws))
-            labels.append(data.y)
+            p = _predict(run, data, draws)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
-            accuracy[:, last, k] = (probabilities[k].argmax(2) == y).double().mean(1).cpu()
+            accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
+            if round_ is rounds[-1]:  # before that nobody asks for them, and they grow with the tasks
+                probabilities.append(p)
+                labels.append(data.y)
         accuracy[run.lost.cpu(), last] = torch.nan
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     return StreamResult(accuracy, probabilities, labels)
+
+
+def _predict(run: Run, data: TaskData, draws: Sequence[Tensor]) -> Tensor:
+    """Probabilities [R, N, classes]; of several processes, each predicts a part."""
+    if run.ranks is None:
+        return run.predict(data.x, data.head, draws)
+    mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
+    found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
+    if part.stop > part.start:
+        found[:, part] = run.predict(data.x[:, part], data.head, draws)
+    return run.ranks.sum_(found)
 
 
 def _head(run: Run, task: Task, heads: dict[str, int]) -> int:

@@ -18,7 +18,8 @@ from evcl.errors import Diverged, EvclError
 from evcl.methods import KL, Elastic, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, Names, find_places, foreign
-from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
+from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, PartNoise, generator
+from evcl.ranks import Ranks
 from evcl.settings import Settings
 from evcl.training.update import Update, gpu_kernels
 
@@ -124,6 +125,25 @@ class ByAutograd:
         return nll.detach()
 
 
+class Shared:
+    """Gradients of which this process computes its part: of its examples of a batch, added up over all processes."""
+
+    def __init__(self, gradients: Callable[[Tensor, Noise], Tensor], grads: Tensor, ranks: Ranks) -> None:
+        self.gradients, self.grads, self.ranks = gradients, grads, ranks
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        """Returns this process's share of the batch's mean NLL, [R]."""
+        count = rows.shape[1]
+        part = self.ranks.part(count)
+        share = (part.stop - part.start) / count
+        if share == 0:  # of a last batch that is smaller than the processes are many: it draws, and counts for nothing
+            part = slice(0, 1)
+        nll = self.gradients(rows[:, part], PartNoise(noise, part, count))
+        nll, grads = (nll * share, self.grads.mul_(share)) if share else (torch.zeros_like(nll), self.grads.zero_())
+        self.ranks.sum_(grads)
+        return nll
+
+
 class Step:
     """One step of training: the NLL's gradients, the method's terms in closed form, Adam, all on flat buffers.
 
@@ -141,6 +161,7 @@ class Step:
         pool: Pool,
         chain: Names | None = None,
         reference: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
@@ -160,6 +181,9 @@ class Step:
             self.gradients = kernels.Chain(places, values if copy is None else copy, grads, pool)
         else:
             self.gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
+        if ranks is not None:
+            self.gradients = Shared(self.gradients, grads, ranks)
+        self.ranks = ranks
         self.update = Update(self.q, None if variance is None else values[1], grads, terms, s, reference, copy)
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
@@ -222,7 +246,8 @@ def optimise(
     The order of batches is a function of (seed, round, epoch); so is the noise. A replica whose loss or weights are no
     numbers is an error, or is marked in `lost` [R].
     """
-    on_gpu = step.q.mean.is_cuda and noise is None
+    ranks = step.ranks
+    on_gpu = step.q.mean.is_cuda and noise is None and ranks is None
     run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
     sure = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
     factor = 1.0
@@ -234,6 +259,9 @@ def optimise(
             step.update.scale(factor)
         nll = run.epoch(epoch, s.batch_size) / len(pool)
         sound = nll.isfinite() & step.sound()
+        if ranks is not None:  # a loss that is lost in one is lost in all
+            nll, unsound = ranks.sum_(torch.stack([nll, (~sound).to(nll)]))
+            sound = unsound == 0
         if lost is not None:
             lost |= ~sound
         elif not bool(sound.all()):
@@ -242,7 +270,8 @@ def optimise(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
                 f"the state from before this task is kept: try a smaller lr than {s.lr}"
             )
-        if on_epoch is not None and on_epoch(Progress(epoch + 1, s.epochs, nll, step, s.lr * factor)) is True:
+        stop = on_epoch is not None and on_epoch(Progress(epoch + 1, s.epochs, nll, step, s.lr * factor)) is True
+        if stop if ranks is None else ranks.first(stop, nll.device):
             return
         if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:
             sure |= nll < s.stop_nll.reshape(-1) if isinstance(s.stop_nll, Tensor) else nll < s.stop_nll
@@ -271,11 +300,18 @@ class EagerSteps:
         device, seeds = self.step.q.mean.device, self.seeds
         orders = [generator(seed, "order", self.round, epoch) for seed in seeds]
         order = torch.stack([torch.randperm(len(self.pool), generator=g) for g in orders]).to(device)
-        noise = self.noise or GeneratorNoise([generator(seed, "noise", self.round, epoch) for seed in seeds])
+        noise = self.noise or self._noise(epoch)
         total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
         for rows in order.split(batch, 1):
             total.add_(self.step(rows, noise), alpha=rows.shape[1])
         return total
+
+    def _noise(self, epoch: int) -> Noise:
+        device = self.step.q.mean.device
+        if device.type == "cpu":
+            return GeneratorNoise([generator(seed, "noise", self.round, epoch) for seed in self.seeds])
+        key = ",".join(map(str, self.seeds))
+        return DeviceNoise(generator(0, f"gpu {key}", self.round, epoch, device=device), torch.empty(0))
 
 
 class Streams(threading.local):

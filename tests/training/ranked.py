@@ -1,0 +1,112 @@
+"""Runs that several processes train together: started by torchrun in test_ranks.py, or called there, in one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import evcl
+from evcl.methods import METHODS
+from evcl.randomness import GeneratorNoise, generator
+from evcl.ranks import Ranks, joined
+from evcl.settings import resolve
+from evcl.training import Run, TaskData
+
+F32, F64 = torch.float32, torch.float64
+EXAMPLES, BATCH = 41, 8  # the last batch has one example: one of two processes has none of it
+
+
+def mlp():
+    return evcl.nn.mlp(6, [12, 12])
+
+
+def layers():
+    """By autograd: noise of other shapes, and dropout."""
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, 24, 10)
+    conv = torch.nn.utils.skip_init(torch.nn.Conv1d, 1, 4, 3, padding=1)
+    norm = torch.nn.GroupNorm(2, 4)
+    rest = torch.nn.Dropout(0.2), torch.nn.Flatten(), linear, torch.nn.Tanh()
+    return torch.nn.Sequential(torch.nn.Unflatten(1, (1, 6)), conv, norm, *rest)
+
+
+CASES = {
+    "ewc": ("ewc", mlp, F32, {}),
+    "ewc in float64": ("ewc", mlp, F64, {}),
+    "evcl": ("evcl", mlp, F32, {}),
+    "evcl in float64": ("evcl", mlp, F64, {"fisher_draws": 2, "fisher_scale": "task"}),
+    "noise handed in": ("evcl", mlp, F32, {}),
+    "layers": ("evcl", layers, F64, {}),
+    "sampled": ("evcl", mlp, F64, {"fisher": "sampled", "fisher_draws": 2}),
+    "coresets": ("evcl", mlp, F64, {"coreset": "kcenter", "coreset_size": 5}),
+    "stopped": ("evcl", mlp, F64, {"stop_nll": 0.69, "epochs": 20}),
+}
+
+
+def task(head, dtype):
+    source = generator(head, "task")
+    x = torch.randn(1, EXAMPLES, 6, generator=source, dtype=dtype)
+    return TaskData(x, (x[:, :, head] > 0).long(), head)
+
+
+def train(name: str, ranks: Ranks | None) -> dict[str, torch.Tensor]:
+    """Two tasks by two replicas: all that there is to save, and how many epochs each took."""
+    method, network, dtype, given = CASES[name]
+    given = {"epochs": 3, "batch_size": BATCH, "lr": 0.01, "strength": 10.0, **given}
+    settings = resolve(method, METHODS[method].known_settings, given)
+    run = Run(network(), METHODS[method], [settings] * 2, [0, 1], draw=True, dtype=dtype, ranks=ranks)
+    epochs = []
+    for head in range(2):
+        run.add_head(run.features(task(head, dtype).x[0, :1]), 2)
+        if name == "noise handed in":
+            noise = GeneratorNoise([generator(seed, "of one's own", head) for seed in (0, 1)])
+            run.train([task(head, dtype)], noise=noise, on_epoch=lambda p: epochs.append(p.nll))
+        else:
+            run.learn([task(head, dtype)], on_epoch=lambda p: epochs.append(p.nll))
+    return {**run.tensors(), "nll": torch.stack(epochs)}
+
+
+def learn(ranks: Ranks | None) -> dict[str, torch.Tensor]:
+    """A learner that stops early; of several, only the first one's callback says when."""
+
+    class Enough(evcl.Callback):
+        def end_epoch(self, epoch):
+            return (ranks is None or ranks.rank == 0) and epoch.task == "b" and epoch.epoch == 2
+
+    learner = evcl.EVCL(mlp(), seed=3, batch_size=BATCH, lr=0.05, dtype=F64).share(ranks)
+    for head, name in enumerate("ab"):
+        data = task(head, F64)
+        options = {"validation": 0.2, "patience": 2} if name == "a" else {"class_weight": "balanced"}
+        learner.learn((data.x[0], data.y[0]), name, epochs=30, callbacks=[Enough()], **options)
+    tensors = learner.described()[1]
+    return {**tensors, "epochs": torch.tensor([len(learner.history[name]) for name in "ab"])}
+
+
+class Counting(Ranks):
+    """It notes how many numbers are added up each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = []
+
+    def sum_(self, tensor):
+        self.sums.append(tensor.numel())
+        return super().sum_(tensor)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with joined() as group:
+        assert group is not None
+        ranks = Counting()
+        for name in CASES:
+            ranks.sums.clear()
+            found = train(name, ranks)
+            save_file({**found, "sums": torch.tensor(ranks.sums)}, folder / f"{name} {ranks.rank}.safetensors")
+        save_file(learn(ranks), folder / f"learner {ranks.rank}.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

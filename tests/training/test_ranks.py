@@ -1,0 +1,151 @@
+"""One network in two processes that torchrun starts equals one in one process with the same batches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training import ranked
+
+import evcl
+from evcl.errors import EvclError
+from evcl.randomness import GeneratorNoise, PartNoise, generator
+from evcl.ranks import check_batch, joined
+
+
+def torchrun(*arguments):
+    """Two processes on this machine: (status, standard output, standard error)."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes) as started:
+        try:
+            out, err = started.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # those it started, if it hangs
+    return started.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    status, _, err = torchrun(ranked.__file__, folder)
+    assert status == 0, err
+    return lambda name: [load_file(folder / f"{name} {rank}.safetensors") for rank in range(2)]
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-9) if a.dtype == torch.float64 else torch.allclose(a, b, 0, 1e-5)
+
+
+@pytest.mark.parametrize("name", ranked.CASES)
+def test_two_processes_end_where_one_does(trained, name):
+    alone = ranked.train(name, None)
+    both = trained(name)
+    sums = both[0].pop("sums").tolist()
+    del both[1]["sums"]
+    for key, wanted in alone.items():
+        assert torch.equal(both[0][key], both[1][key]), f"{key} is not the same on both"
+        assert close(both[0][key], wanted), f"{key}: {(both[0][key] - wanted).abs().max()}"
+    if name != "coresets":  # which have steps of their own
+        epochs = len(alone["nll"])
+        steps = epochs * -(-ranked.EXAMPLES // ranked.BATCH)
+        draws = max(1, ranked.CASES[name][3].get("fisher_draws", 0)) * 2
+        assert len(sums) == steps + epochs + draws, "one sum a step, one an epoch, one a Fisher"
+    if name == "stopped":
+        assert len(alone["nll"]) < 40, "nothing stopped"
+
+
+def test_a_learner_shared_by_two_processes_stops_when_the_first_says(trained):
+    alone, both = ranked.learn(None), trained("learner")
+    assert alone["epochs"].tolist()[1] == 2
+    for key, wanted in alone.items():
+        assert torch.equal(both[0][key], both[1][key])
+        assert close(both[0][key], wanted), key
+
+
+def test_the_noise_of_parts_is_that_of_the_whole():
+    def noise():
+        return GeneratorNoise([generator(seed, "whole") for seed in range(2)])
+
+    whole = noise().normal_(torch.empty(2, 7, 3))
+    again = torch.empty(2, 14, 2)
+    for draw in ("normal_", "uniform_"):
+        whole = getattr(noise(), draw)(torch.empty(2, 14, 2))
+        for part in (slice(0, 3), slice(3, 7)):  # two rows an example
+            getattr(PartNoise(noise(), part, 7), draw)(again[:, 2 * part.start : 2 * part.stop])
+        assert torch.equal(whole, again)
+
+
+def test_the_command_in_two_processes(evcl, tmp_path):
+    """The result is that of one process, written and told once."""
+    options = ("run", "split-digits", "--seeds", "1", "--epochs", "1", "--tasks", "2", "--set", "batch_size=50")
+    options = (*options, "--device", "cpu")
+    status, out, err = torchrun("-m", "evcl", *options, "--out", tmp_path / "two")
+    assert status == 0, err
+    assert out.count("task 1 of 2 learned") == 1
+    assert out.count("result: ") == 1
+    assert evcl(*options, "--out", tmp_path / "one")[0] == 0
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert one["accuracy"] == two["accuracy"]
+    assert one["nll"]["per_seed"] == pytest.approx(two["nll"]["per_seed"], rel=1e-5)
+    assert one["config"] == two["config"]
+
+
+def test_more_processes_than_examples_is_one_line(tmp_path):
+    options = ("-m", "evcl", "run", "split-digits", "--set", "batch_size=1", "--out", tmp_path / "none")
+    status, out, err = torchrun(*options, "--device", "cpu")
+    assert status != 0
+    assert [line for line in err.splitlines() if line.startswith("evcl:")] == [
+        "evcl: 2 processes cannot share batches of 1 examples: start at most 1, or set a larger batch_size"
+    ]
+    assert not out
+    assert not (tmp_path / "none").exists()
+
+
+def test_only_run_is_for_torchrun(evcl, monkeypatch):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    status, _, err = evcl("list")
+    assert status == 2
+    assert err == "evcl: torchrun is for evcl run: start evcl list by itself\n"
+
+
+def test_what_torchrun_should_have_set(monkeypatch, evcl):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    status, _, err = evcl("list")
+    assert status == 1
+    assert err == "evcl: WORLD_SIZE should be a whole number, as torchrun sets it, and is 'two'\n"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(EvclError, match="RANK should be a whole number"), joined():
+        pass
+
+
+def test_one_process_needs_no_group():
+    with joined() as ranks:
+        assert ranks is None
+    check_batch(1, 1)
+
+
+class Alone:
+    """A group of which this is the only one: enough to see what is refused before anything is sent."""
+
+    rank, size = 0, 1
+
+
+def test_a_batch_norm_that_measures_needs_the_whole_batch():
+    layers = torch.nn.utils.skip_init(torch.nn.Linear, 6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU()
+    data = ranked.task(0, torch.float32)
+    learner = evcl.VCL(torch.nn.Sequential(*layers), init="draw").share(Alone())
+    with pytest.raises(EvclError, match="a BatchNorm measures whole batches"):
+        learner.learn((data.x[0], data.y[0]), epochs=1)
