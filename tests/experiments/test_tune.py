@@ -158,7 +158,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
         ("strength = {low", "strenth = {low", "strength"),
         ("low = 1.0, high = 1e4", "low = 0.0, high = 1e4", "low and high, above 0"),
         ("preset", "presets", "preset"),
-        ("trials = 3", "trials = 1000000000", "line 5: trials must be a whole number, at least 1, 10,000 at most"),
+        ("trials = 3", "trials = 1000000000", "line 5: trials must be a whole number, at least 1, 1,000 at most"),
         ("[7, 8]", "[7, -8]", "line 4: seeds is refused: seed must be"),
         ("[7, 8]", "[7, [8]]", "line 4: seeds is refused: seed must be"),
         ('"evcl"', '{name = "evcl"}', "line 7: methods.slow must be tables of one method, named by a text"),
