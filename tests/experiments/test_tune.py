@@ -172,6 +172,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
         ('"split-digits"', '"split-digits:99"', "line 2: benchmarks is refused: tasks of split-digits must be"),
         ('"paper"', '"pepper"', "line 6: preset is refused"),
         ("trials = 3", "trials = 3\nafter = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("trials = 3", "a." * 40_000 + "trials = 3", "line 5: a key of more than 20 parts"),
         ("trials = 3", "trials = 3\n" + "#" * 1_000_000, "more than the 1,000,000 bytes"),
         ("[methods.ewc]", "[methods.ewc", "cannot be read as TOML"),
     ],
