@@ -28,7 +28,7 @@ def torchrun(*arguments):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes) as started:
         try:
-            out, err = started.communicate(timeout=120)
+            out, err = started.communicate(timeout=300)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)  # those it started, if it hangs

@@ -10,15 +10,20 @@ from typing import Any, NoReturn
 from evcl.errors import EvclError
 from evcl.files import read_text
 
-MOST_BYTES = 1_000_000
+MOST_BYTES, MOST_PARTS = 1_000_000, 20  # of the file, and of a dotted key
+LINE = 1_000  # letters of a line that is looked at for its key
 HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
 KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+DOTTED = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++\s*+\.\s*+){{{MOST_PARTS}}}")
 PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 
 
 class ConfigFile:
     def __init__(self, path: Path) -> None:
         self.path, self._text = path, read_text(path, MOST_BYTES)
+        if (dotted := DOTTED.search(self._text)) is not None:  # tomllib takes minutes for a key of 10,000 parts
+            line = self._text.count("\n", 0, dotted.start()) + 1
+            raise EvclError(f"{path}, line {line}: a key of more than {MOST_PARTS} parts")
         try:
             self.values: dict[str, Any] = tomllib.loads(self._text)
         except RecursionError:
@@ -40,9 +45,9 @@ class ConfigFile:
         table: tuple[str, ...] = ()
         for number, text in enumerate(self._text.splitlines(), 1):
             here: tuple[str, ...] | None = None
-            if (header := HEADER.match(text)) is not None:
+            if (header := HEADER.match(text[:LINE])) is not None:
                 here = table = _parts(header[1])
-            elif (found := KEY.match(text)) is not None:
+            elif (found := KEY.match(text[:LINE])) is not None:
                 here = (*table, *_parts(found[1]))
             if here and here == key[: len(here)] and (best is None or len(here) > best[0]):
                 best = len(here), number

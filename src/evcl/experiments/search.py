@@ -60,10 +60,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 KEYS = tuple(KINDS)
 MOST = {  # of a number, or how many there are of something
-    "benchmarks": 100, "seeds": MOST_SEEDS, "trials": 10_000, "refine": 10_000, "after": 100,
+    "benchmarks": 100, "seeds": MOST_SEEDS, "trials": 1_000, "refine": 1_000, "after": 100,
     "confirm": 1_000, "confirm_seeds": MOST_SEEDS, "methods": 100,
 }  # fmt: skip
-MOST_TRIALS = 100_000  # of all methods on all benchmarks
+MOST_TRIALS = 10_000  # of all methods on all benchmarks: each is checked before the first begins
 T = TypeVar("T")
 USUAL: dict[str, Any] = {"preset": "paper", "refine": 0, "after": [], "confirm": 0, "confirm_seeds": []}
 Space = Mapping[str, Any]  # setting -> value, range or choices
