@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranked
 import torch
 from safetensors.torch import load_file
-from tests.training import ranked
 
 import evcl
 from evcl.errors import EvclError
