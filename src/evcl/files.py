@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evcl.errors import EvclError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def cache_folder() -> Path:
@@ -38,3 +42,22 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     finally:
         with contextlib.suppress(OSError, ValueError):
             temporary.unlink(missing_ok=True)
+
+
+def save_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sync: bool = False
+) -> None:
+    """Write a safetensors file, whole or not at all; with `sync`, what is in its place is on the disk too."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(dict(tensors), temporary, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        if sync:  # or a machine that goes down could leave the name without the bytes
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+
+    write_atomically(path, write)
