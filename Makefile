@@ -6,10 +6,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One thread a process: two threads inside one small product are slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check perf format clean
+.PHONY: help demo test soak check perf format clean
 help:
 	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
 	@echo "make test    the tests"
+	@echo "make soak    the long tests, at full size"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    speed, as ratios"
 	@echo "make format  put the code in its format"
@@ -27,6 +28,9 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
+
+soak: $(VENV)/ready
+	$(BIN)/python -m pytest -m soak
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

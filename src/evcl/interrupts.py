@@ -10,19 +10,20 @@ from typing import Any
 
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
+def deferred(again: bool = False) -> Iterator[Callable[[], bool]]:
     """SIGINT and SIGTERM do nothing in here but make the function that this yields true; they come at the end of it.
 
-    A second SIGINT comes at once: whoever presses Ctrl-C twice does not want to wait. Signals reach the main thread
-    only; elsewhere, and where they are ignored, nothing changes.
+    A second SIGINT comes at once: whoever presses Ctrl-C twice does not want to wait. So does the first, if something
+    was interrupted already: `again`. Signals reach the main thread only; elsewhere, and where they are ignored, nothing
+    changes.
     """
     heard: list[int] = []
     before: dict[int, Any] = {}
 
     def hear(number: int, frame: object) -> None:
-        again = signal.SIGINT in heard and number == signal.SIGINT
+        impatient = number == signal.SIGINT and (again or number in heard)
         heard.append(number)
-        if again:
+        if impatient:
             restore()
             signal.raise_signal(number)
 

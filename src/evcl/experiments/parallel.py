@@ -28,6 +28,7 @@ import torch
 from evcl.errors import EvclError
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, Event, execute, execute_together, merge, programs
+from evcl.interrupts import deferred
 from evcl.training import Checkpoints, Stopped, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
@@ -72,6 +73,7 @@ def execute_all(
 # --- on a CPU: processes -------------------------------------------------------------------------------------------
 
 _events: Any = None
+_working = False
 
 
 def _start(events: Any) -> None:
@@ -80,7 +82,15 @@ def _start(events: Any) -> None:
     _end_with_parent()
     torch.set_num_threads(1)
     load_plugins()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # of its work alone, so that the pool is not broken
+    signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(*_: object) -> None:
+    """Ends the work alone, so that the pool is not broken: it would terminate the others, which may be saving."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if _working:
+        sys.exit(1)
+    os._exit(1)
 
 
 def _serve() -> None:
@@ -103,10 +113,14 @@ def _end_with_parent() -> None:
 
 
 def _work(index: int, config: Config, tolerant: bool, checkpoints: Checkpoints | None) -> Result:
+    global _working  # noqa: PLW0603  (a worker's own)
+    _working = True
     try:
         return execute(config, lambda event: _events.put((index, event)), tolerant, checkpoints)
     except SystemExit:  # it was terminated, and has saved itself if it could
         raise Stopped from None
+    finally:
+        _working = False
 
 
 def _on_cpu(
@@ -157,15 +171,16 @@ def _on_cpu(
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """End the processes of a pool; those that save themselves may take their time, unless this is interrupted."""
+    """End the processes of a pool; those that save themselves may take their time, unless Ctrl-C is pressed again."""
     processes = list((pool._processes or {}).values())  # shutdown forgets them
     pool.shutdown(wait=False, cancel_futures=True)
     end = time.monotonic() + GRACE
     try:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(max(0.0, end - time.monotonic()))
+        with deferred(again=True):
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(max(0.0, end - time.monotonic()))
     finally:
         for process in processes:
             with contextlib.suppress(OSError):

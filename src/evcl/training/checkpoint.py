@@ -24,6 +24,7 @@ from evcl.files import save_tensors
 FORMAT = 1
 KEPT = 2  # checkpoints of a program: the last one, and one more in case that is damaged
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
+PROGRAMS = ("seed-*", "program-*")
 FILES, TEMPORARY = f"{'[0-9]' * 8}.safetensors", f".{'[0-9]' * 8}.safetensors.*.tmp"
 
 
@@ -47,19 +48,21 @@ class Checkpoints:
     def programs(self) -> list[Path]:
         """The folders of programs that have saved something."""
         try:
-            return sorted({path.parent for path in self.folder.glob(f"*/{FILES}")})
+            return sorted(folder for folder in self._folders() if files(folder))
         except OSError as error:
             raise EvclError(f"cannot read {self.folder}: {error.strerror or error}") from error
 
     def remove(self) -> None:
         """The checkpoints, and the folders if nothing else is in them."""
         with contextlib.suppress(OSError):
-            for folder in [path for path in self.folder.iterdir() if path.is_dir()]:
-                for path in (*folder.glob(FILES), *folder.glob(TEMPORARY)):
-                    path.unlink(missing_ok=True)
+            for folder in self._folders():
+                clear(folder, [])
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             self.folder.rmdir()
+
+    def _folders(self) -> list[Path]:
+        return [folder for name in PROGRAMS for folder in self.folder.glob(name)]
 
 
 class Saved(NamedTuple):
@@ -78,8 +81,9 @@ def files(folder: Path) -> list[Path]:
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """One checkpoint, on the disk when this returns."""
     text = json.dumps({"format": FORMAT, **description}, allow_nan=False)
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    copies = {name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for name, t in copies.items()}
+    copies = {  # which share no memory: safetensors wants it so
+        name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()
+    }
     save_tensors(path, copies, {DESCRIPTION: text, DIGEST: _digest(text, copies)}, sync=True)
 
 
