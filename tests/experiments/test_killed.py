@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from evcl.cli import main
 from evcl.experiments import configure, execute
 from evcl.experiments.run import merge
-from evcl.training import Checkpoints
+from evcl.training import Checkpoints, Run
 from evcl.training.checkpoint import newest
 
 COMMAND = ["run", "split-digits", "--tasks", "3"]
-READY = "print('ready', flush=True)"
 # A plugin: from the 20th step on a process takes its time; the first to come there sends a signal.
 AT_A_STEP = """
 import os, signal, time
@@ -119,32 +123,55 @@ def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_o
     assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", seeds, 10)
 
 
+def command_in_a_process(words, begins):
+    """What `evcl` does, in a process that has loaded everything; `begins` is set when training does."""
+    made = Run.__init__
+
+    def ready(self, *args, **options):
+        begins.set()
+        made(self, *args, **options)
+
+    Run.__init__ = ready
+    sys.argv, sys.stdout = ["evcl", *map(str, words)], io.StringIO()
+    main()
+
+
 @pytest.mark.parametrize(
-    ("kills", "epochs"), [(4, 20), pytest.param(50, 200, marks=pytest.mark.soak)], ids=["some", "many"]
+    ("kills", "epochs"), [(5, 20), pytest.param(50, 200, marks=pytest.mark.soak)], ids=["some", "many"]
 )
 def test_kill_9_at_any_moment(kills, epochs, tmp_path, gone_on_with):
     """At moments spread over the whole run. It goes on to the weights and the result of one that was never killed."""
     command = [*COMMAND, "--epochs", str(epochs), "--seed-list", "7", "--checkpoint-seconds", "0.02"]
     wanted = never_interrupted(tmp_path / "whole", (7,), epochs)
-    process = start(command, tmp_path / "timed", READY)
-    assert process.stdout.readline() == "ready\n"  # all is loaded
-    begin = time.monotonic()
-    assert process.communicate(timeout=600)[1] == ""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["evcl.cli", "evcl.report", "sklearn.datasets"])
+
+    def begun(folder):
+        begins = context.Event()
+        words = [*command, "--out", folder / "r"]
+        process = context.Process(target=command_in_a_process, args=(words, begins))
+        process.start()
+        assert begins.wait(120)
+        return process
+
+    process, begin = begun(tmp_path / "timed"), time.monotonic()
+    process.join(600)
+    assert process.exitcode == 0
     length = time.monotonic() - begin
     source, landed, tried, seen = random.Random(0), 0, 0, []
     while landed < kills:
         tried += 1
         assert tried <= 3 * kills  # one that is done before it is killed does not count
         folder = tmp_path / str(tried)
-        process = start(command, folder, READY)
-        process.stdout.readline()
-        time.sleep(length * (landed + source.random()) / kills * 0.9)
+        process = begun(folder)
+        time.sleep(length * (landed + source.random()) / kills)
         process.kill()
-        process.communicate(timeout=60)
-        landed += process.returncode == -signal.SIGKILL
+        process.join(60)
+        landed += process.exitcode == -signal.SIGKILL
         seen.append(_left(folder))
         assert gone_on_with(command, folder) == wanted
-    print(seen)  # noqa: T201  (shown with -s: where they were killed)
+        shutil.rmtree(folder)
+    print(Counter(seen))  # noqa: T201  (shown with -s: where they were killed)
 
 
 def _left(folder):
@@ -157,6 +184,7 @@ def _left(folder):
     return f"task {about['round']} {about['stage']}{' writing' if writing else ''}"
 
 
+@pytest.mark.soak
 def test_the_processes_of_the_seeds(tmp_path, gone_on_with):
     """One of them is killed: that is told. Then the parent: they end with it. Then the run goes on to its end."""
     command = [*COMMAND, "--epochs", "10", "--seeds", "2", "--checkpoint-seconds", "0.01"]
