@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import subprocess
 from collections import Counter
 from itertools import count, cycle
 from pathlib import Path
@@ -28,7 +30,7 @@ CASES = {
     "nothing but a coreset": ("permuted-digits", "random-coreset", {"coreset_size": 20, "batch_size": 15}),
     "joint": ("split-digits", "joint", {}),
     "natural steps, falling rates": ("split-digits", "evcl", {"std_update": "natural", "lr_schedule": "cosine"}),
-    "an early end": ("split-digits", "evcl", {"stop_nll": 0.45, "epochs": 8}),  # one seed before the other
+    "an early end": ("split-digits", "evcl", {"stop_nll": 0.35, "epochs": 8}),  # one seed before the other
 }
 
 
@@ -75,6 +77,19 @@ def test_a_run_stopped_at_every_turn_is_the_run_that_never_was(case, tmp_path):
     assert stops > 3
     assert untimed(found) == untimed(wanted)
     assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+
+
+def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
+    """So that the case above is what it says: a replica is frozen, and the other goes on."""
+    seen = set()
+
+    def look(path, description, tensors):
+        seen.add(tuple(tensors["sure"].tolist()) if "sure" in tensors else None)
+
+    monkeypatch.setattr("evcl.training.saver.write", look)
+    execute(config("an early end"), checkpoints=Checkpoints(tmp_path, 1e-9))
+    assert (False, False) in seen
+    assert seen & {(True, False), (False, True)}
 
 
 def test_one_that_is_lost_among_others_stays_lost(tmp_path):
@@ -256,10 +271,10 @@ WRONG = {
     "an importance below 0": (lambda d, t: t["run importance"].fill_(-1), "importance should be at least 0"),
     "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 should be"),
     "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 should be"),
-    "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch 2, and there are 2"),
-    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch True"),
-    "a batch too far": (lambda d, t: d.update(batch=4), "batch 4"),
-    "a round too far": (lambda d, t: d.update(round=2), "round 2"),
+    "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch '2', and there are 2"),
+    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch 'True'"),
+    "a batch too far": (lambda d, t: d.update(batch=4), "batch '4'"),
+    "a round too far": (lambda d, t: d.update(round=2), "round '2'"),
     "an unknown stage": (lambda d, t: d.update(stage=["train"]), "stage"),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
     "an accuracy of 2": (lambda d, t: t["accuracy"].fill_(2.0), "accuracy"),
@@ -372,6 +387,28 @@ def test_a_disk_that_is_well_again_is_told_of(tmp_path, monkeypatch):
     first, second = [note for note in notes if note]
     assert "there is no checkpoint yet" in first
     assert "checkpoints can be written again" in second
+
+
+@pytest.mark.soak
+def test_a_disk_that_is_full(tmp_path, evcl):
+    """A real one, of 2.2 MB, where a checkpoint takes 1: two are kept, and a third has no room beside them."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("only root can make a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2200k", "none", str(disk)], check=False)
+    if made.returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    try:
+        often = ["--checkpoint-seconds", "0.000001"]
+        status, _, err = evcl(*COMMAND, *often, "--out", disk / "r")
+        assert status == 0
+        assert err.count("No space left on device") == err.count("training goes on") == 1
+        assert evcl(*COMMAND, "--out", "whole")[0] == 0
+        assert written(disk / "r") == written("whole")
+        assert [path.name for path in (disk / "r").iterdir()] == ["result.json"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

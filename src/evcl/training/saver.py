@@ -51,12 +51,10 @@ class Saver:
         self._start = self._last = time.monotonic()
         self._failure: str | None = None
         self._round = 0
-        self._tuning = False
         self._run: Run
         self._accuracy: Tensor
-        self._state: State
-        self._step: Step
-        self._sure: Tensor
+        self._stage: tuple[State, bool] | None = None  # what a stage begins with, and whether it is on coresets
+        self._loop: tuple[Step, Tensor] | None = None
 
     @property
     def seconds(self) -> float:
@@ -114,7 +112,7 @@ class Saver:
 
     def learned(self) -> None:
         """The round is learned; what is left of it is its evaluation."""
-        self._saved = None
+        self._saved = self._stage = self._loop = None
         self._write("learned", self._run.state(), {}, {})
         self.pause()
 
@@ -130,10 +128,10 @@ class Saver:
         return self._saved is not None and self._saved.description["stage"] == "tune"
 
     def stage(self, state: State, tuning: bool) -> None:
-        self._state, self._tuning = state, tuning
+        self._stage = state, tuning
 
     def begin(self, step: Step, sure: Tensor, epochs: int, batches: int) -> Mark | None:
-        self._step, self._sure = step, sure
+        self._loop = step, sure
         if self._saved is None:
             return None
         epoch, batch = self._whole("epoch", epochs), self._whole("batch", batches + 1)
@@ -155,11 +153,14 @@ class Saver:
         return self._stop() or (seconds > 0 and time.monotonic() - self._last >= seconds)
 
     def save(self, mark: Mark) -> None:
-        tensors = {f"step {i}": buffer for i, buffer in enumerate(self._step.buffers())}
-        tensors |= {f"noise {r}": state for r, state in enumerate(mark.noise)}
-        tensors |= {"total": mark.total, "sure": self._sure}
+        assert self._stage is not None
+        assert self._loop is not None
+        (state, tuning), (step, sure) = self._stage, self._loop
+        tensors = {f"step {i}": buffer for i, buffer in enumerate(step.buffers())}
+        tensors |= {f"noise {r}": noise for r, noise in enumerate(mark.noise)}
+        tensors |= {"total": mark.total, "sure": sure}
         place = {"epoch": mark.epoch, "batch": mark.batch}
-        self._write("tune" if self._tuning else "train", self._state, place, tensors)
+        self._write("tune" if tuning else "train", state, place, tensors)
         self.pause()
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -222,13 +223,13 @@ class Saver:
     def _whole(self, key: str, below: int) -> int:
         value = self._value(key)
         if type(value) is not int or not 0 <= value < below:
-            raise self._wrong(f"{key} {value!r}, and there are {below}")
+            raise self._wrong(f"{key} {str(value)[:60]!r}, and there are {below}")
         return value
 
     def _real(self, key: str) -> float:
         value = self._value(key)
         if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-            raise self._wrong(f"{key} {value!r}")
+            raise self._wrong(f"{key} {str(value)[:60]!r}")
         return float(value)
 
     def _named(self, prefix: str) -> dict[str, Tensor]:
