@@ -132,12 +132,13 @@ def command_in_a_process(words, begins):
         made(self, *args, **options)
 
     Run.__init__ = ready
+    Checkpoints.remove = lambda self: None  # a run that is done leaves them for the test to see
     sys.argv, sys.stdout = ["evcl", *map(str, words)], io.StringIO()
     main()
 
 
 @pytest.mark.parametrize(
-    ("kills", "epochs"), [(5, 20), pytest.param(50, 200, marks=pytest.mark.soak)], ids=["some", "many"]
+    ("kills", "epochs"), [(5, 20), pytest.param(50, 100, marks=pytest.mark.soak)], ids=["some", "many"]
 )
 def test_kill_9_at_any_moment(kills, epochs, tmp_path, gone_on_with):
     """At moments spread over the whole run. It goes on to the weights and the result of one that was never killed."""
