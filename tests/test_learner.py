@@ -286,7 +286,7 @@ def test_a_save_that_fails_leaves_the_old_file(saved, monkeypatch):
         filename.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evcl.learner.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(evcl.EvclError, match="No space left on device"):
         learner.save(path)
     assert path.read_bytes() == before

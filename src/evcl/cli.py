@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, sweep_cli, tables_cli
-from evcl.errors import EvclError, unknown
+from evcl.errors import Diverged, EvclError, unknown
 from evcl.experiments import Config, Event
 from evcl.options import Usage, settings, usage
 from evcl.sweep_cli import Address, EngineName, Workers
@@ -51,11 +51,6 @@ def _interrupted(*_: object) -> None:
 
 # What typer raises for wrong usage: click's class, or that of typer's own copy of click, whichever this version has.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-def _later(given: bool, what: str) -> None:
-    if given:
-        raise Usage(f"{what} is not in this version yet: leave it out")
 
 
 def _first_seeds(count: int) -> list[int]:
@@ -98,13 +93,19 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the result [runs/BENCHMARK/METHOD].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
     plugin: Plugins = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Not in this version yet.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's checkpoint, if it has one.")
+    ] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="From one checkpoint to the next; 0: at the ends of tasks only.")
+    ] = 60.0,
     device: Device = "auto",
     precision: Precision = None,
     data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
 ) -> None:
     """Train one method on one benchmark; the result is result.json in the folder."""
-    _later(resume, "--resume")
+    if resume and overwrite:
+        raise Usage("--resume and --overwrite exclude each other")
     if data_dir is not None:
         if not data_dir.is_dir():
             raise Usage(f"--data-dir: there is no folder {data_dir}")
@@ -119,23 +120,70 @@ def run(
     with usage():
         numbers = _seeds(seeds, seed_list)
         config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
+        experiments.SECONDS.check("--checkpoint-seconds", checkpoint_seconds)
         ranks.check_batch(config.settings.batch_size, ranks.world())
+        if resume and ranks.world() > 1:
+            raise Usage("--resume is for one process: several that share a run keep no checkpoints")
     folder = out or Path("runs") / benchmark / method
     torch.set_num_threads(1)
     with ranks.joined(config.device) as group:
-        result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
-        if result is not None if group is None else group.first(result is not None, config.device):
-            console.print(f"{folder} holds this run already; nothing to do (--overwrite runs it again)")
+        if group is None:
+            result = _alone(config, folder, overwrite, resume, checkpoint_seconds)
         else:
-            with _progress([config]) as on_event:
-                ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
-            if ranks.own() == 0:
-                experiments.write_result(folder, result)
+            result = _shared(config, folder, overwrite, group)
     if ranks.own() > 0:
         return
     assert result is not None
     _print_tables([result])
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
+
+
+DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
+
+
+def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float) -> dict[str, Any]:
+    """A run's result: found, or made here."""
+    checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
+    result = experiments.open_folder(folder, config, overwrite or checkpoints.resume)
+    if result is not None:
+        console.print(DONE.format(folder))
+        return result
+    if resume and not checkpoints.resume:
+        console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+    return _kept(config, folder, checkpoints)
+
+
+def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> dict[str, Any] | None:
+    """The same of a run that several processes share; the first of them finds it, and writes it."""
+    result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
+    if group.first(result is not None, config.device):
+        console.print(DONE.format(folder))
+        return result
+    with _progress([config]) as on_event:
+        ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
+    if ranks.own() == 0:
+        experiments.write_result(folder, result)
+    return result
+
+
+def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) -> dict[str, Any]:
+    """The result of a run, written; until then its checkpoints are kept."""
+    again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
+    try:
+        with _progress([config]) as on_event:
+            ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints)
+    except (Interrupted, experiments.Stopped):
+        raise Interrupted(again if checkpoints.programs() else "there was nothing to keep yet") from None
+    except Diverged:  # as it would again
+        checkpoints.remove()
+        raise
+    try:
+        experiments.write_result(folder, result)
+    except EvclError as error:
+        _print_tables([result])
+        raise EvclError(f"{error}; the run is done: {again}" if checkpoints.programs() else str(error)) from error
+    checkpoints.remove()
+    return result
 
 
 @app.command()
@@ -380,6 +428,7 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
         ids = [bars.add_task(config.name, total=1, state="waiting", start=False) for config in configs]
 
         def on_event(index: int, event: Event) -> None:
+            _note(event)
             if not bars.tasks[index].started:
                 bars.start_task(ids[index])
             state = f"task {event.task + 1}/{event.tasks}"
@@ -390,7 +439,13 @@ def _progress(configs: list[Config]) -> Iterator[Any]:
         yield on_event
 
 
+def _note(event: Event) -> None:
+    if event.note is not None:
+        sys.stderr.write(f"evcl: {event.note}\n")
+
+
 def _line(config: Config, event: Event) -> None:
+    _note(event)
     if event.accuracy is not None:
         seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
         learned = f"task {event.task + 1} of {event.tasks} learned"
@@ -438,8 +493,8 @@ def main() -> None:
         _fail(f"{error} (see evcl --help)".replace("\n", " "), 2, debug)
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
-    except (Interrupted, typer.Abort):
-        _fail("interrupted; finished runs are kept", 1, debug, wait=0)
+    except (Interrupted, typer.Abort) as error:
+        _fail(f"interrupted; {str(error) or 'finished runs are kept'}", 1, debug, wait=0)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)

@@ -7,11 +7,14 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evcl.errors import EvclError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def cache_folder() -> Path:
@@ -94,3 +97,22 @@ def write_once(path: Path, text: str) -> bool:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return True
+
+
+def save_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sync: bool = False
+) -> None:
+    """Write a safetensors file, whole or not at all; with `sync`, what is in its place is on the disk too."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(dict(tensors), temporary, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        if sync:  # or a machine that goes down could leave the name without the bytes
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+
+    write_atomically(path, write)

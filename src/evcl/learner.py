@@ -16,14 +16,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError, unknown
-from evcl.files import parsed, write_atomically
+from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.methods import Method
 from evcl.methods import get as get_method
@@ -482,14 +481,7 @@ class Learner:
         `notes` are texts of your own, kept in the file's metadata beside ours.
         """
         description, tensors = self.described()
-
-        def write(temporary: Path) -> None:
-            try:
-                save_file(tensors, temporary, {**(notes or {}), "evcl": json.dumps(description)})
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
-
-        write_atomically(path, write)
+        save_tensors(path, tensors, {**(notes or {}), "evcl": json.dumps(description)})
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All there is to it but for a network of the user's own: what JSON can say, and tensors."""

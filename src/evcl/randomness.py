@@ -1,7 +1,7 @@
 """Generators owned by a run: each a function of (seed, purpose, indices), none of them global.
 
 Because a generator is derived and never carried over, a run needs no generator state to go on: its seed and the
-number of tasks it has learned are enough.
+number of tasks it has learned are enough. Only within an epoch do the noise's generators go on from step to step.
 """
 
 from __future__ import annotations

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import count
+
 import pytest
 import torch
 
 import evcl
 from evcl.coresets import kcenter
-from evcl.experiments import configure, execute_all
+from evcl.experiments import configure, execute, execute_all
 from evcl.experiments.engines import REPLICAS
 from evcl.experiments.run import execute_together, programs
 from evcl.methods import METHODS
 from evcl.settings import resolve
-from evcl.training import Run, TaskData, matmul_precision
+from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
 from evcl.training.task import GraphedSteps
 from evcl.training.update import gpu_kernels
 
@@ -252,3 +255,16 @@ def test_losses_and_class_weights_are_those_of_a_cpu():
     for name in ("nll", "kl", "elastic"):
         assert getattr(gpu, name) == pytest.approx(getattr(cpu, name), rel=0.1, abs=0.02), name
     assert found_there == pytest.approx(found, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["evcl", "ewc", "vcl-random-coreset"])
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits(method, tmp_path):
+    """It saves itself at the ends of epochs."""
+    config = configure("split-digits", method, seeds=(0, 1), tasks=2, given={"epochs": 3}, device="cuda")
+    wanted = execute(config)
+    for polls in (1, 2, 1, 3, 100):
+        numbers = count(1)
+        kept = Checkpoints(tmp_path, 1e6, resume=True, stop=lambda n=polls, numbers=numbers: next(numbers) >= n)
+        with contextlib.suppress(Stopped):
+            found = execute(config, checkpoints=kept)
+    assert {**found, "seconds": 0} == {**wanted, "seconds": 0}

@@ -6,6 +6,7 @@ from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, re
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
+from evcl.experiments.resume import SECONDS, open_checkpoints
 from evcl.experiments.run import (
     MOST_SEEDS,
     RESULT,
@@ -23,6 +24,7 @@ from evcl.experiments.run import (
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
 from evcl.experiments.store import CELLS, HIDDEN, Failure, Store, each_seed
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied
+from evcl.training import Checkpoints, Stopped
 
 __all__ = [
     "CELLS",
@@ -31,13 +33,16 @@ __all__ = [
     "PAPER_BENCHMARKS",
     "PAPER_METHODS",
     "RESULT",
+    "SECONDS",
     "SUMMARIES",
+    "Checkpoints",
     "Config",
     "Event",
     "Failure",
     "Forecast",
     "MakeEngine",
     "Standing",
+    "Stopped",
     "Store",
     "best_trial",
     "check_writable",
@@ -49,6 +54,7 @@ __all__ = [
     "load_plugins",
     "local",
     "merge",
+    "open_checkpoints",
     "open_folder",
     "preset",
     "read_found",

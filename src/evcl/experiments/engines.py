@@ -9,6 +9,7 @@ a few programs run at a time, each in a thread: one alone leaves gaps. `ray_engi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -29,11 +30,13 @@ import torch
 
 from evcl.errors import EvclError
 from evcl.experiments.plugins import load_plugins
+from evcl.experiments.resume import describe
 from evcl.experiments.run import Config, Event, execute_together, programs, split
-from evcl.experiments.store import describe
-from evcl.training import matmul_precision, streams
+from evcl.interrupts import deferred
+from evcl.training import Checkpoints, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
+GRACE = 60.0  # seconds that processes have to save themselves
 RETRIES = 2  # of a program whose process died, which need not be its own fault
 Result = dict[str, Any]
 Outcome = list[Result] | Exception  # of a program: a result for each cell, or why there is none
@@ -52,14 +55,14 @@ class Engine(Protocol):
     def free(self) -> int:
         """How many more could be started now."""
 
-    def start(self, number: int, cells: Sequence[Config]) -> None:
-        """Begin a program, which is known by its number from now on."""
+    def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
+        """Begin a program, which is known by its number from now on; it may save itself on its way."""
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         """Programs that have ended; waits until there is one, or so many seconds."""
 
     def close(self) -> None:
-        """End what still runs."""
+        """End what still runs, once it has saved itself."""
 
 
 def cores() -> int:
@@ -91,15 +94,18 @@ def _merged(cells: Sequence[Config], group: Sequence[int]) -> Config:
 
 
 def execute_program(
-    cells: Sequence[Config], on_event: Callable[[Sequence[int], Event], object], tolerant: bool = True
+    cells: Sequence[Config],
+    on_event: Callable[[Sequence[int], Event], object],
+    tolerant: bool = True,
+    checkpoints: Checkpoints | None = None,
 ) -> list[Result]:
-    """The results of cells that share a program (see `bundle`). One whose loss is lost has no accuracy, if `tolerant`.
-
-    A cell's folder could be handed on from here, for what it saves on its way.
-    """
+    """The results of cells that share a program (see `bundle`); one whose loss is lost has no accuracy, if `tolerant`."""
     groups = _by_configuration(cells, len(cells))
     together = execute_together(
-        [_merged(cells, group) for group in groups], lambda g, event: on_event(groups[g], event), tolerant
+        [_merged(cells, group) for group in groups],
+        lambda g, event: on_event(groups[g], event),
+        tolerant,
+        checkpoints=checkpoints,
     )
     found: dict[int, Result] = {}
     for group, result in zip(groups, together, strict=True):
@@ -121,26 +127,35 @@ class Inline:
 
     def __init__(self, on_event: OnEvent, tolerant: bool = True) -> None:
         self.on_event, self.tolerant = on_event, tolerant
-        self.waiting: list[tuple[int, Sequence[Config]]] = []
+        self.waiting: list[tuple[int, Sequence[Config], Checkpoints | None]] = []
 
     def free(self) -> int:
         return 1 - len(self.waiting)
 
-    def start(self, number: int, cells: Sequence[Config]) -> None:
-        self.waiting.append((number, cells))
+    def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
+        self.waiting.append((number, cells, checkpoints))
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         if not self.waiting:
             time.sleep(timeout)
             return []
-        number, cells = self.waiting.pop()
+        number, cells, checkpoints = self.waiting.pop()
+
+        def tell(some: Sequence[int], event: Event) -> None:
+            self.on_event(number, some, event)
+
         try:
-            return [(number, self.run(cells, lambda some, event: self.on_event(number, some, event)))]
+            return [(number, self.run(cells, tell, checkpoints))]
         except Exception as error:
             return [(number, error)]
 
-    def run(self, cells: Sequence[Config], on_event: Callable[[Sequence[int], Event], object]) -> list[Result]:
-        return execute_program(cells, on_event, self.tolerant)
+    def run(
+        self,
+        cells: Sequence[Config],
+        on_event: Callable[[Sequence[int], Event], object],
+        checkpoints: Checkpoints | None,
+    ) -> list[Result]:
+        return execute_program(cells, on_event, self.tolerant, checkpoints)
 
     def close(self) -> None:
         self.waiting = []
@@ -149,33 +164,37 @@ class Inline:
 # --- on a CPU: processes --------------------------------------------------------------------------------------------
 
 
-class _Orphaned(BaseException):
-    """The parent has ended, and nobody waits for what this worker does."""
+def _end_with_parent() -> None:
+    """A parent that is killed takes this process with it: whoever goes on with its work has the checkpoints alone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _work(pipe: Connection, tolerant: bool) -> None:
-    """A worker: programs come in through the pipe; events and outcomes go out. It ends when its parent has."""
+    """A worker: programs come in through the pipe; events and outcomes go out. SIGTERM ends it, once what it runs has
+    saved itself (see `execute_together`).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _end_with_parent()
     torch.set_num_threads(1)
     load_plugins()
-
-    def tell(news: object) -> None:
-        try:
-            pipe.send(news)
-        except OSError:
-            raise _Orphaned from None
-
-    try:
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            cells = pipe.recv()
+            cells, checkpoints = pipe.recv()
             try:
-                outcome: Outcome = execute_program(cells, lambda some, event: tell((some, event)), tolerant)
+                outcome: Outcome = execute_program(
+                    cells, lambda some, event: pipe.send((some, event)), tolerant, checkpoints
+                )
             except Exception as error:
                 outcome = portable(error)
-            tell(outcome)
-    except (EOFError, OSError, _Orphaned):
-        return
+            pipe.send(outcome)
 
 
 def portable(error: Exception) -> Exception:
@@ -202,15 +221,15 @@ class Processes:
     def __init__(self, workers: int, on_event: OnEvent, tolerant: bool = True) -> None:
         self.most, self.on_event, self.tolerant = workers, on_event, tolerant
         self.workers: list[_Worker] = []
-        self.running: dict[int, Sequence[Config]] = {}
+        self.running: dict[int, tuple[Sequence[Config], Checkpoints | None]] = {}
         self.died: dict[int, int] = {}  # how often
         self._lost: list[tuple[int, Outcome]] = []
 
     def free(self) -> int:
         return self.most - len(self.running)
 
-    def start(self, number: int, cells: Sequence[Config]) -> None:
-        self.running[number] = cells
+    def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
+        self.running[number] = cells, checkpoints
         idle = next((worker for worker in self.workers if worker.number is None), None)
         if idle is None:
             context = multiprocessing.get_context("spawn")
@@ -222,7 +241,7 @@ class Processes:
             self.workers.append(idle)
         idle.number = number
         try:
-            idle.pipe.send(list(cells))
+            idle.pipe.send((list(cells), checkpoints))
         except OSError:
             self._bury(idle)
 
@@ -255,26 +274,41 @@ class Processes:
         worker.process.join()
         number = worker.number
         assert number is not None
-        cells = self.running.pop(number)
+        cells, checkpoints = self.running.pop(number)
         self.died[number] = self.died.get(number, 0) + 1
         if self.died[number] <= RETRIES:
-            self.start(number, cells)
+            self.start(number, cells, checkpoints and replace(checkpoints, resume=True))
             return
         code = worker.process.exitcode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         self._lost.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 
     def close(self) -> None:
-        for worker in self.workers:
-            if worker.number is not None:
-                worker.process.terminate()
-            worker.pipe.close()
-        for worker in self.workers:
-            worker.process.join(10)
-            if worker.process.is_alive():
+        """Those that save themselves may take their time, unless Ctrl-C is pressed again."""
+        workers, self.workers = self.workers, []
+        end = time.monotonic() + GRACE
+        try:
+            with deferred(again=True):
+                for worker in workers:
+                    worker.process.terminate()
+                for worker in workers:
+                    while worker.process.is_alive() and time.monotonic() < end:
+                        self._hear(worker)  # a pipe that nobody reads fills up
+        finally:
+            for worker in workers:
                 worker.process.kill()
                 worker.process.join()
-        self.workers = []
+                self._hear(worker)
+                worker.pipe.close()
+
+    def _hear(self, worker: _Worker) -> None:
+        """What a worker that ends still says, such as that it could not save itself."""
+        with contextlib.suppress(EOFError, OSError):
+            while worker.pipe.poll(0.05):
+                came = worker.pipe.recv()
+                if isinstance(came, tuple) and worker.number is not None:
+                    self.on_event(worker.number, *came)
+        worker.process.join(0.05)
 
 
 # --- on a GPU: threads ----------------------------------------------------------------------------------------------
@@ -299,15 +333,17 @@ class Threads:
     def free(self) -> int:
         return PROGRAMS - len(self.pending)
 
-    def start(self, number: int, cells: Sequence[Config]) -> None:
+    def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
+        own = checkpoints and replace(checkpoints, stop=self.stopped.is_set)
+
         def tell(some: Sequence[int], event: Event) -> None:
-            if self.stopped.is_set():
+            if self.stopped.is_set() and own is None:
                 raise RuntimeError("stopped")
             self.events.put((number, some, event))
 
         def work() -> list[Result]:
             with torch.cuda.stream(streams().run):
-                return execute_program(cells, tell, self.tolerant)
+                return execute_program(cells, tell, self.tolerant, own)
 
         self.pending[self.pool.submit(work)] = number
 

@@ -12,6 +12,7 @@ from evcl.experiments.engines import Inline, Result, local
 from evcl.experiments.run import Config, Event, execute, merge
 from evcl.experiments.store import Failure, Store, Unkept, each_seed
 from evcl.ranks import Ranks
+from evcl.training import Checkpoints
 
 OnEvent = Callable[[int, Event], None]
 
@@ -24,13 +25,15 @@ def execute_all(
     store: Store | None = None,
     engine: MakeEngine | None = None,
     ranks: Ranks | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
     A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one whose loss is lost
     then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
     tried again. The engine is this machine if nothing is said. Several processes (`ranks`) train one configuration
-    after the other, its seeds side by side, and keep nothing.
+    after the other, its seeds side by side, and keep nothing. Without a store the seeds of one configuration may save
+    themselves in `checkpoints`, which the caller removes.
     """
     if ranks is not None:
         for i, config in enumerate(configs):
@@ -48,7 +51,7 @@ def execute_all(
             if alone
             else partial(local, device, precision, workers=workers, tolerant=tolerant)
         )
-        yield from _merged(configs, cells, on_event, engine or here, store or Unkept(), tolerant, failed)
+        yield from _merged(configs, cells, on_event, engine or here, store or Unkept(checkpoints), tolerant, failed)
     if failed:
         raise EvclError(f"{len(failed)} failed, the first: {failed[0]}")
 

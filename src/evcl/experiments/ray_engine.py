@@ -15,7 +15,7 @@ from evcl.errors import EvclError
 from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, execute_program, portable
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config
-from evcl.training import matmul_precision, streams
+from evcl.training import Checkpoints, matmul_precision, streams
 
 PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # to the nodes
 
@@ -63,16 +63,16 @@ def _resources(kind: str) -> int:
     return int(found.get(kind, 0))
 
 
-def _run(cells: Sequence[Config], variables: Mapping[str, str]) -> Outcome:
+def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Mapping[str, str]) -> Outcome:
     """A task, on whatever node. What is wrong with a cell is its outcome; only a death is Ray's to deal with."""
     os.environ.update(variables)
     torch.set_num_threads(1)
     try:
         load_plugins()
         if cells[0].device == "cpu":
-            return execute_program(cells, lambda some, event: None)
+            return execute_program(cells, lambda some, event: None, checkpoints=checkpoints)
         with matmul_precision(cells[0].precision), torch.cuda.stream(streams().run):
-            return execute_program(cells, lambda some, event: None)
+            return execute_program(cells, lambda some, event: None, checkpoints=checkpoints)
     except Exception as error:
         return portable(error)
 
@@ -96,8 +96,8 @@ class Ray:
         room = _resources(self.kind)
         return max(room + max(room // 4, 2) - len(self.pending), 0)
 
-    def start(self, number: int, cells: Sequence[Config]) -> None:
-        self.pending[self.task.remote(list(cells), self.variables)] = number
+    def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
+        self.pending[self.task.remote(list(cells), checkpoints, self.variables)] = number
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         if not self.pending:

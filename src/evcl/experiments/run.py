@@ -9,7 +9,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from torch import Tensor
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
+from evcl.experiments.resume import owner, program_name
 from evcl.files import parsed, read_text, write_atomically
+from evcl.interrupts import deferred
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
-from evcl.training import Progress, Run, StreamResult, learn_stream
+from evcl.training import Checkpoints, Progress, Run, Saver, StreamResult, learn_stream
 
 SCHEMA = 1
 RESULT = "result.json"
@@ -97,26 +99,35 @@ def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[
 
 @dataclass(frozen=True)
 class Event:
-    """Where a run stands: after an epoch, and with `accuracy` (the mean over the tasks seen) after a task."""
+    """Where a run stands: after an epoch, and with `accuracy` (the mean over the tasks seen) after a task.
+
+    With a `note`, it stands where it stood, and there is something that a user should know.
+    """
 
     seeds: tuple[int, ...]  # those that it is about
     task: int
     tasks: int
     done: float  # part of the whole run, from 0 to 1
     accuracy: float | None = None
+    note: str | None = None
 
 
 OnEvent = Callable[[Event], None]
 
 
 def execute(
-    config: Config, on_event: OnEvent | None = None, tolerant: bool = False, ranks: Ranks | None = None
+    config: Config,
+    on_event: OnEvent | None = None,
+    tolerant: bool = False,
+    ranks: Ranks | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> dict[str, Any]:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
-    A loss that is lost is an error or, if `tolerant`, a result without an accuracy.
+    A loss that is lost is an error or, if `tolerant`, a result without an accuracy. `checkpoints`: see
+    `execute_together`.
     """
-    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks)[0]
+    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)[0]
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
@@ -148,11 +159,14 @@ def execute_together(
     on_event: Callable[[int, Event], object] = lambda _, event: None,
     tolerant: bool = False,
     ranks: Ranks | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> list[dict[str, Any]]:
     """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
 
     A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
-    together, each of which calls this.
+    together, each of which calls this. With `checkpoints` the program saves itself on the way, at Ctrl-C and at
+    SIGTERM, in a folder of its own in theirs, and may go on from there. It is for the caller to remove them, once the
+    results are where they should be.
     """
     lead, count = configs[0], len(configs[0].seeds)
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
@@ -175,19 +189,36 @@ def execute_together(
         ranks=ranks,
     )
     tasks = len(streams[0])
+    now = Event(lead.seeds, 0, tasks, 0.0)
+
+    def hear(i: int, event: Event) -> None:
+        nonlocal now
+        now = event
+        on_event(i, event)
 
     def after_epoch(task: int, progress: Progress) -> None:
         done = progress.epoch / progress.epochs
         for i, config in enumerate(configs):
-            on_event(i, Event(config.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
+            hear(i, Event(config.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
 
     def after_task(task: int, accuracy: Tensor) -> None:
         for i, (config, part) in enumerate(zip(configs, accuracy.split(count), strict=True)):
-            on_event(i, Event(config.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
+            hear(i, Event(config.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
 
-    start = time.perf_counter()
-    found = learn_stream(run, streams, after_epoch, after_task)
-    seconds = (time.perf_counter() - start) / len(configs)
+    def note(text: str) -> None:
+        on_event(0, replace(now, seeds=lead.seeds, accuracy=None, note=text))
+
+    if checkpoints is None:
+        start = time.perf_counter()
+        found = learn_stream(run, streams, after_epoch, after_task)
+        seconds = time.perf_counter() - start
+    else:
+        with deferred() as asked:
+            stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
+            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], environment(lead.device), note)
+            found = learn_stream(run, streams, after_epoch, after_task, saver)
+            seconds = saver.seconds
+    seconds /= len(configs)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [
         {
@@ -356,8 +387,12 @@ def check_writable(folder: Path) -> None:
 def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:
     """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / name, lambda temporary: temporary.write_text(text, "utf-8"))
+
+    def write(temporary: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, "utf-8")
+
+    write_atomically(folder / name, write)
     return folder / name
 
 

@@ -8,6 +8,7 @@ once and never changed or removed, so that there is no moment at which two proce
     DIR/cells/KEY/claim-1.json      who runs the cell
     DIR/cells/KEY/failed-1.json     how that ended, if badly
     DIR/cells/KEY/claim-2.json      who took it over from an owner that was gone, or tries again what failed
+    DIR/cells/KEY/checkpoint/       where it saves itself until then; this alone is changed and removed
     DIR/cells/KEY/result.json       how it ended, if well
 
 The last claim counts. It is made by `write_once`, so of several who see the same stale claim one takes it over. An
@@ -32,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from evcl.errors import EvclError
+from evcl.experiments.resume import FOLDER, describe
 from evcl.experiments.run import RESULT, Config, read_result
 from evcl.files import write_once
+from evcl.training import Checkpoints
 
 NUMBERS = 1  # the numerical version: raised when the same settings give other numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many may be missed
@@ -56,19 +59,6 @@ class Claim:
 
     key: str
     number: int
-
-
-def describe(config: Config) -> dict[str, Any]:
-    """Everything that decides a result. The preset does not: its settings are here."""
-    return {
-        "benchmark": config.benchmark,
-        "method": config.method,
-        "seeds": list(config.seeds),
-        "tasks": config.tasks,
-        "settings": dict(config.settings),
-        "device": config.device,
-        "precision": config.precision,
-    }
 
 
 def key(config: Config) -> str:
@@ -243,13 +233,23 @@ class Store:
     def complete(self, claim: Claim, result: Mapping[str, Any]) -> bool:
         """Keep a result; False if there is one already: then this one is dropped."""
         self._make(self.cell(claim.key))
-        return write_once(self.cell(claim.key) / RESULT, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        kept = write_once(self.cell(claim.key) / RESULT, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        self._saved(claim.key).remove()
+        return kept
 
     def fail(self, claim: Claim, failure: Failure) -> None:
         """Keep how a cell failed."""
         content = {"message": failure.message, "result": failure.result}
         self._make(self.cell(claim.key))
         write_once(self.cell(claim.key) / f"failed-{claim.number}.json", json.dumps(content, indent=1) + "\n")
+        self._saved(claim.key).remove()
+
+    def checkpoints(self, config: Config) -> Checkpoints | None:
+        """Where a cell saves itself on its way: whoever takes it over goes on from there."""
+        return self._saved(key(config))
+
+    def _saved(self, key: str) -> Checkpoints:
+        return Checkpoints(self.cell(key) / FOLDER, resume=True)
 
     def result(self, config: Config) -> Result:
         """A result that is there, checked to be of this configuration."""
@@ -336,10 +336,14 @@ class Store:
 
 
 class Unkept(Store):
-    """A store that keeps nothing: every cell is to be run, here and now."""
+    """A store that keeps nothing: every cell is to be run, here and now. Its checkpoints, if any, are the caller's."""
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: Checkpoints | None = None) -> None:
         super().__init__(Path())
+        self._given = checkpoints
+
+    def checkpoints(self, config: Config) -> Checkpoints | None:
+        return self._given
 
     def look(self, key: str) -> State:
         return State("todo")

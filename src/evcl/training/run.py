@@ -35,6 +35,7 @@ from evcl.training.task import (
     matmul_precision,
     optimise,
 )
+from evcl.training.watch import Watch
 
 # On a GPU widths are multiples of so many bytes, and P of so many weights: Triton has kernels of its own for sizes that
 # are, and their last bit may differ, which must not depend on R.
@@ -191,14 +192,16 @@ class Run:
         on_epoch: OnEpoch | None = None,
         on_begin: OnBegin | None = None,
         validation: Validation | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """One round as the setting `coreset` wants it: `train` on what is outside the coresets, then `tune`.
 
-        The epochs of both are reported as those of one round. `validation` is looked at while it trains.
+        The epochs of both are reported as those of one round. `validation` is looked at while it trains. `watch` may
+        save both on the way, or know where to go on.
         """
         s = settings or self.settings
         if s.get("coreset", "none") == "none":
-            self.train(tasks, s, on_epoch=on_epoch, on_begin=on_begin, validation=validation)
+            self.train(tasks, s, on_epoch=on_epoch, on_begin=on_begin, validation=validation, watch=watch)
             return
         stages = 1 if self.method.coreset_only else 2
 
@@ -214,15 +217,17 @@ class Run:
 
         state = self.state()
         try:
-            rows = [self._coreset(task, i, s) for i, task in enumerate(tasks)]
-            if self.method.coreset_only:
-                self.rounds += 1
-            else:
-                rest = [_part(task, others(r, task.y.shape[1])) for task, r in zip(tasks, rows, strict=True)]
-                self.train(rest, s, on_epoch=partial(report, 0), on_begin=partial(begin, 0), validation=validation)
-            kept = [_part(task, r) for task, r in zip(tasks, rows, strict=True)]
-            self.coresets = [*self.coresets, *kept]
-            self.tune(s, on_epoch=partial(report, stages - 1), on_begin=partial(begin, stages - 1))
+            if watch is None or not watch.tuning:
+                rows = [self._coreset(task, i, s) for i, task in enumerate(tasks)]
+                if self.method.coreset_only:
+                    self.rounds += 1
+                else:
+                    rest = [_part(task, others(r, task.y.shape[1])) for task, r in zip(tasks, rows, strict=True)]
+                    heard = partial(report, 0), partial(begin, 0)
+                    self.train(rest, s, on_epoch=heard[0], on_begin=heard[1], validation=validation, watch=watch)
+                kept = [_part(task, r) for task, r in zip(tasks, rows, strict=True)]
+                self.coresets = [*self.coresets, *kept]
+            self.tune(s, on_epoch=partial(report, stages - 1), on_begin=partial(begin, stages - 1), watch=watch)
         except BaseException:
             self.restore(state)
             raise
@@ -254,11 +259,14 @@ class Run:
         on_begin: OnBegin | None = None,
         validation: Validation | None = None,
         reference: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         """One round: learn these tasks (one, or several jointly), measure what they need, and remember it."""
         s = settings or self.settings
         with self._precision(), self._measuring():
-            part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, on_begin, validation, reference)
+            if watch is not None:
+                watch.stage(self.state(), tuning=False)
+            part, memory, q = self._fit(tasks, s, self.rounds, noise, on_epoch, on_begin, validation, reference, watch)
             self._remember(part, q, memory, tasks, s)
 
     def tune(
@@ -267,6 +275,7 @@ class Run:
         *,
         on_epoch: OnEpoch | None = None,
         on_begin: OnBegin | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """For prediction: a copy of the posterior learns from the coresets of all tasks, each through its own head.
 
@@ -276,8 +285,11 @@ class Run:
         if not any(task.y.numel() for task in self.coresets):  # tasks of one example each
             self.tuned = self.network.posterior
             return
+        s = settings or self.settings
         with self._precision(), self._measuring():
-            part, _, q = self._fit(self.coresets, settings or self.settings, -self.rounds, None, on_epoch, on_begin)
+            if watch is not None:
+                watch.stage(self.state(), tuning=True)
+            part, _, q = self._fit(self.coresets, s, -self.rounds, None, on_epoch, on_begin, watch=watch)
         self.tuned = self._written(self.network.posterior, part, q)
 
     @contextmanager
@@ -303,6 +315,7 @@ class Run:
         on_begin: OnBegin | None,
         validation: Validation | None = None,
         reference: bool = False,
+        watch: Watch | None = None,
     ) -> tuple[Layout, Memory, Gaussian]:
         """The weights that these tasks use, what is remembered of those, and the posterior they are given."""
         layout = self.network.layout
@@ -342,7 +355,8 @@ class Run:
             return (best is not None and p.validation is not None and best.enough(float(p.validation[0]))) or stop
 
         after = on_epoch if validation is None else look
-        optimise(step, pool, s, self.seeds, round_, noise, after, self.lost if self.tolerant else None, on_begin)
+        lost = self.lost if self.tolerant else None
+        optimise(step, pool, s, self.seeds, round_, noise, after, lost, on_begin, watch)
         if best is not None:
             best.restore()
         if self.ranks is not None:
@@ -522,10 +536,12 @@ class Run:
             named |= {f"coreset {i}.x": task.x, f"coreset {i}.y": task.y}
         return named
 
-    def load_tensors(self, tensors: dict[str, Tensor], rounds: int, coreset_heads: Sequence[int] = ()) -> None:
-        """Take up the buffers of `tensors()`, in the present layout."""
+    def load_tensors(
+        self, tensors: dict[str, Tensor], rounds: int, coreset_heads: Sequence[int] = (), tuned: bool | None = None
+    ) -> None:
+        """Take up the buffers of `tensors()`, in the present layout; by default there is a tuned copy with coresets."""
         own = self.tensors()
-        if coreset_heads:
+        if bool(coreset_heads) if tuned is None else tuned:
             own |= {name.replace("posterior", "tuned"): t for name, t in own.items() if name.startswith("posterior")}
         for name, wanted in own.items():
             found = tensors[name]

@@ -13,6 +13,7 @@ from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.errors import EvclError
 from evcl.inputs import positions
 from evcl.training.run import Run
+from evcl.training.saver import Saver
 from evcl.training.task import Progress, TaskData
 
 
@@ -33,10 +34,12 @@ def learn_stream(
     streams: Sequence[Benchmark],
     on_epoch: Callable[[int, Progress], None] | None = None,
     on_task: OnTask | None = None,
+    saver: Saver | None = None,
 ) -> StreamResult:
     """Let the run learn a stream; replica r learns `streams[r mod len(streams)]`.
 
-    `on_epoch(task, progress)` and `on_task(task, accuracy [R, tasks seen])` report on the way.
+    `on_epoch(task, progress)` and `on_task(task, accuracy [R, tasks seen])` report on the way. `saver` saves the run,
+    and knows where to go on.
     """
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
     heads: dict[str, int] = {}
@@ -44,16 +47,29 @@ def learn_stream(
     rounds = [list(range(len(tasks)))] if run.method.joint else [[k] for k in range(len(tasks))]
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
-    for round_ in rounds:
+    seen: list[int] = []  # the tasks' heads
+    shape = tuple(tasks[0][0].train.inputs.shape[1:])
+    first = 0 if saver is None else saver.first(len(rounds))
+    for number, round_ in enumerate(rounds):
         last = round_[-1]
-        training = [_data(run, tasks[k], [t.train for t in tasks[k]], _head(run, tasks[k][0], heads)) for k in round_]
-        try:
-            run.learn(training, on_epoch=on_epoch and partial(on_epoch, last))
-        except EvclError as error:
-            raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
-        del training
+        own = [_head(run, tasks[k][0], heads) for k in round_]
+        before, seen = seen, [*seen, *own]
+        if number < first:
+            continue
+        learned = saver is not None and saver.enter(number, run, accuracy, (before, seen), shape)
+        if not learned:
+            training = [_data(run, tasks[k], [t.train for t in tasks[k]], h) for k, h in zip(round_, own, strict=True)]
+            try:
+                run.learn(training, on_epoch=on_epoch and partial(on_epoch, last), watch=saver)
+            except EvclError as error:
+                raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
+            del training
+            if saver is not None:
+                saver.learned()
         draws = list(run.draws(heads.values()))
         for k in range(last + 1):
+            if saver is not None:
+                saver.pause()
             data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
             p = _predict(run, data, draws)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)

@@ -22,6 +22,7 @@ from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, PartNoise, gener
 from evcl.ranks import Ranks
 from evcl.settings import Settings
 from evcl.training.update import Update, gpu_kernels
+from evcl.training.watch import Mark, Watch
 
 
 @dataclass(frozen=True)
@@ -206,11 +207,18 @@ class Step:
         """Everything that a step changes."""
         return [*self.update.buffers(), *self.statistics]
 
-    def sound(self) -> Tensor:
-        """[R]: whether every mean is finite, and every variance finite and above 0."""
-        sound = self.q.mean.isfinite().all(1)
+    def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
+        """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R]: every mean is
+        finite, and every variance finite and above 0. What is lost in one process is lost in all.
+        """
+        sound = nll.isfinite() & self.q.mean.isfinite().all(1)
         variance = self.q.variance()
-        return sound if variance is None else sound & variance.isfinite().all(1) & (variance > 0).all(1)
+        if variance is not None:
+            sound &= variance.isfinite().all(1) & (variance > 0).all(1)
+        if self.ranks is None:
+            return nll, sound
+        nll, unsound = self.ranks.sum_(torch.stack([nll, (~sound).to(nll)]))
+        return nll, unsound == 0
 
 
 @dataclass(frozen=True)
@@ -240,28 +248,32 @@ def optimise(
     on_epoch: OnEpoch | None = None,
     lost: Tensor | None = None,
     on_begin: OnBegin | None = None,
+    watch: Watch | None = None,
 ) -> None:
     """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or `on_epoch` says that it is enough.
 
     The order of batches is a function of (seed, round, epoch); so is the noise. A replica whose loss or weights are no
-    numbers is an error, or is marked in `lost` [R].
+    numbers is an error, or is marked in `lost` [R]. `watch` may save it on the way; it then goes on from there.
     """
     ranks = step.ranks
     on_gpu = step.q.mean.is_cuda and noise is None and ranks is None
-    run: Steps = GraphedSteps(step, pool, seeds, round_) if on_gpu else EagerSteps(step, pool, seeds, round_, noise)
+    if on_gpu:
+        run: Steps = GraphedSteps(step, pool, seeds, round_, watch)
+    else:
+        run = EagerSteps(step, pool, seeds, round_, noise, watch)
     sure = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
+    mark = None if watch is None else watch.begin(step, sure, s.epochs, -(-len(pool) // s.batch_size))
+    if mark is not None:
+        step.update.freeze(sure)
     factor = 1.0
-    for epoch in range(s.epochs):
+    for epoch in range(0 if mark is None else mark.epoch, s.epochs):
         if on_begin is not None:
             on_begin(epoch + 1)
         if s.lr_schedule == "cosine":
             factor = 0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs)
             step.update.scale(factor)
-        nll = run.epoch(epoch, s.batch_size) / len(pool)
-        sound = nll.isfinite() & step.sound()
-        if ranks is not None:  # a loss that is lost in one is lost in all
-            nll, unsound = ranks.sum_(torch.stack([nll, (~sound).to(nll)]))
-            sound = unsound == 0
+        nll, sound = step.judged(run.epoch(epoch, s.batch_size, mark) / len(pool))
+        mark = None
         if lost is not None:
             lost |= ~sound
         elif not bool(sound.all()):
@@ -285,31 +297,44 @@ def optimise(
 class Steps(Protocol):
     """How the steps of an epoch are run."""
 
-    def epoch(self, epoch: int, batch: int) -> Tensor:
-        """One pass over the data; returns the sum of the examples' NLL, [R]."""
+    def epoch(self, epoch: int, batch: int, mark: Mark | None = None) -> Tensor:
+        """One pass over the data, or what is left of it from `mark` on; returns the sum of the examples' NLL, [R]."""
         ...
 
 
 class EagerSteps:
     """Operation by operation; every replica has generators of its own, so that it does not depend on its company."""
 
-    def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int, noise: Noise | None) -> None:
-        self.step, self.pool, self.seeds, self.round, self.noise = step, pool, seeds, round_, noise
+    def __init__(
+        self, step: Step, pool: Pool, seeds: Sequence[int], round_: int, noise: Noise | None, watch: Watch | None = None
+    ) -> None:
+        if noise is not None and watch is not None:
+            raise ValueError("noise that is handed in cannot be saved")
+        self.step, self.pool, self.seeds, self.round, self.noise, self.watch = step, pool, seeds, round_, noise, watch
 
-    def epoch(self, epoch: int, batch: int) -> Tensor:
+    def epoch(self, epoch: int, batch: int, mark: Mark | None = None) -> Tensor:
         device, seeds = self.step.q.mean.device, self.seeds
         orders = [generator(seed, "order", self.round, epoch) for seed in seeds]
         order = torch.stack([torch.randperm(len(self.pool), generator=g) for g in orders]).to(device)
-        noise = self.noise or self._noise(epoch)
+        sources = [generator(seed, "noise", self.round, epoch) for seed in seeds]
+        noise = self.noise or self._noise(sources, epoch)
         total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
-        for rows in order.split(batch, 1):
+        done = 0
+        if mark is not None:
+            done = mark.batch
+            total.copy_(mark.total)
+            for source, state in zip(sources, mark.noise, strict=False):
+                source.set_state(state)
+        for taken, rows in enumerate(order.split(batch, 1)[done:], done + 1):
             total.add_(self.step(rows, noise), alpha=rows.shape[1])
+            if self.watch is not None and self.watch.due():
+                self.watch.save(Mark(epoch, taken, total, [source.get_state() for source in sources]))
         return total
 
-    def _noise(self, epoch: int) -> Noise:
+    def _noise(self, sources: Sequence[torch.Generator], epoch: int) -> Noise:
         device = self.step.q.mean.device
         if device.type == "cpu":
-            return GeneratorNoise([generator(seed, "noise", self.round, epoch) for seed in self.seeds])
+            return GeneratorNoise(sources)
         key = ",".join(map(str, self.seeds))
         return DeviceNoise(generator(0, f"gpu {key}", self.round, epoch, device=device), torch.empty(0))
 
@@ -341,8 +366,8 @@ class GraphedSteps:
     batches and the same noise, whatever is beside them.
     """
 
-    def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int) -> None:
-        self.step, self.seeds, self.round = step, seeds, round_
+    def __init__(self, step: Step, pool: Pool, seeds: Sequence[int], round_: int, watch: Watch | None = None) -> None:
+        self.step, self.seeds, self.round, self.watch = step, seeds, round_, watch
         device = step.q.mean.device
         self.distinct = seeds[: period(seeds)]
         self.generator = generator(0, "gpu", device=device)
@@ -352,7 +377,9 @@ class GraphedSteps:
         self.order = torch.zeros(len(self.distinct), len(pool), dtype=torch.long, device=device)
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def epoch(self, epoch: int, batch: int) -> Tensor:
+    def epoch(self, epoch: int, batch: int, mark: Mark | None = None) -> Tensor:
+        if mark is not None:  # made at its end
+            return self.total.copy_(mark.total)
         full, rest = divmod(self.order.shape[1], batch)
         plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
         for (size, steps), times in plan:
@@ -370,6 +397,8 @@ class GraphedSteps:
         for shape, times in plan:
             for _ in range(times):
                 self.graphs[shape].replay()
+        if self.watch is not None and self.watch.due():
+            self.watch.save(Mark(epoch, full + int(rest > 0), self.total))
         return self.total
 
     def _capture(self, batch: Batch, steps: int) -> torch.cuda.CUDAGraph:

@@ -93,6 +93,12 @@ class Update:
             self._factor = factor
             self._set_rates()
 
+    def resume(self, steps: int) -> None:
+        """So many steps were taken; the other buffers are as those left them."""
+        counts = [part.count for part in self._parts()]
+        for count in counts if self._counts is None else [*counts, self._counts]:
+            count.fill_(min(steps, 2**24))  # where counting by 1 ends in float32
+
     def _set_rates(self) -> None:
         for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
             torch.mul(base, self._factor if isinstance(part, Adam) else 1.0, out=rate)
@@ -170,11 +176,10 @@ class Update:
                 state = [t[r] for t in (part.weights, *own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append(compiled.bind(name, state[0].numel(), *state))
-        steps, parts, numbers = 0, (means, log_stds)[: len(self.rates)], self._numbers
+        count, parts, numbers = self.count, (means, log_stds)[: len(self.rates)], self._numbers
 
         def move() -> None:
-            nonlocal steps
-            steps += 1
+            steps = count.add_(1).item()
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
             second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
             for calls, rates, (scale, other) in zip(parts, numbers, ((correction, root), second), strict=False):

@@ -1,0 +1,204 @@
+"""The command, in processes that are interrupted, terminated and killed: --resume ends with the same bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from evcl.cli import main
+from evcl.experiments import configure, execute
+from evcl.experiments.run import merge
+from evcl.training import Checkpoints, Run
+from evcl.training.checkpoint import newest
+
+COMMAND = ["run", "split-digits", "--tasks", "3"]
+# A plugin: from the 20th step on a process takes its time; the first to come there sends a signal.
+AT_A_STEP = """
+import os, signal, time
+from evcl.training import Step
+
+step, taken = Step.__call__, 0
+
+def stepped(self, *args):
+    global taken
+    taken += 1
+    if taken >= 20:
+        try:
+            open("{folder}/sent", "x")
+            os.kill({whom}, signal.{how})
+        except FileExistsError:
+            time.sleep(0.05)
+    return step(self, *args)
+
+Step.__call__ = stepped
+"""
+
+
+def start(command, folder, plugin):
+    """The command in a session of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plugin.py"
+    path.write_text(plugin)
+    words = [sys.executable, "-m", "evcl", *command, "--plugin", str(path), "--out", str(folder / "r")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(words, **options)
+
+
+def nobody_is_left(session, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def checkpoints(folder):
+    return {path.name: newest(path) for path in sorted((folder / "r" / "checkpoint").iterdir())}
+
+
+def bits(folder):
+    """Of every tensor in the programs' last checkpoints: when a run is done, of all that it ends with."""
+    return {
+        f"{program} {name}": bytes(t.reshape(-1).view(torch.uint8).numpy())
+        for program, saved in checkpoints(folder).items()
+        for name, t in saved.tensors.items()
+    }
+
+
+def never_interrupted(folder, seeds, epochs):
+    """The result, and the bits, of the same run in this process."""
+    config = configure("split-digits", "evcl", seeds=seeds, tasks=3, given={"epochs": epochs})
+    kept = Checkpoints(folder / "r" / "checkpoint", 0)
+    results = [execute(replace(config, seeds=(seed,)), checkpoints=kept) for seed in seeds]
+    return {**merge(results), "seconds": 0}, bits(folder)
+
+
+@pytest.fixture
+def gone_on_with(evcl, monkeypatch):
+    """Go on in this process; the last checkpoints are left there for the test to see."""
+    monkeypatch.setattr(Checkpoints, "remove", lambda self: None)
+
+    def call(command, folder):
+        status, _, err = evcl(*command, "--out", folder / "r", "--resume")
+        assert (status, err) == (0, "")
+        return {**json.loads((folder / "r" / "result.json").read_text()), "seconds": 0}, bits(folder)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("seeds", "how", "whom"),
+    [((7,), "SIGINT", "os.getpid()"), ((0, 1), "SIGTERM", "os.getppid()")],
+    ids=["Ctrl-C", "SIGTERM, a process a seed"],
+)
+def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_on_with):
+    """There is no checkpoint but at the ends of tasks, so that what is gone on from is what the signal saved."""
+    command = [*COMMAND, "--epochs", "10", "--checkpoint-seconds", "0", "--seed-list", ",".join(map(str, seeds))]
+    process = start(command, tmp_path, AT_A_STEP.format(folder=tmp_path, whom=whom, how=how))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    kept = tmp_path / "r" / "checkpoint"
+    again = f"it is kept in {kept}, and the same command with --resume goes on from there"
+    assert err == f"evcl: interrupted; {again}\n"
+    assert nobody_is_left(process.pid)
+    places = [(saved.description["stage"], saved.description["round"]) for saved in checkpoints(tmp_path).values()]
+    assert ("train", 0) in places  # in the first task, which has 50 steps
+    assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", seeds, 10)
+
+
+def command_in_a_process(words, begins):
+    """What `evcl` does, in a process that has loaded everything; `begins` is set when training does."""
+    made = Run.__init__
+
+    def ready(self, *args, **options):
+        begins.set()
+        made(self, *args, **options)
+
+    Run.__init__ = ready
+    Checkpoints.remove = lambda self: None  # a run that is done leaves them for the test to see
+    sys.argv, sys.stdout = ["evcl", *map(str, words)], io.StringIO()
+    main()
+
+
+@pytest.mark.parametrize(
+    ("kills", "epochs"), [(5, 20), pytest.param(50, 100, marks=pytest.mark.soak)], ids=["some", "many"]
+)
+def test_kill_9_at_any_moment(kills, epochs, tmp_path, gone_on_with):
+    """At moments spread over the whole run. It goes on to the weights and the result of one that was never killed."""
+    command = [*COMMAND, "--epochs", str(epochs), "--seed-list", "7", "--checkpoint-seconds", "0.02"]
+    wanted = never_interrupted(tmp_path / "whole", (7,), epochs)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["evcl.cli", "evcl.report", "sklearn.datasets"])
+
+    def begun(folder):
+        begins = context.Event()
+        words = [*command, "--out", folder / "r"]
+        process = context.Process(target=command_in_a_process, args=(words, begins))
+        process.start()
+        assert begins.wait(120)
+        return process
+
+    process, begin = begun(tmp_path / "timed"), time.monotonic()
+    process.join(600)
+    assert process.exitcode == 0
+    length = time.monotonic() - begin
+    source, landed, tried, seen = random.Random(0), 0, 0, []
+    while landed < kills:
+        tried += 1
+        assert tried <= 3 * kills  # one that is done before it is killed does not count
+        folder = tmp_path / str(tried)
+        process = begun(folder)
+        time.sleep(length * (landed + source.random()) / kills)
+        process.kill()
+        process.join(60)
+        landed += process.exitcode == -signal.SIGKILL
+        seen.append(_left(folder))
+        assert gone_on_with(command, folder) == wanted
+        shutil.rmtree(folder)
+    print(Counter(seen))  # noqa: T201  (shown with -s: where they were killed)
+
+
+def _left(folder):
+    """What a killed process has left: its last checkpoint's place, and whether it was writing another."""
+    files = sorted((folder / "r").glob("checkpoint/*/[0-9]*"))
+    if not files:
+        return "nothing"
+    about = newest(files[0].parent).description
+    writing = any((folder / "r").glob("checkpoint/*/.*.tmp"))
+    return f"task {about['round']} {about['stage']}{' writing' if writing else ''}"
+
+
+@pytest.mark.soak
+def test_the_processes_of_the_seeds(tmp_path, gone_on_with):
+    """One of them is killed: that is told. Then the parent: they end with it. Then the run goes on to its end."""
+    command = [*COMMAND, "--epochs", "10", "--seeds", "2", "--checkpoint-seconds", "0.01"]
+    killed = start(command, tmp_path, AT_A_STEP.format(folder=tmp_path, whom="os.getpid()", how="SIGKILL"))
+    _, err = killed.communicate(timeout=120)
+    assert killed.returncode == 1
+    told = "one of the run's processes was killed, or ran out of memory; --resume goes on from the last checkpoints"
+    assert err == f"evcl: {told}\n"
+    assert nobody_is_left(killed.pid)
+    Path(tmp_path, "sent").unlink()
+    plugin = AT_A_STEP.format(folder=tmp_path, whom="os.getppid()", how="SIGKILL")
+    parent = start([*command, "--resume"], tmp_path, plugin)
+    parent.communicate(timeout=120)
+    assert parent.returncode == -signal.SIGKILL
+    assert nobody_is_left(parent.pid)
+    assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", (0, 1), 10)

@@ -1,0 +1,475 @@
+"""A run that is stopped, anywhere, goes on to the bytes of one that never was; what is damaged is refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from itertools import count, cycle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
+from evcl.errors import EvclError
+from evcl.experiments import configure, execute, open_checkpoints, write_result
+from evcl.experiments.run import execute_together
+from evcl.training import Checkpoints, Run, Step, Stopped
+from evcl.training.checkpoint import DESCRIPTION, newest, read, write
+
+GIVEN = {"epochs": 2, "batch_size": 100}  # three steps an epoch
+CASES = {
+    "EVCL": ("split-digits", "evcl", {}),
+    "EWC, which has no sigma": ("permuted-digits", "ewc", {"batch_size": 400}),
+    "a coreset": ("split-digits", "vcl-kcenter-coreset", {"coreset_size": 20, "batch_size": 20}),
+    "nothing but a coreset": ("permuted-digits", "random-coreset", {"coreset_size": 20, "batch_size": 15}),
+    "joint": ("split-digits", "joint", {}),
+    "natural steps, falling rates": ("split-digits", "evcl", {"std_update": "natural", "lr_schedule": "cosine"}),
+    "an early end": ("split-digits", "evcl", {"stop_nll": 0.35, "epochs": 8}),  # one seed before the other
+}
+
+
+def config(case="EVCL", seeds=(0, 1)):
+    benchmark, method, given = CASES[case]
+    return configure(benchmark, method, seeds=seeds, tasks=2, given={**GIVEN, **given})
+
+
+def last(folder):
+    """The tensors of the only program's last checkpoint: after the last task, so all that the run ends with."""
+    (program,) = folder.iterdir()
+    return newest(program).tensors
+
+
+def same(a, b):
+    bits = [{name: bytes(t.reshape(-1).view(torch.uint8).numpy()) for name, t in one.items()} for one in (a, b)]
+    return bits[0] == bits[1]
+
+
+def untimed(result):
+    return {**result, "seconds": 0}
+
+
+def stop_after(polls):
+    numbers = count(1)
+    return lambda: next(numbers) >= polls
+
+
+def relay(run, folder):
+    """Stopped again and again, after one step or a few: the result, and how often."""
+    for stops, polls in enumerate(cycle((1, 2, 6, 3))):
+        try:
+            return run(Checkpoints(folder, 1e6, resume=True, stop=stop_after(polls))), stops
+        except Stopped:
+            continue
+    return None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stopped_at_every_turn_is_the_run_that_never_was(case, tmp_path):
+    wanted = execute(config(case), checkpoints=Checkpoints(tmp_path / "whole", 0))
+    assert untimed(execute(config(case))) == untimed(wanted)  # saving changes nothing
+    found, stops = relay(lambda kept: execute(config(case), checkpoints=kept), tmp_path / "parts")
+    assert stops > 3
+    assert untimed(found) == untimed(wanted)
+    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+
+
+def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
+    """So that the case above is what it says: a replica is frozen, and the other goes on."""
+    seen = set()
+
+    def look(path, description, tensors):
+        seen.add(tuple(tensors["sure"].tolist()) if "sure" in tensors else None)
+
+    monkeypatch.setattr("evcl.training.saver.write", look)
+    execute(config("an early end"), checkpoints=Checkpoints(tmp_path, 1e-9))
+    assert (False, False) in seen
+    assert seen & {(True, False), (False, True)}
+
+
+def test_one_that_is_lost_among_others_stays_lost(tmp_path):
+    one = config(seeds=(0,))
+    configs = [one, configure("split-digits", "evcl", seeds=(0,), tasks=2, given={**one.settings, "lr": 10.0})]
+    wanted = execute_together(configs, tolerant=True)
+    found, _ = relay(lambda kept: execute_together(configs, tolerant=True, checkpoints=kept), tmp_path)
+    assert [untimed(result) for result in found] == [untimed(result) for result in wanted]
+    assert [result["average_accuracy"]["mean"] is None for result in found] == [False, True]
+
+
+def test_a_network_that_measures_and_drops_out(tmp_path):
+    def network():
+        layers = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.3)
+        return nn.Sequential(*layers, nn.Flatten())
+
+    def build(request):
+        return Benchmark("pictures", get("split-digits"), network=network, seed=request.seed)
+
+    register(Entry("pictures", "digits, a convolution", build, seeded=False))
+    try:
+        one = configure("pictures", "evcl", seeds=(0, 1), tasks=2, given={**GIVEN, "fisher_examples": 50})
+        wanted = execute(one, checkpoints=Checkpoints(tmp_path / "whole", 0))
+        found, _ = relay(lambda kept: execute(one, checkpoints=kept), tmp_path / "parts")
+    finally:
+        BENCHMARKS.remove("pictures")
+    assert untimed(found) == untimed(wanted)
+    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
+    assert any("num_batches_tracked" in name for name in last(tmp_path / "parts"))
+
+
+# --- crashes -------------------------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """As if the process ended here: nothing handles it."""
+
+
+POINTS = {
+    "in an epoch": (Step, "__call__"),
+    "in the consolidation": (Run, "_finished"),
+    "before an evaluation": (Run, "draws"),
+    "in an evaluation": (Run, "predict"),
+    "while a checkpoint is written": ("safetensors.torch", "save_file"),
+    "between the write and the rename": (Path, "replace"),
+    "before old checkpoints are removed": ("evcl.training.saver", "clear"),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_loses_nothing(point, tmp_path, monkeypatch):
+    """At the first call, the second, the fourth, ...: as often as there are calls."""
+    owner, name = POINTS[point]
+    wanted = execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path / "whole", 1e-9))
+    crashes = 0
+    for nth in (1, 2, 4, 8, 12):
+        folder = tmp_path / str(nth)
+        with monkeypatch.context() as patch:
+            target = f"{owner}.{name}" if isinstance(owner, str) else None
+            original = getattr(__import__(owner, fromlist=["_"]) if target else owner, name)
+            calls = count(1)
+
+            def crash(*args, nth=nth, calls=calls, original=original, **options):
+                if next(calls) == nth:
+                    if name == "save_file":
+                        Path(args[1]).write_bytes(b"half of it")
+                    raise Crash
+                return original(*args, **options)
+
+            patch.setattr(*((target, crash) if target else (owner, name, crash)))
+            try:
+                execute(config(seeds=(0,)), checkpoints=Checkpoints(folder, 1e-9))
+                continue  # there are fewer calls
+            except Crash:
+                crashes += 1
+        found = execute(config(seeds=(0,)), checkpoints=Checkpoints(folder, 1e-9, resume=True))
+        assert untimed(found) == untimed(wanted)
+        assert same(last(folder), last(tmp_path / "whole"))
+        assert len(list((folder / "seed-0").iterdir())) == 2  # the last two, and nothing half-written
+    assert crashes >= 2
+
+
+def test_seconds_are_those_of_all_parts(tmp_path):
+    with pytest.raises(Stopped):
+        execute(config(), checkpoints=Checkpoints(tmp_path, 1e6, stop=stop_after(1)))
+    (program,) = tmp_path.iterdir()
+    saved = newest(program)
+    write(saved.path, {**saved.description, "seconds": 1000.0}, saved.tensors)
+    assert 1000 < execute(config(), checkpoints=Checkpoints(tmp_path, resume=True))["seconds"] < 2000
+
+
+def test_between_the_ends_of_tasks_time_decides(tmp_path, monkeypatch):
+    """Six steps and an end a task, two tasks; the clock runs a second a step."""
+    now, step, saved = [0.0], Step.__call__, []
+
+    def stepped(self, *args):
+        now[0] += 1
+        return step(self, *args)
+
+    def counted(path, *args):
+        saved.append(path)
+        write(path, *args)
+
+    monkeypatch.setattr("evcl.training.saver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Step, "__call__", stepped)
+    monkeypatch.setattr("evcl.training.saver.write", counted)
+    for seconds, wanted in ((0, 2), (1e6, 2), (4, 4), (3, 6), (1e-9, 14)):
+        saved.clear()
+        execute(config(), checkpoints=Checkpoints(tmp_path / str(seconds), seconds))
+        assert len(saved) == wanted, seconds
+
+
+# --- which checkpoint ----------------------------------------------------------------------------------------------
+
+
+def stopped(folder, polls=4, seconds=1e-9, **options):
+    """A run of one seed that was stopped: the folder of its program."""
+    with pytest.raises(Stopped):
+        execute(config(seeds=(0,), **options), checkpoints=Checkpoints(folder, seconds, stop=stop_after(polls)))
+    return folder / "seed-0"
+
+
+def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
+    wanted = execute(config(seeds=(0,)))
+    for number, damage in enumerate((b"", b"junk", None)):
+        program = stopped(tmp_path / str(number))
+        older, newer = sorted(program.iterdir())
+        content = bytearray(newer.read_bytes())
+        content[-5] ^= 1
+        newer.write_bytes(content if damage is None else damage)
+        kept = Checkpoints(program.parent, resume=True)
+        assert newest(program).path == older
+        assert untimed(execute(config(seeds=(0,)), checkpoints=kept)) == untimed(wanted)
+        assert newest(program).path.name >= newer.name
+
+
+def test_two_damaged_ones_are_an_error(tmp_path):
+    for path in stopped(tmp_path).iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(EvclError, match=r"is damaged .*; the checkpoint .* is damaged .*--overwrite"):
+        execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path, resume=True))
+
+
+def test_another_configurations_is_refused(tmp_path):
+    stopped(tmp_path / "checkpoint")
+    other = configure("split-digits", "evcl", seeds=(0,), tasks=2, given={**GIVEN, "lr": 0.5})
+    for attempt in (
+        lambda: execute(other, checkpoints=Checkpoints(tmp_path / "checkpoint", resume=True)),
+        lambda: open_checkpoints(tmp_path, other, resume=True),
+    ):
+        with pytest.raises(EvclError, match=r"of another run \(lr is 0.00\d+ there and 0.5 here\): pass --overwrite"):
+            attempt()
+    with pytest.raises(EvclError, match=r"\(seeds is \[0\] there and \[1\] here\)"):
+        open_checkpoints(tmp_path, config(seeds=(1,)), resume=True)
+
+
+def test_an_unfinished_run_is_not_started_over_by_mistake(tmp_path):
+    stopped(tmp_path / "checkpoint")
+    for attempt in (
+        lambda: execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path / "checkpoint")),
+        lambda: open_checkpoints(tmp_path, config(seeds=(0,))),
+    ):
+        with pytest.raises(EvclError, match="pass --resume to go on with it, or --overwrite to start again"):
+            attempt()
+    (tmp_path / "checkpoint" / "seed-0" / "mine.txt").touch()
+    (tmp_path / "checkpoint" / "mine").mkdir()
+    assert not open_checkpoints(tmp_path, config(seeds=(0,)), overwrite=True).resume
+    left = sorted(path.name for path in (tmp_path / "checkpoint").rglob("*"))
+    assert left == ["mine", "mine.txt", "seed-0"]  # what is not ours stays
+
+
+WRONG = {
+    "no posterior": (lambda d, t: t.pop("run posterior.mean"), "posterior.mean"),
+    "weights of another network": (
+        lambda d, t: t.update({"run prior.mean": torch.zeros(1, 3)}),
+        "prior.mean should be",
+    ),
+    "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "all of it finite"),
+    "an importance below 0": (lambda d, t: t["run importance"].fill_(-1), "importance should be at least 0"),
+    "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 should be"),
+    "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 should be"),
+    "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch '2', and there are 2"),
+    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch 'True'"),
+    "a batch too far": (lambda d, t: d.update(batch=4), "batch '4'"),
+    "a round too far": (lambda d, t: d.update(round=2), "round '2'"),
+    "an unknown stage": (lambda d, t: d.update(stage=["train"]), "stage"),
+    "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
+    "an accuracy of 2": (lambda d, t: t["accuracy"].fill_(2.0), "accuracy"),
+    "lost, as numbers": (lambda d, t: t.update(lost=torch.zeros(1)), "lost should be"),
+    "no state of the noise": (lambda d, t: t.pop("noise 0"), "noise: 0 generators"),
+    "a state that is none": (lambda d, t: t["noise 0"].fill_(255), "noise: "),
+    "another format": (lambda d, t: d.update(format=9), "it has format 9"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_whatever_a_file_says_is_checked(what, tmp_path, monkeypatch):
+    change, message = WRONG[what]
+    program = stopped(tmp_path, polls=2)
+    saved = read(max(program.iterdir()))
+    change(saved.description, saved.tensors)
+    monkeypatch.setattr("evcl.training.checkpoint.FORMAT", saved.description.pop("format"))
+    for path in program.iterdir():
+        write(path, saved.description, saved.tensors)
+    monkeypatch.undo()
+    with pytest.raises(EvclError, match=message) as error:
+        execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path, resume=True))
+    assert "\n" not in str(error.value)
+    assert str(program) in str(error.value)
+
+
+def test_a_description_that_is_no_json_is_damage(tmp_path):
+    from safetensors.torch import save_file
+
+    program = stopped(tmp_path, polls=1)
+    for text in ("[" * 100_000, "{", "[]", '{"format": 1e999}'):
+        for path in program.iterdir():
+            save_file({"x": torch.zeros(1)}, path, {DESCRIPTION: text, "digest": "0"})
+        with pytest.raises(EvclError, match="is damaged"):
+            execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path, resume=True))
+
+
+def test_another_environment_is_told_of(tmp_path):
+    program = stopped(tmp_path)
+    saved = newest(program)
+    saved.description["environment"]["torch"] = "0.1"
+    write(saved.path, saved.description, saved.tensors)
+    notes = []
+    execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(tmp_path, resume=True))
+    assert "was written in another environment: the result may differ by rounding" in notes[0]
+    assert set(notes[1:]) == {None}
+
+
+# --- disks ---------------------------------------------------------------------------------------------------------
+
+
+def full(path):
+    path.write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(path):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def vanished(path):
+    if path.parent.exists():
+        path.parent.parent.rename(path.parent.parent.with_name("elsewhere"))
+    path.write_bytes(b"")  # it fails
+
+
+TROUBLE = {full: "No space left on device", read_only: "Read-only file system", vanished: "No such file or directory"}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE, ids=lambda trouble: trouble.__name__)
+def test_a_disk_in_trouble_does_not_end_a_run_and_leaves_the_last_checkpoint(trouble, tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    wanted = execute(config(seeds=(0,)))
+    calls, notes, folder = Counter(), [], tmp_path / "r" / "checkpoint"
+
+    def save(tensors, path, metadata):
+        calls["all"] += 1
+        if calls["all"] > 3:
+            trouble(Path(path))
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save)
+    found = execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(folder, 1e-9))
+    monkeypatch.undo()
+    assert untimed(found) == untimed(wanted)
+    told = [note for note in notes if note]
+    assert len(told) == 1
+    assert TROUBLE[trouble] in told[0]
+    assert "training goes on, and the last checkpoint is" in told[0]
+    assert told[0].endswith("00000003.safetensors")
+    back = folder if folder.exists() else folder.with_name("elsewhere")
+    assert sorted(path.name for path in (back / "seed-0").iterdir()) == ["00000002.safetensors", "00000003.safetensors"]
+    assert newest(back / "seed-0").description["batch"] == 3
+    assert untimed(execute(config(seeds=(0,)), checkpoints=Checkpoints(back, resume=True))) == untimed(wanted)
+
+
+def test_a_disk_that_is_well_again_is_told_of(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    calls, notes = count(1), []
+
+    def save(tensors, path, metadata):
+        if next(calls) <= 2:
+            full(Path(path))
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save)
+    execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(tmp_path, 1e-9))
+    first, second = [note for note in notes if note]
+    assert "there is no checkpoint yet" in first
+    assert "checkpoints can be written again" in second
+
+
+@pytest.mark.soak
+def test_a_disk_that_is_full(tmp_path, evcl):
+    """A real one, of 2.2 MB, where a checkpoint takes 1: two are kept, and a third has no room beside them."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("only root can make a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2200k", "none", str(disk)], check=False)
+    if made.returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    try:
+        often = ["--checkpoint-seconds", "0.000001"]
+        status, _, err = evcl(*COMMAND, *often, "--out", disk / "r")
+        assert status == 0
+        assert err.count("No space left on device") == err.count("training goes on") == 1
+        assert evcl(*COMMAND, "--out", "whole")[0] == 0
+        assert written(disk / "r") == written("whole")
+        assert [path.name for path in (disk / "r").iterdir()] == ["result.json"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+COMMAND = ["run", "split-digits", "--tasks", "2", "--epochs", "2", "--seed-list", "0", "--set", "batch_size=100"]
+
+
+def written(folder):
+    return untimed(json.loads(Path(folder, "result.json").read_text()))
+
+
+def test_the_command_goes_on_and_cleans_up(evcl):
+    assert evcl(*COMMAND, "--out", "whole")[0] == 0
+    stopped(Path("r/checkpoint"))
+    status, _, err = evcl(*COMMAND, "--out", "r")
+    assert status == 1
+    assert err.startswith("evcl: r holds the checkpoint of a run that was not finished: pass --resume")
+    status, _, err = evcl(*COMMAND, "--out", "r", "--set", "lr=0.5", "--resume")
+    assert status == 1
+    assert "is a checkpoint of another run (lr is" in err
+    assert evcl(*COMMAND, "--out", "r", "--resume")[0] == 0
+    assert written("r") == written("whole")
+    assert [path.name for path in Path("r").iterdir()] == ["result.json"]
+    status, out, _ = evcl(*COMMAND, "--out", "r", "--resume")
+    assert (status, "holds this run already" in out) == (0, True)
+    status, out, _ = evcl(*COMMAND, "--out", "new", "--resume")
+    assert (status, "new holds no checkpoint: the run starts from the beginning" in out) == (0, True)
+
+
+def test_a_run_that_replaces_another_can_be_gone_on_with(evcl):
+    write_result(Path("r"), {**execute(config(seeds=(5,))), "seeds": [5]})
+    stopped(Path("r/checkpoint"))
+    assert evcl(*COMMAND, "--out", "r", "--resume")[0] == 0
+    assert written("r")["seeds"] == [0]
+    assert not Path("r/checkpoint").exists()
+
+
+def test_a_result_that_cannot_be_written_is_not_lost(evcl, monkeypatch):
+    with monkeypatch.context() as patch:
+        original = Path.write_text
+
+        def write_text(self, *args, **options):
+            if "result.json" in self.name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(self, *args, **options)
+
+        patch.setattr(Path, "write_text", write_text)
+        status, out, err = evcl(*COMMAND, "--out", "r")
+    assert status == 1
+    assert err.startswith(
+        "evcl: cannot write r/result.json: No space left on device; the run is done: it is kept in r/"
+    )
+    assert "evcl" in out  # the table
+    assert evcl(*COMMAND, "--out", "r", "--resume")[0] == 0
+    assert evcl(*COMMAND, "--out", "whole")[0] == 0
+    assert written("r") == written("whole")
+
+
+def test_a_run_whose_loss_is_lost_keeps_no_checkpoint(evcl):
+    shutil.rmtree("r", ignore_errors=True)
+    wild = ["--method", "vcl", "--set", "lr=10", "--set", "std_lr_scale=1000", "--checkpoint-seconds", "0.000001"]
+    status, _, err = evcl(*COMMAND, *wild, "--out", "r")
+    assert (status, "the loss is not a number" in err) == (1, True)
+    assert not Path("r/checkpoint").exists()
