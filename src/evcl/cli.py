@@ -127,13 +127,13 @@ def run(
     folder = out or Path("runs") / benchmark / method
     torch.set_num_threads(1)
     with ranks.joined(config.device) as group:
-        if group is None:
-            result = _alone(config, folder, overwrite, resume, checkpoint_seconds)
-        else:
-            result = _shared(config, folder, overwrite, group)
-    if ranks.own() > 0:
+        result = (
+            _alone(config, folder, overwrite, resume, checkpoint_seconds)
+            if group is None
+            else _shared(config, folder, overwrite, group)
+        )
+    if result is None:
         return
-    assert result is not None
     _print_tables([result])
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
@@ -154,15 +154,16 @@ def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds:
 
 
 def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> dict[str, Any] | None:
-    """The same of a run that several processes share; the first of them finds it, and writes it."""
+    """The same of a run that several processes share; the first of them finds it or writes it, and alone has it."""
     result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
     if group.first(result is not None, config.device):
         console.print(DONE.format(folder))
         return result
     with _progress([config]) as on_event:
         ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
-    if ranks.own() == 0:
-        experiments.write_result(folder, result)
+    if ranks.own() > 0:
+        return None
+    experiments.write_result(folder, result)
     return result
 
 

@@ -72,11 +72,11 @@ class Stopping(Inline):
         super().__init__(on_event)
         self.ran = ran
 
-    def run(self, cells, on_event):
+    def run(self, cells, on_event, checkpoints):
         self.ran.append(cells[0].seeds)
         if len(self.ran) == 2:
             raise KeyboardInterrupt
-        return super().run(cells, on_event)
+        return super().run(cells, on_event, checkpoints)
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path):

@@ -34,7 +34,7 @@ from evcl.experiments import (
 )
 from evcl.experiments import cells as cells_module
 from evcl.experiments.engines import Inline, bundle, execute_program, local
-from evcl.experiments.run import MEASURES, Event, execute_together, merge, split
+from evcl.experiments.run import MEASURES, Event, execute, execute_together, merge, split
 from evcl.experiments.store import key
 from evcl.report import find_results
 
@@ -83,9 +83,9 @@ class Here(Inline):
         self.on_event = on_event
         return self
 
-    def start(self, number, cells):
+    def start(self, number, cells, checkpoints=None):
         self.started.append(list(cells))
-        super().start(number, cells)
+        super().start(number, cells, checkpoints)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -180,10 +180,29 @@ def test_cells_of_one_shape_share_a_program_and_each_gets_its_own_result():
         assert all(one[name] == expected[name] for name in MEASURES)
 
 
+def test_whoever_takes_a_cell_over_goes_on_from_its_checkpoint(tmp_path):
+    (cell,) = (cell for _, cell in each_seed([configure("split-digits", "naive", seeds=[3], given={"epochs": 2})]))
+    whole = execute(cell)
+
+    def stop(some, event):
+        if event.task == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(work([cell], Store(tmp_path), Here(), stop))
+    kept = Store(tmp_path).cell(key(cell)) / "checkpoint"
+    assert list(kept.rglob("*.safetensors"))
+    heard = []
+    ((_, found),) = work([cell], Store(tmp_path), Here(), lambda some, event: heard.append(event.task))
+    assert min(heard) == 2
+    assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+    assert not kept.exists()
+
+
 def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(tmp_path):
     cells = [cell for _, cell in each_seed([configure("split-digits", "naive", seeds=range(5), tasks=1)])]
 
-    def run(some, on_event):
+    def run(some, on_event, checkpoints):
         if len(some) > 2:
             raise MemoryError("too many")
         if any(cell.seeds == (3,) for cell in some):
@@ -198,7 +217,7 @@ def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(
     again = Here(replicas=100, run=run)
     assert dict(work(cells, Store(tmp_path), again)) == found
     assert again.started == []
-    later = Here(replicas=100, run=lambda some, on_event: [result_of(cell) for cell in some])
+    later = Here(replicas=100, run=lambda some, *_: [result_of(cell) for cell in some])
     assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3]["seeds"] == [3]
     assert [[cell.seeds for cell in program] for program in later.started] == [[(3,)]]
 
@@ -224,7 +243,7 @@ def test_what_another_runs_is_waited_for_and_taken_over_when_it_is_gone(tmp_path
     cells = small(3)
     other = Store(tmp_path)
     held = [other.take(cell) for cell in cells[:2]]
-    events = work(cells, Store(tmp_path), engine := Here(run=lambda some, _: [result_of(cell) for cell in some]))
+    events = work(cells, Store(tmp_path), engine := Here(run=lambda some, *_: [result_of(cell) for cell in some]))
     assert next(events)[0] == 2
     other.complete(held[0], result_of(cells[0]))
     assert next(events) == (0, result_of(cells[0]))
@@ -272,7 +291,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     cells, meet = small(4), threading.Barrier(4)
 
-    def run(some, on_event, tolerant):
+    def run(some, on_event, tolerant, checkpoints):
         meet.wait(60)  # all four are running
         on_event([0], Event(some[0].seeds, 0, 1, 1.0))
         return [result_of(cell) for cell in some]
@@ -284,7 +303,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
     assert found == {i: result_of(cell) for i, cell in enumerate(cells)}
     assert sorted(heard) == [[0], [1], [2], [3]]
 
-    def broken(some, on_event, tolerant):
+    def broken(some, on_event, tolerant, checkpoints):
         raise torch.AcceleratorError("an illegal memory access")
 
     monkeypatch.setattr(engines, "execute_program", broken)
@@ -295,7 +314,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
 
 def test_a_report_puts_the_seeds_of_a_sweep_together(tmp_path):
     cells = small(3) + small(2, lr=0.5)
-    list(work(cells, Store(tmp_path), Here(run=lambda some, _: [result_of(cell) for cell in some])))
+    list(work(cells, Store(tmp_path), Here(run=lambda some, *_: [result_of(cell) for cell in some])))
     found = sorted(find_results(tmp_path), key=lambda result: result["config"]["lr"])
     assert [result["seeds"] for result in found] == [[0, 1, 2], [0, 1]]
     assert found[0]["average_accuracy"] == {"mean": 0.5, "std": 0.0, "per_seed": [0.5] * 3}

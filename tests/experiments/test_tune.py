@@ -207,11 +207,11 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(search, tmp_path):
     asked, ran = read_search(search()), []
 
     class Counting(Inline):
-        def run(self, cells, on_event):
+        def run(self, cells, on_event, checkpoints):
             ran.append(cells[0].seeds)
             if len(ran) == 6:
                 raise KeyboardInterrupt
-            return super().run(cells, on_event)
+            return super().run(cells, on_event, checkpoints)
 
     store = Store(tmp_path / "cells")
     with pytest.raises(KeyboardInterrupt):

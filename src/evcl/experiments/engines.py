@@ -99,7 +99,7 @@ def execute_program(
     tolerant: bool = True,
     checkpoints: Checkpoints | None = None,
 ) -> list[Result]:
-    """The results of cells that share a program (see `bundle`); one whose loss is lost has no accuracy, if `tolerant`."""
+    """The results of cells that share a program (see `bundle`). A loss that is lost has no accuracy, if `tolerant`."""
     groups = _by_configuration(cells, len(cells))
     together = execute_together(
         [_merged(cells, group) for group in groups],

@@ -208,8 +208,9 @@ class Step:
         return [*self.update.buffers(), *self.statistics]
 
     def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
-        """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R]: every mean is
-        finite, and every variance finite and above 0. What is lost in one process is lost in all.
+        """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R].
+
+        That is: every mean is finite, and every variance finite and above 0. What one process lost is lost in all.
         """
         sound = nll.isfinite() & self.q.mean.isfinite().all(1)
         variance = self.q.variance()
