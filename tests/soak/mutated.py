@@ -7,6 +7,7 @@ is a line in TARGETS: what writes a good file into a folder, and what reads it a
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -27,6 +28,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report")]
 import made_up  # noqa: E402
@@ -35,13 +38,26 @@ import tiny  # noqa: E402
 import evcl  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
 from evcl.errors import EvclError  # noqa: E402
-from evcl.experiments import read_result, read_search  # noqa: E402
+from evcl.experiments import (  # noqa: E402
+    Checkpoints,
+    Event,
+    Store,
+    configure,
+    execute,
+    read_result,
+    read_search,
+    read_sweep,
+    standing,
+)
 from evcl.experiments.search import read_found  # noqa: E402
+from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.page import page  # noqa: E402
 from evcl.tables.model import create, load_model  # noqa: E402
 from evcl.tables.source import MOST_PIXELS  # noqa: E402
 from evcl.tables.work import open_source  # noqa: E402
+from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
+from evcl.training.checkpoint import _digest as digest  # noqa: E402
 
 SECONDS, ALLOWANCE = 5.0, 48 * 2**20  # of the processor: the machine may be busy
 MARK = Path(tempfile.gettempdir()) / f"evcl-code-ran-{os.getpid()}"
@@ -202,6 +218,60 @@ def cached_source(folder: Path) -> Path:
     return folder / "source.json"
 
 
+def sweep(folder: Path) -> Path:
+    text = 'benchmarks = ["split-digits:2"]\nseeds = 2\ndraws = 2\n[settings]\nepochs = 1\n'
+    text += "[methods.evcl]\nstrength = [1, 10]\nlr = {low = 1e-4, high = 1e-2}\n[methods.naive]\n"
+    (folder / "sweep.toml").write_text(text)
+    return folder / "sweep.toml"
+
+
+CELL = configure("split-digits", "evcl", "paper", [0], 2, {"epochs": 1, "fisher_examples": 20, "predict_samples": 1})
+
+
+def store(kind: str) -> Make:
+    """A store with one cell that is claimed; one of its files."""
+
+    def make(folder: Path) -> Path:
+        made = Store(folder)
+        made.declare([CELL])
+        assert isinstance(made.take(CELL), Claim)
+        return next(folder.glob(kind))
+
+    return make
+
+
+def use_store(path: Path) -> None:
+    folder = next(place for place in path.parents if (place / "sweeps").is_dir())
+    for later in folder.glob("cells/*/claim-2.json"):  # of the last time
+        later.unlink()
+    standing(folder)
+    Store(folder).take(CELL)
+
+
+def checkpoint(folder: Path) -> Path:
+    def stop(event: Event) -> None:
+        if event.task == 1:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        execute(CELL, stop, checkpoints=Checkpoints(folder))
+    oldest, *more = sorted(folder.rglob("*.safetensors"), reverse=True)
+    for path in more:
+        path.unlink()
+    return oldest
+
+
+def use_checkpoint(path: Path) -> None:
+    """With a digest that fits, as whoever means harm would make it."""
+    for other in path.parent.glob("*.safetensors"):  # of the last time
+        if other != path:
+            other.unlink()
+    with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
+        tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()[DESCRIPTION]  # noqa: SIM118
+        save_file(tensors, path, {DESCRIPTION: text, DIGEST: digest(text, tensors)})
+    execute(CELL, checkpoints=Checkpoints(path.parents[1], resume=True))
+
+
 @dataclass(frozen=True)
 class Target:
     make: Make
@@ -215,6 +285,11 @@ TARGETS: dict[str, Target] = {
     "result": Target(result, use_result),
     "search": Target(search, read_search),
     "found": Target(found, lambda path: read_found(path, read_search(path.with_name("search.toml")))),
+    "sweep": Target(sweep, read_sweep),
+    "claim": Target(store("cells/*/claim-1.json"), use_store),
+    "owner": Target(store("owners/*.json"), use_store),
+    "cells": Target(store("sweeps/*.json"), use_store),
+    "checkpoint": Target(checkpoint, use_checkpoint),
     "csv": Target(table, use_table),
     "npz": Target(npz_table, use_table),
     "parquet": Target(parquet_table, use_table),

@@ -67,6 +67,8 @@ def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Ma
     """A task, on whatever node. What is wrong with a cell is its outcome; only a death is Ray's to deal with."""
     os.environ.update(variables)
     torch.set_num_threads(1)
+    if checkpoints is not None and not checkpoints.folder.parent.is_dir():  # this node does not see the store
+        checkpoints = None
     try:
         load_plugins()
         if cells[0].device == "cpu":
