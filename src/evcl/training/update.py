@@ -69,6 +69,7 @@ class Update:
         self._set_rates()
         self.count = self.mean.count  # of steps taken
         self._counts: Tensor | None = None  # a kernel's own
+        self._taken = 0  # the same for compiled code, which is given numbers
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
@@ -98,6 +99,7 @@ class Update:
         counts = [part.count for part in self._parts()]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # where counting by 1 ends in float32
+        self._taken = steps
 
     def _set_rates(self) -> None:
         for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
@@ -179,7 +181,8 @@ class Update:
         count, parts, numbers = self.count, (means, log_stds)[: len(self.rates)], self._numbers
 
         def move() -> None:
-            steps = count.add_(1).item()
+            self._taken = steps = self._taken + 1
+            count.fill_(steps)
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
             second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
             for calls, rates, (scale, other) in zip(parts, numbers, ((correction, root), second), strict=False):
