@@ -35,11 +35,12 @@ from typing import Any
 from evcl.errors import EvclError
 from evcl.experiments.resume import FOLDER, describe
 from evcl.experiments.run import RESULT, Config, read_result
-from evcl.files import write_once
+from evcl.files import parsed, read_text, write_once
 from evcl.training import Checkpoints
 
 NUMBERS = 1  # the numerical version: raised when the same settings give other numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many may be missed
+MOST_BYTES = 256_000_000  # of a file: a list of 100,000 cells has a quarter of that
 CELLS = "cells"
 HIDDEN = ".cells"  # where `reproduce` and `tune` keep their cells, beside their results
 Result = dict[str, Any]
@@ -295,12 +296,12 @@ class Store:
         """An owner and its last sign of life, in ns of the file system's clock; None if it has ended."""
         try:
             with self._owner_path(name).open(encoding="utf-8") as file:  # opening asks the server, not a cache
-                content, stamp = json.load(file), os.fstat(file.fileno()).st_mtime_ns
+                content, stamp = parsed(file.read(MOST_BYTES)), os.fstat(file.fileno()).st_mtime_ns
             machine, pid, started = str(content["machine"]), int(content["pid"]), str(content["started"])
             return Owner(name, machine, pid, started, float(content["beat"])), stamp
         except FileNotFoundError:
             return None, 0
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise EvclError(f"{self._owner_path(name)} cannot be read: {error}") from error
 
     def _gone(self, name: str) -> bool:
@@ -378,9 +379,9 @@ def _last(names: Iterable[str]) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise EvclError(f"{path} cannot be read: {error}") from error
+        return dict(parsed(read_text(path, MOST_BYTES)))
+    except (ValueError, TypeError) as error:
+        raise error if isinstance(error, EvclError) else EvclError(f"{path} cannot be read: {error}") from error
 
 
 def each_seed(configs: Iterable[Config]) -> Iterator[tuple[int, Config]]:
