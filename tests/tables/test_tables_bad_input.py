@@ -72,7 +72,8 @@ CASES = {
     "no label": (HEADER + "30,bath,yes\n31,york,\n", "new.csv: line 3: the label is missing"),
     "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, and the header has 3"),
     "a name twice": ("age,age,label\n", "new.csv: line 1: two columns are called 'age'"),
-    "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name"),
+    "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name; name it"),
+    "ends inside a quote": (HEADER + '30,"bath,yes\n', "new.csv: line 2: unexpected end of data; is a quote left open"),
     "a long line": (
         HEADER + "30,bath,yes\n" + "9" * 1_000_001 + ",bath,yes\n",
         "new.csv: line 3: longer than 1,000,000 bytes",
