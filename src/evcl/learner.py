@@ -116,7 +116,6 @@ class Learner:
         if prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
         self._unsupported, self._only, self._skip = unsupported, only, skip
-        self._plain = copy.deepcopy(network)
         self._run = Run(
             network,
             self.method,
@@ -130,6 +129,7 @@ class Learner:
             skip=skip,
             prior=prior,
         )
+        self._plain = copy.deepcopy(network)
         self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self._tasks: dict[str, str] = {}  # task -> its head
         self._busy = False
