@@ -149,11 +149,11 @@ class Learner:
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
-        if task != INFER:
+        if task != INFER or not self._tasks:
             return tuple(self._heads[self._head(task)])
         found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
         if len({type(label) for label in found}) != 1:
-            raise EvclError("to infer the task, the labels of all heads must be of one kind, and there must be some")
+            raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
         return found
 
     def __repr__(self) -> str:
