@@ -19,6 +19,7 @@ import evcl as package
 from evcl import tables
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Category, Encoder, Fitting
+from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.01"]
@@ -318,6 +319,18 @@ def test_folders_of_images(evcl):
     Image.new("L", (400, 200)).save("pictures/dark/00.png")
     assert evcl("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)[0] == 0
     assert tables.load_model(Path("n")).encoder.columns[0].shape == (5, 10, 1)
+
+
+def test_images_of_sixteen_bits_keep_their_upper_eight(tmp_path):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    for name in ("a/x.png", "a/y.tiff", "b/z.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / name)
+    (piece,) = ImageFolder(tmp_path).pieces(["pixels"])
+    assert piece.columns["pixels"].shape == (3, 8, 8, 1)
+    assert (piece.columns["pixels"][..., 0] == values >> 8).all()
+    coloured = next(ImageFolder(tmp_path, (8, 8, 3)).pieces(["pixels"])).columns["pixels"]
+    assert (coloured == (values >> 8)[..., None]).all()
 
 
 def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):

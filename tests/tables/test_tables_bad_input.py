@@ -202,6 +202,9 @@ def test_an_image_that_is_none(evcl):
     image("pets/dog/9.png", size=(5000, 4000))
     assert refused(evcl, *again) == "pets/dog/9.png: 5000 x 4000 pixels, and the most is 16,000,000 in all"
     Path("pets/dog/9.png").unlink()
+    image("pets/dog/9.tiff", mode="F")
+    assert refused(evcl, *again).startswith("pets/dog/9.tiff: its pixels have 32 bits, and no range that is known")
+    Path("pets/dog/9.tiff").unlink()
     Path("pets/.hidden").write_text("the system's, passed over")
     image("pets/loose.png")
     assert refused(evcl, *again) == "pets: loose.png: the image is in no folder of a class"
