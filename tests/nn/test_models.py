@@ -302,6 +302,7 @@ def test_only_the_heads_learn(generator):
     [
         ({"only": "layer3"}, "unknown module 'layer3'"),
         ({"skip": ["stem", "layer1.conv"]}, r"unknown module 'layer1.conv'; did you mean 'layer1.conv.'\?"),
+        ({"only": "stem.0.weight"}, "unknown module 'stem.0.weight'"),  # a layer learns as a whole
         ({"only": "stem.2"}, "'stem.2' chooses nothing: it has no weights"),
         ({"only": 3}, "names or patterns of modules, not 3"),
     ],

@@ -238,8 +238,8 @@ class _Conversion:
         """Whether this parameter of a module's own is taken up; one that should be and cannot is an error."""
         p = plain._parameters[key]
         assert p is not None
-        if not p.requires_grad or not self._chosen(name):
-            return False
+        if not p.requires_grad or type(plain) in _FORMS or not self._chosen(name):
+            return False  # a layer with a form is left out as a whole
         lists = type(plain) in (nn.ParameterList, nn.ParameterDict)
         if p.dim() > 1 and p.shape[0] == 1 and (lists or not type(plain).__module__.startswith("torch.nn.")):
             return True
