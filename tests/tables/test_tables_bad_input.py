@@ -249,9 +249,12 @@ def test_a_model_file_that_is_none(model):
 
 def test_what_a_model_was_made_with_stays(model):
     learn = ["learn", "--model", "m", "--data", "good.csv", "--task", "b"]
-    for option, value in (("--method", "vcl"), ("--hidden", "5"), ("--seed", "3"), ("--category", "age")):
-        assert "is chosen when a model is made" in refused(model, *learn, option, value)
-    assert "is chosen when a model is made" in refused(model, *learn, "--set", "strength=3")
+    options = {
+        "--method": "vcl", "--hidden": "5", "--seed": "3", "--category": "age", "--set": "strength=3",
+        "--image-side": "9",
+    }  # fmt: skip
+    for option, value in options.items():
+        assert f"and {option} is chosen when a model is made" in refused(model, *learn, option, value)
     assert "m learns 'label', not --target age" in refused(model, *learn, "--target", "age")
     assert "--drop age: the model learns from this column" in refused(model, *learn, "--drop", "age")
     assert "'good' is learned already: if this is another task, name it with --task" in refused(model, *learn[:-2])
@@ -267,6 +270,8 @@ def test_files_that_are_not_there_or_not_known(model):
     assert found == "--out good.csv would write over what is read"
     found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
     assert found == "cannot write no/where/m: there is no folder no/where"
+    found = refused(model, "learn", "--model", ".", "--data", "good.csv", "--target", "label")
+    assert found == "cannot write .: it is a folder, and a model is a file"
 
 
 def test_training_that_is_lost_leaves_the_model(model):
