@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, best_trial, read_result
@@ -87,20 +88,21 @@ def aims(name: str) -> str:
 
 
 def coresets(name: str) -> str:
-    """EVCL and VCL with and without coresets, the settings those of `tuned`."""
-    rows = {
-        "EVCL": ("tuned", "evcl"), "EVCL + random coreset": (name, "evcl-random"),
-        "EVCL + k-center coreset": (name, "evcl-kcenter"), "VCL + random coreset": ("tuned", "vcl-random-coreset"),
-        "VCL + k-center coreset": ("tuned", "vcl-kcenter-coreset"), "joint": ("tuned", "joint"),
-    }  # fmt: skip
-    cells = [
-        [
-            label,
-            *(percent(read_result(RESULTS / folder / b / own / RESULT)["average_accuracy"]) for b in PAPER_BENCHMARKS),
-        ]
-        for label, (folder, own) in rows.items()
-    ]
-    return table(["method", *PAPER_BENCHMARKS], cells)
+    """EVCL and VCL with and without coresets, the settings those of `tuned`; then EVCL minus VCL, both with one."""
+    tuned, own = groups("tuned"), groups(name)
+    ours = {
+        f"EVCL + {label}": [next(x for x in g.lines if x.result["config"]["coreset"] == kind) for g in own]
+        for kind, label in (("random", "random coreset"), ("kcenter", "k-center coreset"))
+    }
+    theirs = {
+        of(tuned[0], method).label: [of(g, method) for g in tuned]
+        for method in ("vcl-random-coreset", "vcl-kcenter-coreset")
+    }
+    rows = {"EVCL": [of(g, "evcl") for g in tuned], **ours, **theirs, "joint": [of(g, "joint") for g in tuned]}
+    cells = [[label, *(percent(x.summary("average_accuracy")) for x in lines)] for label, lines in rows.items()]
+    for a, b in product(ours, theirs):
+        cells.append([f"{a} minus {b}", *(difference(x, y) for x, y in zip(ours[a], theirs[b], strict=True))])
+    return table(["method", *(g.name for g in tuned)], cells)
 
 
 def details(name: str) -> str:

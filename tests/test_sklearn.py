@@ -162,6 +162,8 @@ def test_settings_reach_the_method_and_wrong_ones_are_refused():
         small(method="naive", strength=7).fit(X, NAMES)
     with pytest.raises(ValueError, match="unknown method 'evlc'"):
         small(method="evlc").fit(X, NAMES)
+    with pytest.raises(ValueError, match="joint trains on all tasks at once, and EVCLClassifier on one after another"):
+        small(method="joint").fit(X, NAMES)
     assert set(SETTINGS) <= {*TRAINING, *BAYESIAN, *ELASTIC}
 
 

@@ -118,7 +118,7 @@ def test_inference_takes_the_head_that_is_least_unsure_for_its_size():
 def test_one_head_needs_no_inference_and_labels_of_two_kinds_allow_none():
     x, y = clouds()
     learner = evcl.EVCL(evcl.nn.mlp(2, [8]), epochs=1)
-    with pytest.raises(evcl.EvclError, match="there must be some"):
+    with pytest.raises(evcl.EvclError, match="nothing has been learned yet"):
         learner.predict(x, "infer")
     learner.learn((x, y))
     assert (learner.predict(x, "infer") == learner.predict(x)).all()

@@ -21,6 +21,10 @@ class UnknownName(EvclError, KeyError):
         return str(self.args[0])
 
 
+class NoWeight(EvclError, AttributeError):
+    """A weight that a Bayesian layer does not have; an AttributeError too, so that `hasattr` says no."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """An unknown name: the nearest known one if there is one, else all of them."""
     known = sorted(known)

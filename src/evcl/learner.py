@@ -116,7 +116,6 @@ class Learner:
         if prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
         self._unsupported, self._only, self._skip = unsupported, only, skip
-        self._plain = copy.deepcopy(network)
         self._run = Run(
             network,
             self.method,
@@ -130,6 +129,7 @@ class Learner:
             skip=skip,
             prior=prior,
         )
+        self._plain = copy.deepcopy(network)
         self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self._tasks: dict[str, str] = {}  # task -> its head
         self._busy = False
@@ -149,11 +149,11 @@ class Learner:
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
         """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
-        if task != INFER:
+        if task != INFER or not self._tasks:
             return tuple(self._heads[self._head(task)])
         found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
         if len({type(label) for label in found}) != 1:
-            raise EvclError("to infer the task, the labels of all heads must be of one kind, and there must be some")
+            raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
         return found
 
     def __repr__(self) -> str:

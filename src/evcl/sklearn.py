@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from evcl.benchmarks import Examples, Task
 from evcl.errors import EvclError
 from evcl.learner import Learner, Predictions, rebuilt
+from evcl.methods import get as get_method
 from evcl.nn import mlp
 
 SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples")
@@ -163,6 +164,8 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         sizes = np.atleast_1d(self.hidden_layer_sizes).tolist()
         network = mlp(width, sizes)
+        if get_method(self.method).joint:
+            raise EvclError(f"{self.method} trains on all tasks at once, and EVCLClassifier on one after another")
         return Learner(network, self.method, seed=seed, device=self.device, **{**given, **(self.settings or {})})
 
     def _checked(self, x: Any, y: Any, reset: bool) -> tuple[Any, Any]:

@@ -91,6 +91,10 @@ def learn(
             **new,
         )
     line = found.history[-1]
+    if len(found.history) == 1:
+        _fact("columns", _columns(found))
+    elif new_labels := found.labels[line["known_before"] :]:
+        _say(f"new classes: {_shortened(new_labels)}")
     held = f"; {line['held_out']:,} held out" if line["held_out"] else ""
     what = f"{line['examples']:,} examples of {line['classes']} classes"
     _say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
@@ -130,15 +134,11 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
     tasks = len(learner.tasks)
     _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")
     _fact("method", f"{learner.method.name}, seed {learner.seed}" + "".join(f", {one}" for one in changed))
-    names = [
-        f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
-        for c in found.encoder.columns
-    ]
-    _fact("columns", _shortened(names))
+    _fact("columns", _columns(found))
     _fact("target", found.target or "the folder of an image")
     _fact("classes", _shortened(found.labels))
-    for name in ("drop",) if found.drop else ():
-        _fact(name, _shortened(list(found.drop)))
+    if found.drop:
+        _fact("drop", _shortened(list(found.drop)))
     if len(learner.heads) > 1:
         _fact("heads", _shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console.width >= 80 else 1, 0, 0), pad_edge=False)
@@ -151,6 +151,16 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console.print(table)
     console.print("Measured on what was held out of each file, when it was learned. Entropies are in nats.")
+
+
+def _columns(model: tables.Model) -> str:
+    """How each column was taken: a number spelt with a comma, say, shows as a category."""
+    return _shortened(
+        [
+            f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
+            for c in model.encoder.columns
+        ]
+    )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -302,6 +302,7 @@ def test_only_the_heads_learn(generator):
     [
         ({"only": "layer3"}, "unknown module 'layer3'"),
         ({"skip": ["stem", "layer1.conv"]}, r"unknown module 'layer1.conv'; did you mean 'layer1.conv.'\?"),
+        ({"only": "stem.0.weight"}, "unknown module 'stem.0.weight'"),  # a layer learns as a whole
         ({"only": "stem.2"}, "'stem.2' chooses nothing: it has no weights"),
         ({"only": 3}, "names or patterns of modules, not 3"),
     ],
@@ -454,3 +455,41 @@ def test_an_index_outside_the_table_is_explained(generator):
     learner = evcl.EVCL(GPT(), epochs=1)
     with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) has rows 0 to 8"):
         learner.learn((x + 6, y))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.LazyLinear(3), "'0.weight' has no shape yet: call the network on a batch once"),
+        (lambda: nn.Linear(4, 3, device="meta"), "'0.weight' is on the device 'meta', without values"),
+        (lambda: nn.Linear(4, 3, dtype=torch.complex64), "'0.weight' holds torch.complex64"),
+    ],
+)
+def test_weights_that_no_posterior_can_start_from_are_refused(make, message):
+    with pytest.raises(evcl.EvclError, match=message):
+        evcl.EVCL(nn.Sequential(make()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_refused():
+    with pytest.raises(evcl.EvclError, match="pass the module that it was made from"):
+        evcl.EVCL(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)))
+
+
+class UsesTheTable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.inner = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.linear(self.inner(self.words(x)).mean(1), self.words.weight)
+
+
+def test_a_weight_that_is_used_past_its_layer_is_explained(generator):
+    x, y = torch.randint(9, (20, 3), generator=generator), [0, 1] * 10
+    learner = evcl.EVCL(UsesTheTable(), epochs=1)
+    with pytest.raises(
+        evcl.EvclError, match=r"'words' \(Embedding\): a Bayesian layer has no 'weight' to use elsewhere"
+    ):
+        learner.learn((x, y))
+    assert not hasattr(learner._run.network.trunk.words, "weight")

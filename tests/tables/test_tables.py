@@ -19,6 +19,7 @@ import evcl as package
 from evcl import tables
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Category, Encoder, Fitting
+from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.01"]
@@ -191,11 +192,42 @@ def test_new_classes_may_come(model):
     frame = people(seed=1)
     frame.loc[frame.age > 50, "buys"] = "maybe"
     frame.to_csv("february.csv", index=False)
-    assert model("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")[0] == 0
+    status, out, _ = model("learn", "--model", "m", "--data", "february.csv", "--epochs", "60")
+    assert status == 0
+    assert "new classes: maybe\n" in out  # so that a slip of the pen does not become one unseen
     model("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")
     found = rows_of("p.csv")
     assert list(found[0])[:4] == ["prediction", "probability_no", "probability_yes", "probability_maybe"]
     assert "maybe" in {row["prediction"] for row in found}
+
+
+def test_a_whole_number_is_one_class_however_it_is_spelt(evcl):
+    """As pandas writes a column of numbers: 1, or 1.0 where one of them was missing once; and Parquet's are floats."""
+    frame = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40) % 2})
+    frame.to_csv("january.csv", index=False)
+    frame.astype({"y": float}).to_csv("february.csv", index=False)
+    frame.astype({"y": float}).to_parquet("march.parquet")
+    assert ",1.0" in Path("february.csv").read_text()
+    for month in ("january.csv", "february.csv", "march.parquet"):
+        made = ["--target", "y"] if month == "january.csv" else []
+        status, out, err = evcl("learn", "--model", "m", "--data", month, *made, "--epochs", "1")
+        assert (status, err) == (0, "")
+        assert "new classes" not in out
+    assert tables.load_model(Path("m")).labels == ["0", "1"]
+    assert " against its labels" in evcl("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")[1]
+    Path("april.csv").write_text("x,y\n1,1.e999\n2,1.\n")  # no number of ours: a text
+    assert "new classes: 1.e999\n" in evcl("learn", "--model", "m", "--data", "april.csv", "--epochs", "1")[1]
+
+
+def test_a_new_model_says_how_it_took_the_columns(evcl):
+    rows = "".join(f"0,{i};{i};{'yes' if i % 2 else 'no'}\n" for i in range(40))
+    Path("january.csv").write_text("price;age;label\n" + rows)
+    out = evcl("learn", "--model", "m", "--data", "january.csv", "--target", "label", "--epochs", "1")[1]
+    assert "columns  price (40 categories), age\n" in out
+    Path("february.csv").write_text("price;age;label\n" + rows)
+    status, out, _ = evcl("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")
+    assert status == 0
+    assert "columns" not in out
 
 
 def test_heads_of_their_own_and_the_task_inferred(model):
@@ -287,6 +319,18 @@ def test_folders_of_images(evcl):
     Image.new("L", (400, 200)).save("pictures/dark/00.png")
     assert evcl("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)[0] == 0
     assert tables.load_model(Path("n")).encoder.columns[0].shape == (5, 10, 1)
+
+
+def test_images_of_sixteen_bits_keep_their_upper_eight(tmp_path):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    for name in ("a/x.png", "a/y.tiff", "b/z.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / name)
+    (piece,) = ImageFolder(tmp_path).pieces(["pixels"])
+    assert piece.columns["pixels"].shape == (3, 8, 8, 1)
+    assert (piece.columns["pixels"][..., 0] == values >> 8).all()
+    coloured = next(ImageFolder(tmp_path, (8, 8, 3)).pieces(["pixels"])).columns["pixels"]
+    assert (coloured == (values >> 8)[..., None]).all()
 
 
 def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):

@@ -72,7 +72,8 @@ CASES = {
     "no label": (HEADER + "30,bath,yes\n31,york,\n", "new.csv: line 3: the label is missing"),
     "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, and the header has 3"),
     "a name twice": ("age,age,label\n", "new.csv: line 1: two columns are called 'age'"),
-    "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name"),
+    "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name; name it"),
+    "ends inside a quote": (HEADER + '30,"bath,yes\n', "new.csv: line 2: unexpected end of data; is a quote left open"),
     "a long line": (
         HEADER + "30,bath,yes\n" + "9" * 1_000_001 + ",bath,yes\n",
         "new.csv: line 3: longer than 1,000,000 bytes",
@@ -201,6 +202,9 @@ def test_an_image_that_is_none(evcl):
     image("pets/dog/9.png", size=(5000, 4000))
     assert refused(evcl, *again) == "pets/dog/9.png: 5000 x 4000 pixels, and the most is 16,000,000 in all"
     Path("pets/dog/9.png").unlink()
+    image("pets/dog/9.tiff", mode="F")
+    assert refused(evcl, *again).startswith("pets/dog/9.tiff: its pixels have 32 bits, and no range that is known")
+    Path("pets/dog/9.tiff").unlink()
     Path("pets/.hidden").write_text("the system's, passed over")
     image("pets/loose.png")
     assert refused(evcl, *again) == "pets: loose.png: the image is in no folder of a class"
@@ -245,9 +249,12 @@ def test_a_model_file_that_is_none(model):
 
 def test_what_a_model_was_made_with_stays(model):
     learn = ["learn", "--model", "m", "--data", "good.csv", "--task", "b"]
-    for option, value in (("--method", "vcl"), ("--hidden", "5"), ("--seed", "3"), ("--category", "age")):
-        assert "is chosen when a model is made" in refused(model, *learn, option, value)
-    assert "is chosen when a model is made" in refused(model, *learn, "--set", "strength=3")
+    options = {
+        "--method": "vcl", "--hidden": "5", "--seed": "3", "--category": "age", "--set": "strength=3",
+        "--image-side": "9",
+    }  # fmt: skip
+    for option, value in options.items():
+        assert f"and {option} is chosen when a model is made" in refused(model, *learn, option, value)
     assert "m learns 'label', not --target age" in refused(model, *learn, "--target", "age")
     assert "--drop age: the model learns from this column" in refused(model, *learn, "--drop", "age")
     assert "'good' is learned already: if this is another task, name it with --task" in refused(model, *learn[:-2])
@@ -263,6 +270,8 @@ def test_files_that_are_not_there_or_not_known(model):
     assert found == "--out good.csv would write over what is read"
     found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
     assert found == "cannot write no/where/m: there is no folder no/where"
+    found = refused(model, "learn", "--model", ".", "--data", "good.csv", "--target", "label")
+    assert found == "cannot write .: it is a folder, and a model is a file"
 
 
 def test_training_that_is_lost_leaves_the_model(model):

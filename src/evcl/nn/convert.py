@@ -100,6 +100,7 @@ def bayesianize(
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")
     if unsupported not in ("error", "deterministic"):
         raise EvclError(f"unsupported must be 'error' or 'deterministic', not {unsupported!r}")
+    _check(module)
     replicas = replicas if generators is None else len(generators)
     conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
     trunk = conversion(module, copy.deepcopy(module), "")
@@ -117,6 +118,19 @@ def bayesianize(
         log_std = stds.log().to(dtype).expand_as(mean).clone()
     posterior = Gaussian(mean, log_std)
     return BayesianNetwork(trunk, conversion.weights, layout, posterior, flat(conversion.centres), conversion.owned)
+
+
+def _check(module: nn.Module) -> None:
+    """Refuse a module whose weights cannot be where a posterior starts."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EvclError("a TorchScript module cannot be taken apart: pass the module that it was made from")
+    for name, p in module.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise EvclError(f"{name!r} has no shape yet: call the network on a batch once, before")
+        if p.is_meta:
+            raise EvclError(f"{name!r} is on the device 'meta', without values: load the network's weights before")
+        if not p.is_floating_point():
+            raise EvclError(f"{name!r} holds {p.dtype}: weights must be real floating-point numbers")
 
 
 class _Conversion:
@@ -224,8 +238,8 @@ class _Conversion:
         """Whether this parameter of a module's own is taken up; one that should be and cannot is an error."""
         p = plain._parameters[key]
         assert p is not None
-        if not p.requires_grad or not self._chosen(name):
-            return False
+        if not p.requires_grad or type(plain) in _FORMS or not self._chosen(name):
+            return False  # a layer with a form is left out as a whole
         lists = type(plain) in (nn.ParameterList, nn.ParameterDict)
         if p.dim() > 1 and p.shape[0] == 1 and (lists or not type(plain).__module__.startswith("torch.nn.")):
             return True

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl.errors import EvclError, NoWeight
 from evcl.nn.posterior import he_uniform
 from evcl.randomness import Noise
 
@@ -84,7 +84,10 @@ class BayesianLayer(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
-            raise AttributeError(f"a Bayesian layer has no {name!r} of its own: call the layer instead of using it")
+            where = f"{self.path!r} ({type(self).__name__})"
+            raise NoWeight(
+                f"{where}: a Bayesian layer has no {name!r} to use elsewhere: call it, or a layer tied to it"
+            )
         return super().__getattr__(name)
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:

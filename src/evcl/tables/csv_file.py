@@ -31,7 +31,7 @@ class CsvFile:
         self._names = [name.strip() for name in header]
         for i, name in enumerate(self._names):
             if not name:
-                bad(path, "line 1", f"column {i + 1} has no name")
+                bad(path, "line 1", f"column {i + 1} has no name; name it (pandas: to_csv(index=False) leaves one out)")
             if name in self._names[:i]:
                 bad(path, "line 1", f"two columns are called {name!r}")
 
@@ -77,7 +77,7 @@ class CsvFile:
             except StopIteration:
                 return
             except csv.Error as error:
-                bad(self.path, f"line {lines.start}", str(error))
+                bad(self.path, f"line {lines.start}", f"{error}; is a quote left open, or a line without its end?")
             if row:
                 yield lines.start, row
 

@@ -118,12 +118,16 @@ def as_text(values: Values, where: _Where) -> Sequence[str | None]:
 
 
 def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
-    """A piece's labels as text; a number with a fraction is no class."""
+    """A piece's labels as text: 1.0 is the class 1, however a file spells it; a number with a fraction is no class."""
     where = _Where(source.path, piece, column)
-    found = as_text(piece.columns[column], where)
+    found = list(as_text(piece.columns[column], where))
     for row, label in enumerate(found if source.untyped else ()):
-        if label is not None and "." in label and (number := as_number(label)) is not None and number != int(number):
+        number = None if label is None or "." not in label else as_number(label)
+        if number is None or math.isinf(number):
+            continue
+        if number != int(number):
             where.bad(row, f"{label} is a number with a fraction, and classes are expected: there is no regression")
+        found[row] = str(int(number))
     return found
 
 

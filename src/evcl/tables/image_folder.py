@@ -66,8 +66,12 @@ class ImageFolder:
             with quiet(), Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     bad(file, f"{image.width} x {image.height} pixels, and the most is {MOST_PIXELS:,} in all")
-                grey = image.mode in ("1", "L", "I", "I;16", "F", "LA") if size is None else size[2] == 1
-                plain = image.convert("L" if grey else "RGB")
+                if image.mode in ("I", "F"):
+                    bad(file, "its pixels have 32 bits, and no range that is known; save it with 8 or 16")
+                wide = image.mode.startswith("I;16")  # convert would cut these off at 255
+                grey = wide or image.mode in ("1", "L", "LA") if size is None else size[2] == 1
+                eight = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image
+                plain = eight.convert("L" if grey else "RGB")
                 if size is not None and (plain.height, plain.width) != size[:2]:
                     plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 array = np.asarray(plain)

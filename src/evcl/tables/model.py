@@ -76,7 +76,7 @@ class Model:
         before = None if held is None or shared == "new" else self._measured(held, shared)["accuracy"]
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
         self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, callbacks=callbacks)
-        self.labels = labels
+        known_before, self.labels = len(self.labels), labels
         self.history.append(
             {
                 "task": name,
@@ -86,6 +86,7 @@ class Model:
                 "examples": len(train),
                 "held_out": 0 if held is None else len(held),
                 "classes": len(rows.names),
+                "known_before": known_before,  # of the model's labels, so that those behind came with this task
                 "accuracy_before": before,
                 **({} if held is None else self._measured(held, name)),
             }

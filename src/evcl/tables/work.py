@@ -77,7 +77,7 @@ def learn(
             found, rows = create(source, target, drop=drop, **new)
         else:
             found = load_model(model)
-            _refuse(model, found, target, {**new, **({} if side is None else {"image_side": side})})
+            _refuse(model, found, target, {**new, **({} if side is None else {"side": side})})
             source = open_source(data, found)
             found.check(source, drop)
             rows = read_rows(source, found.target)
@@ -91,7 +91,8 @@ def learn(
 
 def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]) -> None:
     for name in new:
-        raise EvclError(f"{path} is there already, and --{name.replace('_', '-')} is chosen when a model is made")
+        option = {"settings": "set", "categories": "category", "side": "image-side"}.get(name, name)
+        raise EvclError(f"{path} is there already, and --{option} is chosen when a model is made")
     if target is not None and target != model.target:
         raise EvclError(f"{path} learns {model.target or 'the folder of an image'!r}, not --target {target}")
 
@@ -152,6 +153,8 @@ def claimed(path: Path) -> Iterator[None]:
     """One `learn` at a time on a model: a second is refused, so that neither is lost."""
     from filelock import FileLock, Timeout
 
+    if path.is_dir():
+        raise EvclError(f"cannot write {path}: it is a folder, and a model is a file")
     if not path.parent.is_dir():
         raise EvclError(f"cannot write {path}: there is no folder {path.parent}")
     lock = FileLock(path.with_name(f".{path.name}.lock"))
