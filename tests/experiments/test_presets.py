@@ -5,6 +5,9 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
+from evcl.errors import EvclError
 from evcl.experiments import configure, preset
 from evcl.methods import METHODS
 
@@ -31,3 +34,15 @@ def test_the_recipe_is_one_for_every_benchmark():
     first = preset("recipe", "split-mnist", METHODS["evcl"])
     assert first["std_update"] == "natural"
     assert first == preset("recipe", "permuted-mnist", METHODS["evcl"])
+
+
+def test_the_recipe_is_no_other_methods():
+    with pytest.raises(EvclError, match="the preset recipe is there for evcl only, not for ewc"):
+        configure("split-mnist", "ewc", "recipe")
+
+
+def test_a_number_of_tasks_has_settings_of_its_own():
+    five, ten, three = (configure("permuted-mnist", "evcl", tasks=n).settings for n in (5, 10, 3))
+    found = runpy.run_path(str(SEARCHES / "make_presets.py"))["found"]("ten-tasks", "permuted-mnist:10")
+    assert ten.lr == found["confirmed"]["evcl"][0]["settings"]["lr"] != five.lr
+    assert three == five

@@ -145,3 +145,18 @@ def test_a_needed_weight_is_held_and_the_other_is_free(method):
     assert needed < free / 10
     needed, free = moved(strength=0)
     assert needed > free / 2
+
+
+@pytest.mark.parametrize("name", ["evcl", "ewc"])
+def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name, generator):
+    """Both the Fisher's part and the floor's."""
+    kept = memory(generator, METHODS[name].bayesian)
+
+    def importance(n, **given):
+        s = resolve(name, METHODS[name].known_settings, given)
+        (found,) = (term for term in METHODS[name].terms(kept, s, n) if isinstance(term, Elastic))
+        return found.importance
+
+    divided = importance(250, strength=500.0, fisher_floor=50.0, strength_scale="examples")
+    torch.testing.assert_close(divided, importance(250, strength=2.0, fisher_floor=0.2))
+    torch.testing.assert_close(importance(7, strength=2.0), importance(250, strength=2.0))

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from evcl.errors import unknown
+from evcl.errors import EvclError, unknown
 from evcl.methods import Method
 from evcl.settings import CORESET, ELASTIC
 
@@ -42,6 +42,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
         groups.append("coreset")
     found: dict[str, Any] = {}
     known = _table()[name]
+    if name == "recipe" and method.name not in known["*"]:
+        raise EvclError(f"the preset recipe is there for {', '.join(known['*'])} only, not for {method.name}")
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
