@@ -161,10 +161,12 @@ def test_kill_9_at_any_moment(kills, epochs, tmp_path, gone_on_with):
     source, landed, tried, seen = random.Random(0), 0, 0, []
     while landed < kills:
         tried += 1
-        assert tried <= 3 * kills  # one that is done before it is killed does not count
+        assert tried <= 20 * kills
         folder = tmp_path / str(tried)
-        process = begun(folder)
-        time.sleep(length * (landed + source.random()) / kills)
+        process, begin = begun(folder), time.monotonic()
+        process.join(length * (landed + source.random()) / kills)
+        if process.exitcode is not None:  # done before it was killed, on a machine that others now leave alone
+            length = 0.9 * min(length, time.monotonic() - begin)
         process.kill()
         process.join(60)
         landed += process.exitcode == -signal.SIGKILL
