@@ -178,6 +178,8 @@ def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) ->
     except Diverged:  # as it would again
         checkpoints.remove()
         raise
+    except experiments.Died as error:
+        raise EvclError(f"{error} {again}" if checkpoints.programs() else str(error)) from error
     try:
         experiments.write_result(folder, result)
     except EvclError as error:

@@ -201,3 +201,31 @@ def test_the_processes_of_the_seeds(tmp_path, gone_on_with):
     assert parent.returncode == -signal.SIGKILL
     assert nobody_is_left(parent.pid)
     assert gone_on_with(command, again) == whole
+
+
+DIES = """
+import os, signal
+from evcl.training import Step
+
+step, taken = Step.__call__, 0
+
+def stepped(self, *args):
+    global taken
+    taken += 1
+    if taken > 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args)
+
+Step.__call__ = stepped
+"""
+
+
+@pytest.mark.soak
+def test_processes_that_die_again_and_again_leave_what_they_have_done(tmp_path, gone_on_with):
+    command = [*COMMAND, "--epochs", "40", "--seeds", "2", "--checkpoint-seconds", "0.01"]
+    died = start(command, tmp_path, DIES)
+    _, err = died.communicate(timeout=120)
+    assert (died.returncode, err.count("\n")) == (1, 1)
+    assert "its process ended by SIGKILL, 3 times" in err
+    assert "the same command with --resume goes on from there" in err
+    assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", (0, 1), 40)

@@ -1,7 +1,7 @@
 """A configuration in, results on disk out."""
 
 from evcl.experiments.cells import MakeEngine, work
-from evcl.experiments.engines import cores, local
+from evcl.experiments.engines import Died, cores, local
 from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
@@ -37,6 +37,7 @@ __all__ = [
     "SUMMARIES",
     "Checkpoints",
     "Config",
+    "Died",
     "Event",
     "Failure",
     "Forecast",

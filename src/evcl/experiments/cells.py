@@ -41,8 +41,8 @@ def work(
         try:
             while desk.unfinished:
                 while at.free() > 0 and (number := desk.next(at.replicas)) is not None:
-                    cells_of = desk.configs(number)
-                    at.start(number, cells_of, store.checkpoints(cells_of[0]))
+                    program = desk.configs(number)
+                    at.start(number, program, store.checkpoints(program[0]))
                 yield from desk.found()
                 if desk.unfinished:
                     for number, outcome in at.ended(desk.pause()):

@@ -39,6 +39,8 @@ def execute_all(
         for i, config in enumerate(configs):
             yield i, execute(config, partial(on_event, i), tolerant, ranks)
         return
+    if checkpoints is not None and len(configs) > 1:
+        raise ValueError("checkpoints are those of one configuration")
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)

@@ -378,10 +378,11 @@ def _last(names: Iterable[str]) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = read_text(path, MOST_BYTES)
     try:
-        return dict(parsed(read_text(path, MOST_BYTES)))
+        return dict(parsed(text))
     except (ValueError, TypeError) as error:
-        raise error if isinstance(error, EvclError) else EvclError(f"{path} cannot be read: {error}") from error
+        raise EvclError(f"{path} cannot be read: {error}") from error
 
 
 def each_seed(configs: Iterable[Config]) -> Iterator[tuple[int, Config]]:
