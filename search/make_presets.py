@@ -16,9 +16,9 @@ from evcl.methods import METHODS
 SEARCHES = Path(__file__).parent
 PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
-TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted", "ten-tasks")  # in the order in which they were made
+TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10", "ten-tasks")  # in the order in which they were made
 MORE = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}  # what is tuned beside the paper's benchmarks and methods
-RECIPES = ("recipe-1", "recipe-2", "recipe-3")
+RECIPES = ("recipe-1", "recipe-2", "recipe-3", "recipe-4", "recipe-5")
 
 
 def found(search: str, benchmark: str) -> dict[str, Any] | None:

@@ -56,12 +56,12 @@ def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     monkeypatch.setattr(GraphedSteps, "_capture", counted)
     epoch = GraphedSteps.epoch
 
-    def watched(self, number, batch):
+    def watched(self, number, batch, mark):
         if number == 0:
-            return epoch(self, number, batch)
+            return epoch(self, number, batch, mark)
         torch.cuda.set_sync_debug_mode("error")  # a wait for the device is an error
         try:
-            return epoch(self, number, batch)
+            return epoch(self, number, batch, mark)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
