@@ -11,8 +11,7 @@ import torch
 import evcl
 from evcl.coresets import kcenter
 from evcl.experiments import configure, execute, execute_all
-from evcl.experiments.engines import REPLICAS
-from evcl.experiments.run import execute_together, programs
+from evcl.experiments.engines import REPLICAS, bundle, execute_program
 from evcl.methods import METHODS
 from evcl.settings import resolve
 from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
@@ -208,15 +207,17 @@ def test_programs_that_run_at_a_time_are_the_programs_alone():
     EWC and naive training share programs: alone, their Fisher and their predictions would be products of other shapes.
     """
     configs = [
-        configure("split-digits", method, seeds=[seed], tasks=3, device="cuda", given={"epochs": 3})
+        configure(
+            "split-digits", method, seeds=[seed], tasks=3, device="cuda", given={"epochs": 3, "lr": 1e-3 + seed / 1e4}
+        )
         for method in ("evcl", "ewc", "vcl-random-coreset", "naive")
         for seed in range(10)
     ]
-    found, groups = dict(execute_all(configs, lambda i, event: None)), programs(configs, REPLICAS)
+    found, groups = dict(execute_all(configs, lambda i, event: None)), bundle(configs, REPLICAS)
     assert [len(group) for group in groups] == 10 * [1] + 10 * [2] + 10 * [1]
     for group in groups:
         with matmul_precision(configs[0].precision):
-            alone = execute_together([configs[i] for i in group])
+            alone = execute_program([configs[i] for i in group], lambda some, event: None)
         for i, result in zip(group, alone, strict=True):
             assert found[i]["accuracy"] == result["accuracy"]
             assert found[i]["nll"] == result["nll"]
