@@ -125,8 +125,9 @@ def trials(name: str) -> str:
 
 
 def confirmed(name: str) -> str:
-    """The validation accuracy of what was chosen, with seeds that played no part before."""
-    found = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "search").glob(f"{name}*/*.json")}
+    """The validation accuracy of what was chosen, in the last round that measured it with seeds of its own."""
+    every = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "search").glob(f"{name}*/*.json"))]
+    found = {one["benchmark"]: one for one in every if "confirmed" in one}
     rows = [[method, *(percent(best_trial(found[b], method)) for b in PAPER_BENCHMARKS)] for method in PAPER_METHODS]
     return table(["method", *PAPER_BENCHMARKS], rows)
 

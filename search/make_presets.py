@@ -16,8 +16,11 @@ from evcl.methods import METHODS
 SEARCHES = Path(__file__).parent
 PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
-TUNED = ("paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10", "ten-tasks")  # in the order in which they were made
-MORE = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}  # what is tuned beside the paper's benchmarks and methods
+TUNED = (  # in the order in which they were made
+    "digits", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10", "ten-tasks",
+)  # fmt: skip
+DIGITS = ("permuted-digits", "split-digits")
+TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
 RECIPES = ("recipe-1", "recipe-2", "recipe-3", "recipe-4", "recipe-5")
 
 
@@ -61,7 +64,7 @@ def one_recipe() -> str:
 
 
 def made() -> str:
-    wanted = {**dict.fromkeys(PAPER_BENCHMARKS, PAPER_METHODS), **MORE}
+    wanted = {**dict.fromkeys((*DIGITS, *PAPER_BENCHMARKS), PAPER_METHODS), **TEN}
     tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
     return MARK + "\n" + "\n\n".join([*tables, one_recipe()]) + "\n"
 

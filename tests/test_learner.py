@@ -341,7 +341,7 @@ def test_a_file_without_coresets_brings_no_copy_in(saved):
 @pytest.mark.parametrize("method", ["vcl-random-coreset", "random-coreset"])
 def test_the_mean_network_is_of_what_predicts(method):
     x, y = blobs(n=100)
-    learner = evcl.Learner(evcl.nn.mlp(4, [16]), method, epochs=60, lr=0.01)
+    learner = evcl.Learner(evcl.nn.mlp(4, [16]), method, epochs=60, lr=0.03)
     learner.learn((x, y))
     with torch.no_grad():
         p = learner.mean_network()(torch.from_numpy(x)).softmax(1).numpy()
@@ -580,7 +580,7 @@ def test_a_forward_that_writes_to_its_input_does_no_harm():
 
 
 def test_a_posterior_that_is_lost_in_the_last_step_is_not_kept():
-    learner = small(lr=1.0, std_lr_scale=1000.0, epochs=1)
+    learner = small(lr=1.0, std_update="adam", std_lr_scale=1000.0, epochs=1)
     with pytest.raises(evcl.Diverged):
         learner.learn((X, Y))
     assert learner.tasks == ()

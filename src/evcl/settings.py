@@ -65,9 +65,9 @@ def _real(value: Any) -> float | None:
 
 
 TRAINING: dict[str, Setting] = {
-    "lr": Setting(1e-3, "Adam's learning rate", high=10.0, open_low=True),
+    "lr": Setting(5e-3, "Adam's learning rate", high=10.0, open_low=True),
     "lr_schedule": Setting(
-        "constant", "within a task: Adam's rates as they are, or falling towards 0", choices=("constant", "cosine")
+        "cosine", "within a task: Adam's rates as they are, or falling towards 0", choices=("constant", "cosine")
     ),
     "batch_size": Setting(64, "examples a step", low=1, high=1_000_000),
     "epochs": Setting(50, "passes over a task's data, at most", low=1, high=1_000_000),
@@ -76,18 +76,18 @@ TRAINING: dict[str, Setting] = {
 VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
-    "tempering": Setting(0.1, "beta, the weight of the KL term", high=1e6),
-    "init_std": Setting(0.01, "sigma_0, the posterior's standard deviation at the start", low=1e-8, high=1e3),
-    "prior_std": Setting(0.3, "standard deviation of the first prior, and of a new head's", low=1e-8, high=1e6),
+    "tempering": Setting(0.03, "beta, the weight of the KL term", high=1e6),
+    "init_std": Setting(1e-3, "sigma_0, the posterior's standard deviation at the start", low=1e-8, high=1e3),
+    "prior_std": Setting(0.25, "standard deviation of the first prior, and of a new head's", low=1e-8, high=1e6),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
     "std_update": Setting(
-        "adam", "how log sigma moves: by Adam, or towards the optimum of its curvature", choices=("adam", "natural")
+        "natural", "how log sigma moves: by Adam, or towards the optimum of its curvature", choices=("adam", "natural")
     ),
     "std_rate": Setting(0.01, "natural: how much of the way log sigma moves a step", high=1.0, open_low=True),
     "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {
-    "strength": Setting(100.0, "lambda, the weight of the elastic term", high=1e12),
+    "strength": Setting(0.06, "lambda, the weight of the elastic term", high=1e12),
     "strength_scale": Setting(
         "none",
         "strength and fisher_floor as they are, or divided by the task's number of examples, as the KL's weight is",
@@ -103,13 +103,13 @@ ELASTIC: dict[str, Setting] = {
         0, "weights drawn from the posterior that the Fisher is averaged over; 0: at its mean", high=1000
     ),
     "fisher_temperature": Setting(
-        1.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
+        16.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
     ),
     "fisher_scale": Setting(
-        "none", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
+        "task", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
     ),
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
-    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
+    "fisher_floor": Setting(0.006, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
 CORESET: dict[str, Setting] = {
     "coreset": Setting(

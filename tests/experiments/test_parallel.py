@@ -40,7 +40,7 @@ def test_progress_counts_every_seed():
 
 def test_what_can_share_a_program():
     def some(method, given=None, **options):
-        return configure("split-digits", method, given=given, **options)
+        return configure("split-digits", method, "paper", given=given, **options)
 
     configs = [some("evcl"), some("vcl"), some("ewc"), some("evcl", {"strength": 7.0}), some("evcl", {"epochs": 2}),
                some("vcl", seeds=[5]), some("evcl", {"fisher": "sampled"}), some("joint"), some("naive")]  # fmt: skip
@@ -52,9 +52,10 @@ def test_what_can_share_a_program():
 
 def test_methods_that_share_a_program_learn_as_they_do_alone():
     given = {"epochs": 3, "init_std": 0.05}
-    configs = [configure("permuted-digits", "evcl", seeds=[3, 1], tasks=3, given={**given, "strength": strength})
-               for strength in (1.0, 1e4)]  # fmt: skip
-    configs.insert(1, configure("permuted-digits", "vcl", seeds=[3, 1], tasks=3, given=given))
+    configs = [
+        configure("permuted-digits", method, "paper", [3, 1], tasks=3, given={**given, **more})
+        for method, more in (("evcl", {"strength": 1.0}), ("vcl", {}), ("evcl", {"strength": 1e4}))
+    ]
     for config, found in zip(configs, execute_together(configs), strict=True):
         alone = execute(config)
         assert found["config"] == alone["config"]

@@ -32,7 +32,7 @@ def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched()
 
 def test_the_recipe_is_one_for_every_benchmark():
     first = preset("recipe", "split-mnist", METHODS["evcl"])
-    assert first["std_update"] == "natural"
+    assert first["strength_scale"] == "examples"
     assert first == preset("recipe", "permuted-mnist", METHODS["evcl"])
 
 

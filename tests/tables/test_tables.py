@@ -22,7 +22,7 @@ from evcl.tables.encoding import Category, Encoder, Fitting
 from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
 
-FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.01"]
+FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
 
 def people(rows=200, seed=0, shift=0.0):
@@ -349,7 +349,7 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
         monkeypatch.setattr("evcl.tables_cli.console", Console(width=width, highlight=False))
         status, out, _ = model("inspect", "m")
         assert status == 0
-        assert "method   evcl, seed 0, lr=0.01" in out
+        assert "method   evcl, seed 0, lr=0.02" in out
         assert "columns  age, income, city (3 categories)" in out
         assert "target   buys" in out
         assert "classes  no, yes" in out

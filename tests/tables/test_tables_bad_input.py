@@ -276,7 +276,7 @@ def test_files_that_are_not_there_or_not_known(model):
 
 def test_training_that_is_lost_leaves_the_model(model):
     Path("new.csv").write_text(GOOD)
-    wild = ["--set", "lr=10", "--set", "std_lr_scale=1000", "--epochs", "5"]
+    wild = ["--set", "lr=10", "--set", "std_update=adam", "--set", "std_lr_scale=1000", "--epochs", "5"]
     found = refused(model, "learn", "--model", "wild", "--data", "new.csv", "--target", "label", *wild)
     assert "the loss is not a number" in found
 

@@ -202,9 +202,10 @@ def test_a_network_that_waits_for_the_device_is_named():
 
 
 def test_programs_that_run_at_a_time_are_the_programs_alone():
-    """Thirty of them, with more captures than torch has streams; each is the same to the last bit.
+    """Thirty of them, with more captures than torch has streams; each is the same but for rounding.
 
-    EWC and naive training share programs: alone, their Fisher and their predictions would be products of other shapes.
+    cuBLAS promises the last bits only where one stream runs. EWC and naive training share programs: alone, their Fisher
+    and their predictions would be products of other shapes.
     """
     configs = [
         configure(
@@ -219,8 +220,8 @@ def test_programs_that_run_at_a_time_are_the_programs_alone():
         with matmul_precision(configs[0].precision):
             alone = execute_program([configs[i] for i in group], lambda some, event: None)
         for i, result in zip(group, alone, strict=True):
-            assert found[i]["accuracy"] == result["accuracy"]
-            assert found[i]["nll"] == result["nll"]
+            for measure, most in (("average_accuracy", 0.01), ("nll", 1e-3)):
+                assert found[i][measure]["mean"] == pytest.approx(result[measure]["mean"], abs=most)
 
 
 def made_up(n, seed):

@@ -123,7 +123,8 @@ def test_the_elastic_term_holds_the_copy(generator):
     data = tasks(generator)
     moved = []
     for floor in (0.0, 1e6):
-        run = learned("evcl", data, coreset="random", epochs=30, tempering=0, strength=0, fisher_floor=floor)
+        given = {"epochs": 30, "tempering": 0, "std_update": "adam", "strength": 0, "fisher_floor": floor}
+        run = learned("evcl", data, coreset="random", **given)
         moved.append(float((run.tuned.mean - run.network.posterior.mean).abs().mean()))
     assert moved[0] > 0.05
     assert moved[1] < 0.1 * moved[0]

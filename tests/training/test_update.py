@@ -70,7 +70,7 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
     y = (x[..., 0] > 0).long()
 
     def trained(stops, epochs):
-        given = {"std_update": rule, "epochs": epochs, "batch_size": 16, "lr": 1e-2}
+        given = {"std_update": rule, "epochs": epochs, "batch_size": 16, "lr": 1e-2, "lr_schedule": "constant"}
         known = METHODS["evcl"].known_settings
         each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
         run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []

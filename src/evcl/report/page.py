@@ -216,7 +216,7 @@ def _table(table: Table, name: str, numbers: Mapping[str, int], kind: str = "wid
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = "\n".join(
         f'<tr data-series="{" ".join(str(numbers[label]) for label in labels)}"><th scope="row">{escape(cells[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
+        + "".join(f"<td>{escape(cell).replace(' ± ', '&nbsp;±&nbsp;')}</td>" for cell in cells[1:])
         + "</tr>"
         for labels, cells in table.rows
     )

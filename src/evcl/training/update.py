@@ -58,9 +58,14 @@ class Update:
             self.log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
             if s.std_update == "natural":
                 if self.pull is None or self.pull.linear is None:
-                    raise EvclError("std_update natural needs a method with a KL term in closed form")
+                    raise EvclError(
+                        "std_update natural needs a method with a KL term in closed form; std_update=adam needs none"
+                    )
                 if not bool((self.pull.linear.w > 0).all()):
-                    raise EvclError("std_update natural needs a tempering above 0: without a KL sigma has no optimum")
+                    raise EvclError(
+                        "std_update natural needs a tempering above 0: without a KL sigma has no optimum; "
+                        "std_update=adam takes 0 too"
+                    )
                 self.log_std = Natural(q.log_std, s.std_rate)
         self._base = [_column(part.lr, q.mean) for part in self._parts()]
         self.rates = [rate.clone() for rate in self._base]  # as they are now; a graph reads them at each step
