@@ -17,8 +17,11 @@ SEARCHES = Path(__file__).parent
 PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
 TUNED = (  # in the order in which they were made
-    "digits", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10", "ten-tasks",
+    "digits", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10",
+    "ten-tasks",
 )  # fmt: skip
+# Their choices have not met test data: the preset is still the round's before, whose results are in results/tuned.
+WAITING = {("paper-4-split", "split-mnist"), ("paper-4-split", "split-fashion-mnist")}
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
 RECIPES = ("recipe-1", "recipe-2", "recipe-3", "recipe-4", "recipe-5")
@@ -39,7 +42,11 @@ def table(name: str, benchmark: str, method: str, result: dict[str, Any], settin
 
 def tuned(benchmark: str, method: str) -> str:
     """The table of a benchmark and a method."""
-    each = [(search, result) for search in TUNED if (result := found(search, benchmark)) is not None]
+    each = [
+        (search, result)
+        for search in TUNED
+        if (search, benchmark) not in WAITING and (result := found(search, benchmark)) is not None
+    ]
     confirmed = [(search, result) for search, result in each if "confirmed" in result]
     search, result = confirmed[-1] if confirmed else max(each, key=lambda one: best_trial(one[1], method)["mean"])
     trial = best_trial(result, method)

@@ -1,9 +1,8 @@
 """Ten months of a problem that drifts, a CSV file each: what the first one taught is kept, and the file stays small.
 
 The problem is one that elastic weights can hold: the months use different columns. It was chosen for that, with the
-size of the network; the strength is the default, and three seeds are averaged, since one by itself may fall on either
-side (naive training loses 12 points with the first of them and 74 with the second). docs/data.md says what happened on
-other problems.
+size of the network; the strength is the default, which was chosen with this problem in view, and three seeds are
+averaged, since one by itself may fall on either side. docs/data.md says what happened on other problems.
 """
 
 from __future__ import annotations
