@@ -158,6 +158,9 @@ KINDS: dict[str, Callable[[str], str]] = {
 }  # fmt: skip
 
 
+TABLE = re.compile(r"<!-- table: ([\w /-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
 def filled(text: str) -> str:
     """A document with its tables made anew."""
 
@@ -165,7 +168,7 @@ def filled(text: str) -> str:
         kind, _, name = match[1].partition(" ")
         return f"<!-- table: {match[1]} -->\n\n{KINDS[kind](name).strip()}\n\n<!-- end -->"
 
-    return re.sub(r"<!-- table: ([\w -]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
+    return TABLE.sub(made, text)
 
 
 if __name__ == "__main__":

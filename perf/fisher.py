@@ -75,7 +75,9 @@ def check_same(name: str, ours: Tensor, theirs: Tensor) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     method = METHODS["evcl"]
-    settings = resolve("evcl", method.known_settings, {"batch_size": 256, "epochs": 1})
+    settings = resolve(
+        "evcl", method.known_settings, {"batch_size": 256, "epochs": 1, "std_update": "adam", "fisher_temperature": 1.0}
+    )
     run = Run(evcl.nn.mlp(WIDTHS[0], WIDTHS[1:-1]), method, [settings], [0], draw=True)
     source = torch.Generator().manual_seed(0)
     x = torch.rand(1, EXAMPLES, WIDTHS[0], generator=source)

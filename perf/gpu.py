@@ -69,7 +69,7 @@ def step_seconds(
     """A step's time in the second task, from the difference of 2 and 12 epochs, and the number of weights."""
     hidden, inputs, classes, examples = shape
     known = METHODS[method].known_settings
-    given = {"batch_size": BATCH, "epochs": 1}
+    given = {"batch_size": BATCH, "epochs": 1, **({"std_update": "adam"} if METHODS[method].bayesian else {})}
     settings = [resolve(method, known, {**given, "lr": 1e-3 * (1 + i / 100)}) for i in range(replicas)]
     run = Run(
         evcl.nn.mlp(inputs, hidden),

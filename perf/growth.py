@@ -30,7 +30,9 @@ WIDTHS, REPLICAS, MEMORY = (64, 128, 256, 512, 1024), (1, 2, 4, 8), ((256, 1), (
 
 def start(hidden: list[int], classes: int, replicas: int = 1, epochs: int = 1) -> tuple[Run, int]:
     """EVCL with one head, and the head."""
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"batch_size": BATCH, "epochs": epochs})
+    settings = resolve(
+        "evcl", METHODS["evcl"].known_settings, {"batch_size": BATCH, "epochs": epochs, "std_update": "adam"}
+    )
     run = Run(evcl.nn.mlp(784, hidden), METHODS["evcl"], [settings] * replicas, range(replicas), draw=True)
     return run, run.add_head(hidden[-1], classes)
 

@@ -41,7 +41,8 @@ def step(
     method: str, hidden: list[int], classes: int, precision: str = "fp32", replicas: int = 1
 ) -> Callable[[], object]:
     """A method's step in the middle of a second task."""
-    settings = [resolve(method, METHODS[method].known_settings, {"batch_size": BATCH, "epochs": 1})] * replicas
+    given = {"batch_size": BATCH, "epochs": 1, **({"std_update": "adam"} if METHODS[method].bayesian else {})}
+    settings = [resolve(method, METHODS[method].known_settings, given)] * replicas
     run = Run(evcl.nn.mlp(784, hidden), METHODS[method], settings, range(replicas), draw=True, precision=precision)
     source = generator(0, "perf")
     x = torch.rand(1, 4 * BATCH, 784, generator=source)

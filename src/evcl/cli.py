@@ -85,7 +85,7 @@ def run(
     seed_list: Annotated[str | None, typer.Option(help="These seeds: 0,7,9.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     preset: Annotated[str, typer.Option(help="tuned, paper or recipe; see evcl list.")] = "tuned",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=1000. May be repeated.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
     tasks: Annotated[int | None, typer.Option(help="How many tasks.")] = None,
     validation: Annotated[
         float | None, typer.Option(help="Hold out this part of each training set, and measure on it.")

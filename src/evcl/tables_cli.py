@@ -40,7 +40,7 @@ def learn(
     method: Annotated[str | None, typer.Option(help="Which method; see evcl list [evcl].")] = None,
     hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=1000. May be repeated.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="What everything random derives from [0].")] = None,
     validation: Annotated[float, typer.Option(help="Hold out this part of the file, and measure on it.")] = 0.1,
     drop: Drop = None,

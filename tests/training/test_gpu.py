@@ -220,7 +220,7 @@ def test_programs_that_run_at_a_time_are_the_programs_alone():
         with matmul_precision(configs[0].precision):
             alone = execute_program([configs[i] for i in group], lambda some, event: None)
         for i, result in zip(group, alone, strict=True):
-            for measure, most in (("average_accuracy", 0.01), ("nll", 1e-3)):
+            for measure, most in (("average_accuracy", 5e-3), ("nll", 1e-4)):
                 assert found[i][measure]["mean"] == pytest.approx(result[measure]["mean"], abs=most)
 
 

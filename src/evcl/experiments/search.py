@@ -9,7 +9,7 @@ A search is a TOML file, and its result a JSON file beside it that says when, ho
     preset = "paper"            # where what is not searched comes from
 
     [methods.evcl]
-    strength = {low = 1.0, high = 1e5}      # any value between, evenly by its logarithm
+    strength = {low = 1e-3, high = 1.0}     # any value between, evenly by its logarithm
     epochs = {choices = [20, 50, 100]}
     std_update = "natural"                  # not searched
 

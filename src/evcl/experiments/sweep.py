@@ -9,7 +9,7 @@
     epochs = 10
 
     [methods.evcl]
-    strength = [1, 10, 100]                                 # a grid: every one
+    strength = [0.01, 0.1, 1]                               # a grid: every one
     lr = {low = 1e-4, high = 1e-2}                          # drawn, evenly by logarithm
     fisher = {choices = ["exact", "sampled"]}               # drawn
 

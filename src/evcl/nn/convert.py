@@ -75,7 +75,7 @@ for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspos
 def bayesianize(
     module: nn.Module,
     *,
-    init_std: float | Sequence[float] | None = 0.01,
+    init_std: float | Sequence[float] | None = 1e-3,
     generators: Sequence[torch.Generator] | None = None,
     replicas: int = 1,
     only: Names = None,
