@@ -96,8 +96,9 @@ def test_the_command_in_two_processes(evcl, tmp_path):
     assert out.count("result: ") == 1
     assert evcl(*options, "--out", tmp_path / "one")[0] == 0
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
-    assert one["accuracy"] == two["accuracy"]
     assert one["nll"]["per_seed"] == pytest.approx(two["nll"]["per_seed"], rel=1e-5)
+    accuracies = [result["average_accuracy"]["per_seed"] for result in (one, two)]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)  # an example may lie on the border
     assert one["config"] == two["config"]
 
 
