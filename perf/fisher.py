@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import evcl
-from common import medians, plain_network
+from common import medians, paper_form, plain_network
 from evcl.curvature import fisher
 from evcl.methods import METHODS
-from evcl.settings import Settings, resolve
+from evcl.settings import Settings
 from evcl.training import Run, TaskData
 
 WIDTHS = [784, 256, 256, 2]
@@ -75,9 +75,7 @@ def check_same(name: str, ours: Tensor, theirs: Tensor) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     method = METHODS["evcl"]
-    settings = resolve(
-        "evcl", method.known_settings, {"batch_size": 256, "epochs": 1, "std_update": "adam", "fisher_temperature": 1.0}
-    )
+    settings = paper_form("evcl", batch_size=256, epochs=1)
     run = Run(evcl.nn.mlp(WIDTHS[0], WIDTHS[1:-1]), method, [settings], [0], draw=True)
     source = torch.Generator().manual_seed(0)
     x = torch.rand(1, EXAMPLES, WIDTHS[0], generator=source)

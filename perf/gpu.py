@@ -22,9 +22,9 @@ from unittest.mock import patch
 import torch
 
 import evcl
+from common import paper_form
 from evcl.experiments import PAPER_METHODS, configure, execute_all
 from evcl.methods import METHODS
-from evcl.settings import resolve
 from evcl.training import Run, TaskData
 from evcl.training.task import GraphedSteps
 
@@ -68,9 +68,7 @@ def step_seconds(
 ) -> tuple[float, int]:
     """A step's time in the second task, from the difference of 2 and 12 epochs, and the number of weights."""
     hidden, inputs, classes, examples = shape
-    known = METHODS[method].known_settings
-    given = {"batch_size": BATCH, "epochs": 1, **({"std_update": "adam"} if METHODS[method].bayesian else {})}
-    settings = [resolve(method, known, {**given, "lr": 1e-3 * (1 + i / 100)}) for i in range(replicas)]
+    settings = [paper_form(method, batch_size=BATCH, epochs=1, lr=1e-3 * (1 + i / 100)) for i in range(replicas)]
     run = Run(
         evcl.nn.mlp(inputs, hidden),
         METHODS[method],

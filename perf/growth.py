@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 import evcl
-from common import BATCH, medians
+from common import BATCH, medians, paper_form
 from evcl.curvature import fisher
 from evcl.experiments import configure, cores, execute_all
 from evcl.methods import METHODS
 from evcl.randomness import generator
-from evcl.settings import resolve
 from evcl.training import Run, TaskData
 from step import bare_products, step
 
@@ -30,9 +29,7 @@ WIDTHS, REPLICAS, MEMORY = (64, 128, 256, 512, 1024), (1, 2, 4, 8), ((256, 1), (
 
 def start(hidden: list[int], classes: int, replicas: int = 1, epochs: int = 1) -> tuple[Run, int]:
     """EVCL with one head, and the head."""
-    settings = resolve(
-        "evcl", METHODS["evcl"].known_settings, {"batch_size": BATCH, "epochs": epochs, "std_update": "adam"}
-    )
+    settings = paper_form("evcl", batch_size=BATCH, epochs=epochs)
     run = Run(evcl.nn.mlp(784, hidden), METHODS["evcl"], [settings] * replicas, range(replicas), draw=True)
     return run, run.add_head(hidden[-1], classes)
 

@@ -12,11 +12,11 @@ from itertools import pairwise
 import torch
 
 import evcl
-from common import BATCH, NETWORKS, medians
+from common import BATCH, NETWORKS, medians, paper_form
 from evcl.methods import METHODS
 from evcl.nn.chain import find_chain
 from evcl.randomness import GeneratorNoise, generator
-from evcl.settings import resolve, stack
+from evcl.settings import stack
 from evcl.training import Pool, Run, Step, TaskData
 
 
@@ -41,8 +41,7 @@ def step(
     method: str, hidden: list[int], classes: int, precision: str = "fp32", replicas: int = 1
 ) -> Callable[[], object]:
     """A method's step in the middle of a second task."""
-    given = {"batch_size": BATCH, "epochs": 1, **({"std_update": "adam"} if METHODS[method].bayesian else {})}
-    settings = [resolve(method, METHODS[method].known_settings, given)] * replicas
+    settings = [paper_form(method, batch_size=BATCH, epochs=1)] * replicas
     run = Run(evcl.nn.mlp(784, hidden), METHODS[method], settings, range(replicas), draw=True, precision=precision)
     source = generator(0, "perf")
     x = torch.rand(1, 4 * BATCH, 784, generator=source)
