@@ -105,6 +105,9 @@ ELASTIC: dict[str, Setting] = {
     "fisher_temperature": Setting(
         16.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
     ),
+    "fisher_spread": Setting(
+        0.0, "how much of its neighbours' mean Fisher a weight is given: it holds what was silent", high=1e3
+    ),
     "fisher_scale": Setting(
         "task", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -217,6 +219,77 @@ def test_pieces_of_examples_add_up(name, monkeypatch):
     whole = fisher(network, mean, layout, x, y, [0])
     monkeypatch.setattr("evcl.nn.layers.EXAMPLE_GRADIENT_NUMBERS", 1)
     torch.testing.assert_close(fisher(network, mean, layout, x, y, [0]), whole, rtol=1e-12, atol=0)
+
+
+def neighbours(weights, inputs, units, learned):
+    """For each of the weights, the mean of those that share its input and, where that is learned, of its unit's."""
+    found = torch.zeros_like(weights)
+    for i in range(len(weights)):
+        found[i] = weights[[j for j in range(len(weights)) if inputs[j] == inputs[i]]].mean()
+        if learned:
+            found[i] += weights[[j for j in range(len(weights)) if units[j] == units[i]]].mean()
+    return found
+
+
+SPREAD = {  # of a weight, by its indices: its input, its unit, whether the input is learned
+    "mlp": {
+        "1.weight": (lambda o, i: i, lambda o, i: o, False),  # pixels that are black in a task stay free for the next
+        "1.bias": (lambda o: 0, lambda o: o, False),
+        "3.weight": (lambda o, i: i, lambda o, i: o, True),
+        "head 0.weight": (lambda o, i: i, lambda o, i: o, True),
+        "head 0.bias": (lambda o: 0, lambda o: o, False),
+    },
+    "convolutional": {
+        "0.weight": (lambda o, i, y, x: (i, y, x), lambda o, i, y, x: o, False),
+        "2.weight": (lambda o, i, y, x: (o // 2, i, y, x), lambda o, i, y, x: o, True),  # two groups of two outputs
+        "2.bias": (lambda o: o // 2, lambda o: o, False),
+        "5.weight": (lambda o, i: i, lambda o, i: o, True),
+    },
+    "an embedding": {
+        "table.weight": (lambda row, d: row, lambda row, d: d, False),
+        "out.weight": (lambda o, i: i, lambda o, i: o, True),
+    },
+    "a tied embedding": {"table.weight": (lambda row, d: row, lambda row, d: d, False)},  # once
+    "attention": {
+        "encode.self_attn.in_proj_weight": (lambda o, i: i, lambda o, i: o, True),
+        "across.k_proj_weight": (lambda o, i: i, lambda o, i: o, True),
+        "across.out_proj.bias": (lambda o: 0, lambda o: o, False),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_weight_is_given_its_share_of_its_neighbours(name):
+    _, network, layout, mean, x, y = prepared(name, 2)
+    plain = layout.views(fisher(network, mean, layout, x, y, [0]))
+    shares = torch.tensor([[0.5], [2.0]], dtype=F64)
+    for share, each in ((shares, shares), (0.5, [0.5, 0.5])):
+        found = layout.views(fisher(network, mean, layout, x, y, [0], spread=share, chunk=4))
+        for key, (inputs, units, learned) in SPREAD[name].items():
+            places = list(itertools.product(*map(range, layout.shapes[key])))
+            for r in range(2):
+                own = plain[key][r].flatten()
+                more = neighbours(own, [inputs(*p) for p in places], [units(*p) for p in places], learned)
+                torch.testing.assert_close(found[key][r].flatten(), own + float(each[r]) * more, rtol=1e-10, atol=1e-18)
+
+
+def test_a_weight_that_no_unit_has_is_left_as_it_is():
+    _, network, layout, mean, x, y = prepared("layer norms", 1)
+    plain, spread = (layout.views(fisher(network, mean, layout, x, y, [0], spread=s)) for s in (0.0, 1.0))
+    assert torch.equal(plain["0.weight"], spread["0.weight"])
+    assert not torch.equal(plain["1.weight"], spread["1.weight"])
+
+
+def test_what_a_silent_unit_sends_on_is_held():
+    """A unit that is 0 for every example: no weight from it or into it has a Fisher, but for what is spread."""
+    _, network, layout, mean, x, y = prepared("mlp", 1)
+    layout.views(mean)["1.bias"][:, 2] = -1e3
+    from_it, into_it = (slice(None), slice(None), 2), (slice(None), 2)
+    for spread in (0.0, 0.3):
+        found = layout.views(fisher(network, mean, layout, x, y, [0], spread=spread))
+        assert bool((found["3.weight"][from_it] > 0).any()) == (spread > 0)
+        assert bool((found["1.weight"][into_it] > 0).all()) == (spread > 0)
+        assert bool((found["1.weight"][into_it] == 0).all()) == (spread == 0)
 
 
 def test_sampled_labels_agree_on_average():

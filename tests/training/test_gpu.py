@@ -179,7 +179,7 @@ def test_a_stiffness_that_is_broadcast():
     def terms(memory, s, n):
         return [evcl.methods.Elastic(memory.prior, memory.used.expand_as(memory.importance))]
 
-    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms))
+    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms), std_update="adam")
 
 
 def test_the_process_keeps_its_precision():
@@ -251,7 +251,15 @@ def test_losses_and_class_weights_are_those_of_a_cpu():
     x, y = made_up(300, 0)
     last = []
     for device in ("cpu", "cuda"):
-        learner = evcl.EVCL(evcl.nn.mlp(20, [30]), epochs=60, lr=0.003, init_std=1e-4, std_lr_scale=0.1, device=device)
+        learner = evcl.EVCL(
+            evcl.nn.mlp(20, [30]),
+            epochs=60,
+            lr=0.003,
+            init_std=1e-4,
+            std_update="adam",
+            std_lr_scale=0.1,
+            device=device,
+        )
         for task in ("a", "b"):
             learner.learn((x, y), task, class_weight={1: 5.0})
         last.append((learner.history["b"][-1], float((learner.predict(x, "b") == 1).double().mean())))

@@ -7,11 +7,17 @@ the Fisher of the model but what much code calls by that name. The square is tak
 of a batch's mean: examples do not mix, so one backward pass of their sum gives each example's own output gradients,
 and each layer turns those into its sum of squares. An example that counts for u in the loss counts for u here: what is
 protected is what was minimised.
+
+A diagonal does not see what two weights do together. The weight from a unit that was silent in a task has a Fisher of
+0, and so has every weight into that unit: a later task may wake it up and send it anywhere, and each of the two changes
+is harmless and both are not. `spread` gives each weight a part of what its neighbours have: the weights from the same
+input and, where that input is itself learned and may change, the weights into the same unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +45,14 @@ def fisher(
     temperature: Tensor | float = 1.0,
     weights: Tensor | None = None,
     ranks: Ranks | None = None,
+    spread: Tensor | float = 0.0,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
     `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
     go through the network at once. `temperature` ([R, 1], or one for all) divides the logits. `weights` [R, n] are what
     the examples count for; None: 1. Of several processes (`ranks`), each with all of this, each takes its share of the
-    examples.
+    examples. `spread` ([R, 1], or one for all) times the means of a weight's neighbours are added to it.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -59,6 +66,7 @@ def fisher(
     total = torch.zeros_like(mean)
     parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
+    calls: list[Call] = []
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
             if kind == "sampled":  # the next draws are those of one process
@@ -74,17 +82,23 @@ def fisher(
         finally:
             for handle in handles:
                 handle.remove()
-        outputs = [output for _, _, output in calls]
+        outputs = [call.output for call in calls]
         targets = _targets(log_p, ys, us, kind, generators)
         for i, target in enumerate(targets):
             deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
             _add_squares(parts, calls, deltas, ys.shape[1])
+    if isinstance(spread, Tensor) or spread > 0:
+        _spread(parts, calls, spread)
     if ranks is not None:
         ranks.sum_(total)
     return total / x.shape[1]
 
 
-Call = tuple[BayesianLayer, Tensor, Tensor]
+class Call(NamedTuple):
+    layer: BayesianLayer
+    x: Tensor
+    output: Tensor
+    learned: bool  # whether x depends on weights
 
 
 def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
@@ -93,7 +107,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The network goes on with a copy: an activation in place would change what is kept here."""
-        calls.append((layer, args[0].detach().clone(), output))
+        calls.append(Call(layer, args[0].detach().clone(), output, args[0].requires_grad))
         return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
@@ -127,7 +141,7 @@ def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
 def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b g_b^2 of each weight; a weight used several times has its gradients summed before the square."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
-    for (layer, x, _), delta in zip(calls, deltas, strict=True):
+    for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
         if delta is None:
             continue
         x, delta = layer.unfold(x), layer.unfold(delta)
@@ -155,6 +169,24 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
                 assert part is not None
                 part += gradient.flatten(0, 1)
             parts[name] += whole.square().sum(1)
+
+
+def _spread(parts: dict[str, Tensor], calls: list[Call], share: Tensor | float) -> None:
+    """Add to each weight its share of what its neighbours have; a weight used several times has it once."""
+    uses: dict[tuple[str, str], tuple[BayesianLayer, str, bool]] = {}
+    for layer, _, _, learned in calls:
+        for parameter, name in layer.names.items():
+            if name in parts:
+                key = name, str(layer.rows.get(parameter))
+                first, called, before = uses.get(key, (layer, parameter, False))
+                uses[key] = first, called, before or learned
+    found = []
+    for layer, parameter, learned in uses.values():
+        part = layer.part(parts, parameter)
+        assert part is not None
+        found.append((part, layer.neighbours(parameter, part, learned)))
+    for part, neighbours in found:
+        part += neighbours * (share.view(-1, *[1] * (part.dim() - 1)) if isinstance(share, Tensor) else share)
 
 
 def _gradient(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, piece: slice) -> Tensor:

@@ -141,6 +141,20 @@ class BayesianLayer(nn.Module):
         pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
         return torch.stack([self.example_gradient(parameter, xs, ds).square().sum(1) for xs, ds in pieces]).sum(0)
 
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        """Of [R, *shape], for each weight the mean of those from the same input, plus, if the layer's inputs are
+        `learned`, of those into the same unit: broadcast to that shape. 0 where a layer has no such units.
+        """
+        return importance.new_zeros(())
+
+
+def of_units(importance: Tensor, learned: bool) -> Tensor:
+    """`neighbours` of weights [R, o, ...], an output's each, or biases [R, o], whose input is 1."""
+    mean = importance.mean(1, keepdim=True)
+    if learned and importance.dim() > 2:
+        mean = mean + importance.mean(list(range(2, importance.dim())), keepdim=True)
+    return mean
+
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[R, B, i] x [R, o, i] + [R, o] -> [R, B, o]"""
@@ -250,6 +264,9 @@ class Linear(BayesianLayer):
             return delta.unsqueeze(-1) * x.unsqueeze(-2)
         return delta.flatten(2, -2).mT @ x.flatten(2, -2)
 
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        return of_units(importance, learned)
+
     def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2): one product."""
         if delta.dim() > 3:
@@ -303,6 +320,11 @@ class Conv(BayesianLayer):
         shift = None if bias is None else bias.flatten()
         y = convolution(x, weight.flatten(0, 1), shift, self.stride, self.padding, self.dilation, r * self.groups)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
+
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        """Group by group: each has inputs of its own."""
+        groups = importance.unflatten(1, (self.groups, -1)).flatten(0, 1)
+        return of_units(groups, learned).expand_as(groups).reshape(importance.shape)
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """The unfolded patches, [R, B, c*k, l], are larger than the gradients."""
@@ -379,6 +401,10 @@ class Embedding(BayesianLayer):
             raise EvclError(
                 f"{self.path!r} (Embedding) has rows 0 to {self.size - 1}, and other indices came"
             ) from None
+
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        """A row is what comes from one input, which is an index and not learned."""
+        return importance.mean(2, keepdim=True)
 
     def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """A row's gradient is summed over the positions that ask for it, at one of them, and squared there."""
