@@ -179,7 +179,7 @@ def test_a_stiffness_that_is_broadcast():
     def terms(memory, s, n):
         return [evcl.methods.Elastic(memory.prior, memory.used.expand_as(memory.importance))]
 
-    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms), std_update="adam")
+    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms), given={"std_update": "adam"})
 
 
 def test_the_process_keeps_its_precision():
