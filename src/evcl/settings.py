@@ -106,13 +106,13 @@ ELASTIC: dict[str, Setting] = {
         16.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
     ),
     "fisher_spread": Setting(
-        0.0, "how much of its neighbours' mean Fisher a weight is given: it holds what was silent", high=1e3
+        0.2, "how much of its neighbours' mean Fisher a weight is given: it holds what was silent", high=1e3
     ),
     "fisher_scale": Setting(
         "task", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
     ),
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
-    "fisher_floor": Setting(0.006, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
+    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
 CORESET: dict[str, Setting] = {
     "coreset": Setting(

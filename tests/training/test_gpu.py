@@ -156,6 +156,21 @@ def test_a_replica_that_measures_a_fisher_is_its_run_alone():
     torch.testing.assert_close(whole[1], alone[0], rtol=1e-3, atol=1e-4)
 
 
+def test_a_spread_fisher_is_a_cpus():
+    """In a layout with padding, with a share of its own for each replica, of weights that hardly move."""
+    x = torch.randn(1, 200, 20, generator=torch.Generator().manual_seed(0))
+    y = (x[..., 0] > 0).long() + (x[..., 1] > 1).long()
+    given = {"epochs": 1, "lr": 1e-12, "fisher_scale": "none", "fisher_temperature": 1.0}
+    found = []
+    for device in ("cpu", "cuda"):
+        method = METHODS["evcl"]
+        settings = [resolve("evcl", method.known_settings, {**given, "fisher_spread": s}) for s in (0.1, 0.5)]
+        run = Run(evcl.nn.mlp(20, [50, 30]), method, settings, [0, 1], draw=True, device=device)
+        run.train([TaskData(x.to(device), y.to(device), run.add_head(30, 3))])
+        found.append(run.importance.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "huber"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_everything_trains_in_every_precision(method, precision):
