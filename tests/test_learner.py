@@ -603,3 +603,12 @@ def test_import_needs_torch_and_numpy_and_nothing_heavier():
     code = f"import sys, evcl; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("method", "spread"), [(evcl.EVCL, 0.0), (evcl.VCL, None)])
+def test_a_model_from_before_there_was_a_setting_goes_on_as_it_was(method, spread):
+    learner = small(method)
+    learner.learn(blobs())
+    saved, tensors = learner.described()
+    saved["settings"].pop("fisher_spread", None)
+    assert evcl.learner.rebuilt(saved, tensors).settings.get("fisher_spread") == spread

@@ -29,7 +29,7 @@ from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
 from evcl.randomness import generator
 from evcl.ranks import Ranks
-from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
+from evcl.settings import LATER, SEED, VALIDATION, Setting, Settings, resolve
 from evcl.training import History, Run, TaskData, Validation
 
 FORMAT = 1  # of the saved file
@@ -623,7 +623,8 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
-    settings = resolve(method.name, method.known_settings, saved["settings"])
+    before = {name: value for name, value in LATER.items() if name in method.known_settings}
+    settings = resolve(method.name, method.known_settings, {**before, **saved["settings"]})
     # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:

@@ -242,7 +242,7 @@ SPREAD = {  # of a weight, by its indices: its input, its unit, whether the inpu
     "convolutional": {
         "0.weight": (lambda o, i, y, x: (i, y, x), lambda o, i, y, x: o, False),
         "2.weight": (lambda o, i, y, x: (o // 2, i, y, x), lambda o, i, y, x: o, True),  # two groups of two outputs
-        "2.bias": (lambda o: o // 2, lambda o: o, False),
+        "2.bias": (lambda o: 0, lambda o: o, False),
         "5.weight": (lambda o, i: i, lambda o, i: o, True),
     },
     "an embedding": {
@@ -251,7 +251,12 @@ SPREAD = {  # of a weight, by its indices: its input, its unit, whether the inpu
     },
     "a tied embedding": {"table.weight": (lambda row, d: row, lambda row, d: d, False)},  # once
     "attention": {
-        "encode.self_attn.in_proj_weight": (lambda o, i: i, lambda o, i: o, True),
+        "encode.self_attn.in_proj_weight": (
+            lambda o, i: (o // 4, i),
+            lambda o, i: o,
+            True,
+        ),  # of three layers
+        "encode.self_attn.in_proj_bias": (lambda o: o // 4, lambda o: o, False),
         "across.k_proj_weight": (lambda o, i: i, lambda o, i: o, True),
         "across.out_proj.bias": (lambda o: 0, lambda o: o, False),
     },
@@ -271,6 +276,35 @@ def test_a_weight_is_given_its_share_of_its_neighbours(name):
                 own = plain[key][r].flatten()
                 more = neighbours(own, [inputs(*p) for p in places], [units(*p) for p in places], learned)
                 torch.testing.assert_close(found[key][r].flatten(), own + float(each[r]) * more, rtol=1e-10, atol=1e-18)
+
+
+class Asking(nn.Module):
+    """Attention by one product for query, key and value, by one for each, or both."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.attend, self.how = nn.MultiheadAttention(4, 2, batch_first=True), how
+
+    def forward(self, x):
+        x = x.view(-1, 3, 4)
+        asked = {"one": [(x, x, x)], "each": [(x, x * 1, x * 1)], "both": [(x, x, x), (x, x * 1, x * 1)]}[self.how]
+        return sum(self.attend(*args, need_weights=False)[0] for args in asked).flatten(1) / len(asked)
+
+
+def test_attention_is_spread_alike_however_it_is_called():
+    found = []
+    for how in ("one", "each", "both"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            network = bayesianize(Asking(how), init_std=None, replicas=1, dtype=F64)
+        network.add_head()
+        layout = network.with_head(0, 3, 12)
+        source = torch.Generator().manual_seed(1)
+        mean = torch.randn(1, layout.size, generator=source, dtype=F64)
+        x = torch.randn(1, 5, 12, generator=source, dtype=F64)
+        found.append(fisher(network, mean, layout, x, torch.zeros(1, 5, dtype=torch.long), [0], spread=0.5))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-9, atol=1e-12)
 
 
 def test_a_weight_that_no_unit_has_is_left_as_it_is():

@@ -1,23 +1,60 @@
-"""The example that shows what silent units do: a whole small run of it."""
+"""The example that shows what silent units do: a small run of it, and its parts."""
 
 from __future__ import annotations
 
-import subprocess
+import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "silent_units.py"
+LEARNS = {"lr": 0.005, "batch_size": 64, "epochs": 30, "strength_scale": "none", "strength": 0.06, "tempering": 0.03}
+LEARNS |= {"prior_std": 0.25}
 
 
-def test_it_prints_a_row_without_and_one_with_a_spread():
-    options = ["--benchmark", "split-digits", "--seeds", "2", "--epochs", "2"]
-    done = subprocess.run([sys.executable, EXAMPLE, *options], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    title, _, without, with_it = ([cell.strip() for cell in row.split("|")[1:-1]] for row in done.stdout.splitlines())
-    assert title[:3] == ["fisher_spread", "learned", "after the third task"]
-    assert title[3:] == ["layer 1 put back", "layer 2 put back"]
+@pytest.fixture
+def example():
+    spec = importlib.util.spec_from_file_location("silent_units", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_was_learned_is_measured_with_weights_put_back(example):
+    silent, learned, *rest = example.measure("split-digits", 0, {**LEARNS, "fisher_spread": 0.2})
+    assert silent == int(silent) >= 1
+    assert learned > 90
+    assert len(rest) == 4
+    assert all(80 < value <= 100 for value in rest)
+
+
+def test_the_weights_of_silent_units_are_put_back_and_no_others(example):
+    def weights(value):
+        return {
+            "0.1.weight": torch.full((3, 2), value),
+            "0.1.bias": torch.full((3,), value),
+            "1.weight": torch.full((2, 3), value),
+            "1.bias": torch.full((2,), value),
+        }
+
+    made = example.put_back(weights(1.0), weights(0.0), [torch.tensor([False, True, False])])
+    assert made["0.1.weight"].tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert made["0.1.bias"].tolist() == [1, 0, 1]
+    assert made["1.weight"].tolist() == [[1, 0, 1], [1, 0, 1]]
+    assert made["1.bias"].tolist() == [1, 1]
+
+
+def test_it_prints_a_row_without_and_one_with_a_spread(example, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["silent_units.py", "--benchmark", "split-digits", "--seeds", "2", "--epochs", "1"]
+    )
+    example.main()
+    title, _, without, with_it = (
+        [c.strip() for c in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()
+    )
+    assert title == ["fisher_spread", *example.COLUMNS]
     assert without[0] == "0.0"
     assert float(with_it[0]) > 0
-    for row in (without, with_it):
-        assert all(0 <= float(cell.split(" ± ")[0]) <= 100 for cell in row[1:])
-    assert without[1] == with_it[1]  # until there is something to hold, nothing is different
+    assert all(" ± " in cell for cell in without[1:] + with_it[1:])

@@ -172,18 +172,22 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
 
 
 def _spread(parts: dict[str, Tensor], calls: list[Call], share: Tensor | float) -> None:
-    """Add to each weight its share of what its neighbours have; a weight used several times has it once."""
-    uses: dict[tuple[str, str], tuple[BayesianLayer, str, bool]] = {}
+    """Add to each weight its share of what its neighbours have; weights used several times have it once, as the first
+    of the layers that use them.
+    """
+    uses: dict[tuple[str, int, int], tuple[BayesianLayer, str, bool]] = {}
     for layer, _, _, learned in calls:
         for parameter, name in layer.names.items():
-            if name in parts:
-                key = name, str(layer.rows.get(parameter))
-                first, called, before = uses.get(key, (layer, parameter, False))
-                uses[key] = first, called, before or learned
+            part = layer.part(parts, parameter) if name in parts else None
+            if part is None:
+                continue
+            length, start = part.shape[1] // layer.pieces, layer.rows.get(parameter, slice(0)).start or 0
+            for piece in range(start, start + part.shape[1], length):
+                first, known, before = uses.get((name, piece, length), (layer, parameter, False))
+                uses[name, piece, length] = first, known, before or learned
     found = []
-    for layer, parameter, learned in uses.values():
-        part = layer.part(parts, parameter)
-        assert part is not None
+    for (name, start, length), (layer, parameter, learned) in uses.items():
+        part = parts[name][:, start : start + length]
         found.append((part, layer.neighbours(parameter, part, learned)))
     for part, neighbours in found:
         part += neighbours * (share.view(-1, *[1] * (part.dim() - 1)) if isinstance(share, Tensor) else share)

@@ -26,8 +26,8 @@ def importance(task: FinishedTask) -> Tensor:
     s = task.settings
     about = (task.layout, task.x, task.y, task.heads, s.fisher, task.generators)
     points = _drawn(task) if s.fisher_draws and task.q.log_std is not None else [task.q.mean]
-    options: dict[str, Any] = {"temperature": s.fisher_temperature, "weights": task.weights, "ranks": task.ranks}
-    options["spread"] = s.fisher_spread
+    options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread}
+    options |= {"weights": task.weights, "ranks": task.ranks}
     found = [fisher(task.network, point, *about, **options) for point in points]
     total = torch.stack(found).mean(0)
     if s.fisher_scale == "task":

@@ -29,6 +29,8 @@ class MultiheadAttention(nn.Module):
         width, packed = layer.embed_dim, layer.in_proj_weight
         own = [layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight]
         self.packed = None if packed is None else _projection(packed, layer.in_proj_bias)
+        if self.packed is not None:
+            self.packed.pieces = 3
         self.projections = nn.ModuleList(
             _projection(weight if packed is None else packed, layer.in_proj_bias, slice(k * width, (k + 1) * width))
             for k, weight in enumerate(own)

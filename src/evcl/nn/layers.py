@@ -54,8 +54,9 @@ class BayesianLayer(nn.Module):
     """A layer whose weights are named entries of the posterior.
 
     A layer of your own subclasses this, is made from the plain layer, and is added with `evcl.nn.register`. It needs
-    `forward`, and `example_gradient` if a method that measures the Fisher is to train it. Buffers [R, ...] that are not
-    persistent are its state beside the weights, a replica each: they are saved, loaded and moved with the run.
+    `forward`, and `example_gradient` if a method that measures the Fisher is to train it; `neighbours` if that is to be
+    spread. Buffers [R, ...] that are not persistent are its state beside the weights, a replica each: they are saved,
+    loaded and moved with the run.
     """
 
     weights: Weights
@@ -67,6 +68,7 @@ class BayesianLayer(nn.Module):
         super().__init__()
         self.names = {}
         self.rows: dict[str, slice] = {}  # of a parameter that is a part, along its first axis, of the one named
+        self.pieces = 1  # layers of equal size that a parameter holds, one after another along its first axis
         self.own = dict(layer.named_parameters(recurse=False))  # the plain parameters, until they have been named
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
@@ -322,7 +324,9 @@ class Conv(BayesianLayer):
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
-        """Group by group: each has inputs of its own."""
+        """Group by group, for each has inputs of its own; but one constant is the input of every bias."""
+        if parameter == "bias":
+            return of_units(importance, learned)
         groups = importance.unflatten(1, (self.groups, -1)).flatten(0, 1)
         return of_units(groups, learned).expand_as(groups).reshape(importance.shape)
 
