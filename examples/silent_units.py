@@ -2,8 +2,8 @@
 
 EVCL learns all tasks with the preset `recipe`, without and with `fisher_spread`. Then the second task is asked for
 again (its validation rows, by the means of the weights): as it was learned; after the last task; and after the last
-task with some weights as they were before the third: those of the first hidden layer, of the second, and those into or
-from the hidden units that were 0 for every training example of the first two tasks.
+task with some weights as they were before the third: those of the first hidden layer; of the second; those into or from
+hidden units that were 0 for every training example of the first two tasks; and for all but one in a hundred.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import evcl
 from evcl.benchmarks import Task
 from evcl.experiments import configure
 
-COLUMNS = ("silent units", "learned", "after the last task", "layer 1 put back", "layer 2 put back", "silent put back")
+COLUMNS = (
+    "learned", "after the last task", "layer 1 put back", "layer 2 put back", "silent units", "put back",
+    "nearly silent units", "put back",
+)  # fmt: skip
 
 
 def accuracy(network: nn.Module, weights: dict[str, Tensor], task: Task) -> float:
@@ -29,11 +32,11 @@ def accuracy(network: nn.Module, weights: dict[str, Tensor], task: Task) -> floa
     return 100 * float((found == task.held_out.y).double().mean())
 
 
-def silent_units(network: nn.Module, tasks: list[Task]) -> list[Tensor]:
-    """Of each hidden layer, which units are 0 for all training examples of these tasks."""
+def active(network: nn.Module, tasks: list[Task]) -> list[Tensor]:
+    """For each unit of each hidden layer, the share of these tasks' training examples for which it is above 0."""
     found: list[Tensor] = []
     hooks = [
-        layer.register_forward_hook(lambda _, __, output: found.append((output == 0).all(0)))
+        layer.register_forward_hook(lambda _, __, output: found.append((output > 0).double().mean(0)))
         for layer in network.modules()
         if isinstance(layer, nn.ReLU)
     ]
@@ -56,7 +59,7 @@ def put_back(after: dict[str, Tensor], before: dict[str, Tensor], silent: list[T
 
 
 def measure(benchmark: str, seed: int, given: dict[str, Any]) -> list[float]:
-    """The columns: how many units were silent, and per cent of the second task."""
+    """The columns: per cent of the second task, and how many units were silent."""
     tasks = evcl.benchmarks.get(benchmark, seed, validation=0.1)
     settings = dict(configure(benchmark, "evcl", "recipe", given=given).settings)
     del settings["validation"]
@@ -65,14 +68,18 @@ def measure(benchmark: str, seed: int, given: dict[str, Any]) -> list[float]:
         learner.learn(task)
     network = learner.mean_network(tasks[1].name)
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
-    silent = silent_units(network, list(tasks[:2]))
+    shares = active(network, list(tasks[:2]))
     for task in tasks[2:]:
         learner.learn(task)
     after = learner.mean_network(tasks[1].name).state_dict()
     first, second = [name for name in after if name.endswith("weight")][:2]
     each = [before, after, {**after, first: before[first]}, {**after, second: before[second]}]
-    each.append(put_back(after, before, silent))
-    return [float(sum(int(units.sum()) for units in silent)), *(accuracy(network, w, tasks[1]) for w in each)]
+    found = [accuracy(network, weights, tasks[1]) for weights in each]
+    for most in (0.0, 0.01):
+        silent = [share <= most for share in shares]
+        found.append(float(sum(int(units.sum()) for units in silent)))
+        found.append(accuracy(network, put_back(after, before, silent), tasks[1]))
+    return found
 
 
 def cell(values: tuple[float, ...]) -> str:
@@ -85,11 +92,12 @@ def main() -> None:
     parser.add_argument("--benchmark", default="split-fashion-mnist", help="a split benchmark")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="of each task, as the preset says if not given")
+    parser.add_argument("--spread", type=float, nargs="+", help="0 and the preset's if not given")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("|", " | ".join(["fisher_spread", *COLUMNS]), "|\n|", " | ".join(["---:"] * (1 + len(COLUMNS))), "|")
     usual = configure(options.benchmark, "evcl", "recipe").settings.fisher_spread
-    for spread in (0.0, usual):
+    for spread in options.spread or (0.0, usual):
         given = {"fisher_spread": spread} | ({} if options.epochs is None else {"epochs": options.epochs})
         each = [measure(options.benchmark, seed, given) for seed in range(options.seeds)]
         print("|", " | ".join([str(spread), *map(cell, zip(*each, strict=True))]), "|", flush=True)

@@ -17,8 +17,8 @@ SEARCHES = Path(__file__).parent
 PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
 TUNED = (  # in the order in which they were made
-    "digits", "digits-2", "digits-3", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split", "paper-5-cifar10",
-    "paper-6-split", "paper-6-permuted", "ten-tasks",
+    "digits", "digits-2", "digits-3", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split",
+    "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks",
 )  # fmt: skip
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}

@@ -36,7 +36,7 @@ CASES = {
 
 def config(case="EVCL", seeds=(0, 1)):
     benchmark, method, given = CASES[case]
-    return configure(benchmark, method, seeds=seeds, tasks=2, given={**GIVEN, **given})
+    return configure(benchmark, method, "paper", seeds, 2, {**GIVEN, **given})  # which no search changes
 
 
 def last(folder):
@@ -94,7 +94,10 @@ def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
 
 def test_one_that_is_lost_among_others_stays_lost(tmp_path):
     one = config(seeds=(0,))
-    configs = [one, configure("split-digits", "evcl", seeds=(0,), tasks=2, given={**one.settings, "lr": 10.0})]
+    configs = [
+        one,
+        configure("split-digits", "evcl", "paper", (0,), 2, {**one.settings, "lr": 10.0, "std_lr_scale": 1e3}),
+    ]
     wanted = execute_together(configs, tolerant=True)
     found, _ = relay(lambda kept: execute_together(configs, tolerant=True, checkpoints=kept), tmp_path)
     assert [untimed(result) for result in found] == [untimed(result) for result in wanted]
@@ -235,12 +238,12 @@ def test_two_damaged_ones_are_an_error(tmp_path):
 
 def test_another_configurations_is_refused(tmp_path):
     stopped(tmp_path / "checkpoint")
-    other = configure("split-digits", "evcl", seeds=(0,), tasks=2, given={**GIVEN, "lr": 0.5})
+    other = configure("split-digits", "evcl", "paper", (0,), 2, {**GIVEN, "lr": 0.5})
     for attempt in (
         lambda: execute(other, checkpoints=Checkpoints(tmp_path / "checkpoint", resume=True)),
         lambda: open_checkpoints(tmp_path, other, resume=True),
     ):
-        with pytest.raises(EvclError, match=r"of another run \(lr is 0.00\d+ there and 0.5 here\): pass --overwrite"):
+        with pytest.raises(EvclError, match=r"of another run \(lr is 0.001 there and 0.5 here\): pass --overwrite"):
             attempt()
     with pytest.raises(EvclError, match=r"\(seeds is \[0\] there and \[1\] here\)"):
         open_checkpoints(tmp_path, config(seeds=(1,)), resume=True)
@@ -413,7 +416,8 @@ def test_a_disk_that_is_full(tmp_path, evcl):
 
 # --- the command ---------------------------------------------------------------------------------------------------
 
-COMMAND = ["run", "split-digits", "--tasks", "2", "--epochs", "2", "--seed-list", "0", "--set", "batch_size=100"]
+COMMAND = ["run", "split-digits", "--preset", "paper", "--tasks", "2", "--epochs", "2", "--seed-list", "0"]
+COMMAND += ["--set", "batch_size=100"]
 
 
 def written(folder):

@@ -133,7 +133,7 @@ def second_task(method, noise, **settings):
     """A run that has learned one task, the data of the next, and the settings: one head, one step, float64. The plain
     form of the method.
     """
-    plain = {"std_update": "adam", "fisher_scale": "none", "fisher_temperature": 1.0}
+    plain = {"std_update": "adam", "fisher_scale": "none", "fisher_temperature": 1.0, "fisher_spread": 0.0}
     settings = {name: value for name, value in plain.items() if name in METHODS[method].known_settings} | settings
     source = torch.Generator().manual_seed(1)
     x = torch.randn(1, 30, 5, generator=source, dtype=F64)
