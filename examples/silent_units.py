@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from evcl.benchmarks import Task
 from evcl.experiments import configure
 
 COLUMNS = (
-    "learned", "after the last task", "layer 1 put back", "layer 2 put back", "silent units", "put back",
-    "nearly silent units", "put back",
+    "learned", "after the last task", "layer 1 put back", "layer 2 put back", "silent units", "silent put back",
+    "nearly silent units", "nearly put back",
 )  # fmt: skip
 
 
@@ -89,14 +90,16 @@ def cell(values: tuple[float, ...]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", default="split-fashion-mnist", help="a split benchmark")
+    parser.add_argument("--benchmark", default="split-fashion-mnist", help="with a head for each task")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="of each task, as the preset says if not given")
     parser.add_argument("--spread", type=float, nargs="+", help="0 and the preset's if not given")
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, not {options.seeds}")
     torch.set_num_threads(1)
-    print("|", " | ".join(["fisher_spread", *COLUMNS]), "|\n|", " | ".join(["---:"] * (1 + len(COLUMNS))), "|")
     usual = configure(options.benchmark, "evcl", "recipe").settings.fisher_spread
+    print("|", " | ".join(["fisher_spread", *COLUMNS]), "|\n|", " | ".join(["---:"] * (1 + len(COLUMNS))), "|")
     for spread in options.spread or (0.0, usual):
         given = {"fisher_spread": spread} | ({} if options.epochs is None else {"epochs": options.epochs})
         each = [measure(options.benchmark, seed, given) for seed in range(options.seeds)]
@@ -104,4 +107,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except evcl.EvclError as error:
+        sys.exit(f"silent_units.py: {error}")

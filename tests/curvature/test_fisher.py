@@ -109,6 +109,12 @@ def networks():
             (6,),
         ),
         "tied, twice, along a sequence": (TwiceAndAlong(), (3, 4)),
+        "depthwise": (
+            nn.Sequential(
+                nn.Conv1d(3, 3, 2, groups=3), nn.Tanh(), nn.Conv1d(3, 3, 2, groups=3), nn.Tanh(), nn.Flatten()
+            ),
+            (3, 4),
+        ),
         "convolutions in one dimension": (
             nn.Sequential(
                 nn.Conv1d(3, 4, 3, padding="same", padding_mode="circular"),
@@ -225,7 +231,8 @@ def neighbours(weights, inputs, units, learned):
     """For each of the weights, the mean of those that share its input and, where that is learned, of its unit's."""
     found = torch.zeros_like(weights)
     for i in range(len(weights)):
-        found[i] = weights[[j for j in range(len(weights)) if inputs[j] == inputs[i]]].mean()
+        if inputs is not None:
+            found[i] += weights[[j for j in range(len(weights)) if inputs[j] == inputs[i]]].mean()
         if learned:
             found[i] += weights[[j for j in range(len(weights)) if units[j] == units[i]]].mean()
     return found
@@ -244,6 +251,11 @@ SPREAD = {  # of a weight, by its indices: its input, its unit, whether the inpu
         "2.weight": (lambda o, i, y, x: (o // 2, i, y, x), lambda o, i, y, x: o, True),  # two groups of two outputs
         "2.bias": (lambda o: 0, lambda o: o, False),
         "5.weight": (lambda o, i: i, lambda o, i: o, True),
+    },
+    "depthwise": {
+        "0.weight": (None, lambda o, i, x: o, False),  # no other weight has its input
+        "0.bias": (lambda o: 0, lambda o: o, False),
+        "2.weight": (None, lambda o, i, x: o, True),
     },
     "an embedding": {
         "table.weight": (lambda row, d: row, lambda row, d: d, False),
@@ -274,7 +286,8 @@ def test_a_weight_is_given_its_share_of_its_neighbours(name):
             places = list(itertools.product(*map(range, layout.shapes[key])))
             for r in range(2):
                 own = plain[key][r].flatten()
-                more = neighbours(own, [inputs(*p) for p in places], [units(*p) for p in places], learned)
+                sources = None if inputs is None else [inputs(*p) for p in places]
+                more = neighbours(own, sources, [units(*p) for p in places], learned)
                 torch.testing.assert_close(found[key][r].flatten(), own + float(each[r]) * more, rtol=1e-10, atol=1e-18)
 
 

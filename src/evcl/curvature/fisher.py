@@ -66,7 +66,7 @@ def fisher(
     total = torch.zeros_like(mean)
     parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    calls: list[Call] = []
+    seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
             if kind == "sampled":  # the next draws are those of one process
@@ -82,13 +82,14 @@ def fisher(
         finally:
             for handle in handles:
                 handle.remove()
+        seen |= {call.layer: call.learned or seen.get(call.layer, False) for call in calls}
         outputs = [call.output for call in calls]
         targets = _targets(log_p, ys, us, kind, generators)
         for i, target in enumerate(targets):
             deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
             _add_squares(parts, calls, deltas, ys.shape[1])
     if isinstance(spread, Tensor) or spread > 0:
-        _spread(parts, calls, spread)
+        _spread(parts, seen, spread)
     if ranks is not None:
         ranks.sum_(total)
     return total / x.shape[1]
@@ -171,12 +172,12 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
             parts[name] += whole.square().sum(1)
 
 
-def _spread(parts: dict[str, Tensor], calls: list[Call], share: Tensor | float) -> None:
+def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
     """Add to each weight its share of what its neighbours have; weights used several times have it once, as the first
     of the layers that use them.
     """
     uses: dict[tuple[str, int, int], tuple[BayesianLayer, str, bool]] = {}
-    for layer, _, _, learned in calls:
+    for layer, learned in layers.items():
         for parameter, name in layer.names.items():
             part = layer.part(parts, parameter) if name in parts else None
             if part is None:

@@ -152,7 +152,8 @@ class BayesianLayer(nn.Module):
 
 def of_units(importance: Tensor, learned: bool) -> Tensor:
     """`neighbours` of weights [R, o, ...], an output's each, or biases [R, o], whose input is 1."""
-    mean = importance.mean(1, keepdim=True)
+    alone = importance.shape[1] == 1  # no other weight has its input
+    mean = importance.new_zeros(()) if alone else importance.mean(1, keepdim=True)
     if learned and importance.dim() > 2:
         mean = mean + importance.mean(list(range(2, importance.dim())), keepdim=True)
     return mean
