@@ -82,7 +82,8 @@ def fisher(
         finally:
             for handle in handles:
                 handle.remove()
-        seen |= {call.layer: call.learned or seen.get(call.layer, False) for call in calls}
+        for call in calls:
+            seen[call.layer] = call.learned or seen.get(call.layer, False)
         outputs = [call.output for call in calls]
         targets = _targets(log_p, ys, us, kind, generators)
         for i, target in enumerate(targets):
