@@ -83,6 +83,17 @@ class Scale(nn.Module):
         return (x * self.gamma).tanh()
 
 
+class Times(nn.Module):
+    """Another, of one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return (x * self.factor).tanh()
+
+
 def measured(norm):
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
@@ -146,14 +157,17 @@ def networks():
         "attention, sequence first": (Attending(False), (3, 4)),
         "folded into the batch": (Folded(), (3, 4)),
         "a layer taken whole": (nn.Sequential(Scale(), nn.Linear(4, 3), nn.PReLU()), (4,)),
+        "a number": (nn.Sequential(nn.Linear(4, 3), Times()), (4,)),
     }
 
 
 @pytest.fixture(autouse=True)
 def _a_registered_layer():
-    evcl.nn.register(Scale)
+    for layer in (Scale, Times):
+        evcl.nn.register(layer)
     yield
-    del evcl.nn.convert._FORMS[Scale]
+    for layer in (Scale, Times):
+        del evcl.nn.convert._FORMS[layer]
 
 
 def prepared(name, replicas, dtype=F64, examples=11):
@@ -320,11 +334,15 @@ def test_attention_is_spread_alike_however_it_is_called():
     torch.testing.assert_close(found[2], found[0], rtol=1e-9, atol=1e-12)
 
 
-def test_a_weight_that_no_unit_has_is_left_as_it_is():
-    _, network, layout, mean, x, y = prepared("layer norms", 1)
+@pytest.mark.parametrize(("name", "left", "not_left"), [
+    ("layer norms", "0.weight", "1.weight"),
+    ("a number", "1.factor", "0.weight"),
+])  # fmt: skip
+def test_a_weight_that_no_unit_has_is_left_as_it_is(name, left, not_left):
+    _, network, layout, mean, x, y = prepared(name, 1)
     plain, spread = (layout.views(fisher(network, mean, layout, x, y, [0], spread=s)) for s in (0.0, 1.0))
-    assert torch.equal(plain["0.weight"], spread["0.weight"])
-    assert not torch.equal(plain["1.weight"], spread["1.weight"])
+    assert torch.equal(plain[left], spread[left])
+    assert not torch.equal(plain[not_left], spread[not_left])
 
 
 def test_what_a_silent_unit_sends_on_is_held():

@@ -181,7 +181,7 @@ def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: 
     for layer, learned in layers.items():
         for parameter, name in layer.names.items():
             part = layer.part(parts, parameter) if name in parts else None
-            if part is None:
+            if part is None or part.dim() == 1:  # a number by itself has no neighbours
                 continue
             length, start = part.shape[1] // layer.pieces, layer.rows.get(parameter, slice(0)).start or 0
             for piece in range(start, start + part.shape[1], length):

@@ -109,7 +109,7 @@ def bayesianize(
     layout = Layout({name: tuple(m.shape[1:]) for name, m in conversion.means.items()})
 
     def flat(parts: dict[str, Tensor]) -> Tensor:
-        rows = [part.to(device=device, dtype=dtype).flatten(1) for part in parts.values()]
+        rows = [part.to(device=device, dtype=dtype).reshape(len(part), -1) for part in parts.values()]
         return torch.cat(rows, 1) if rows else torch.empty(replicas, 0, device=device, dtype=dtype)
 
     mean, log_std = flat(conversion.means), None

@@ -44,7 +44,7 @@ class Layout:
 
     def view(self, flat: Tensor, name: str) -> Tensor:
         """The named part of `flat` [..., P] as [..., *shape]; a view, not a copy."""
-        part = flat[..., self.spans[name]].view(*flat.shape[:-1], *self.stored[name])
+        part = flat[..., self.spans[name]].view((*flat.shape[:-1], *self.stored[name]))
         for axis, length in enumerate(self.shapes[name]):
             part = part.narrow(flat.dim() - 1 + axis, 0, length)
         return part
