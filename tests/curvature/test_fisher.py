@@ -277,11 +277,7 @@ SPREAD = {  # of a weight, by its indices: its input, its unit, whether the inpu
     },
     "a tied embedding": {"table.weight": (lambda row, d: row, lambda row, d: d, False)},  # once
     "attention": {
-        "encode.self_attn.in_proj_weight": (
-            lambda o, i: (o // 4, i),
-            lambda o, i: o,
-            True,
-        ),  # of three layers
+        "encode.self_attn.in_proj_weight": (lambda o, i: (o // 4, i), lambda o, i: o, True),  # three layers in one
         "encode.self_attn.in_proj_bias": (lambda o: o // 4, lambda o: o, False),
         "across.k_proj_weight": (lambda o, i: i, lambda o, i: o, True),
         "across.out_proj.bias": (lambda o: 0, lambda o: o, False),
