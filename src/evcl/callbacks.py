@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -13,29 +13,47 @@ class Epoch:
     task                    its name; of several learned jointly, all of them
     epoch, epochs           this one, from 1, and how many there are at most
     nll                     the mean over the epoch, each example before its step; with class weights, weighted
-    kl, elastic, other      the method's terms at the end of the epoch, as the objective has them: beta/N KL(q || prior)
-                            (times N/beta, the KL itself), the elastic penalty, and terms of one's own; 0 if it has none
+    terms                   what the method adds, by name: its terms at the end of the epoch and its losses at the last
+                            step, as the objective has them
     lr                      Adam's learning rate
     validation_nll          of what would be predicted of the validation part now; weighted as `nll` is
     validation_accuracy     of the same; both None where there is no validation part
-    tuning                  with coresets: an epoch on those, after the epochs on the task
+    stage                   which of the method's fits this is: "task", or for example "coreset"
     """
 
     task: str
     epoch: int
     epochs: int
     nll: float
-    kl: float
-    elastic: float
-    other: float
+    terms: Mapping[str, float]
     lr: float
     validation_nll: float | None = None
     validation_accuracy: float | None = None
-    tuning: bool = False
+    stage: str = "task"
 
     @property
     def loss(self) -> float:
-        return self.nll + self.kl + self.elastic + self.other
+        return self.nll + sum(self.terms.values())
+
+    @property
+    def kl(self) -> float:
+        """beta/N KL(q || prior); times N/beta, the KL itself. 0 if the method has none."""
+        return self.terms.get("kl", 0.0)
+
+    @property
+    def elastic(self) -> float:
+        """The elastic penalty; 0 if the method has none."""
+        return self.terms.get("elastic", 0.0)
+
+    @property
+    def other(self) -> float:
+        """All other terms and losses."""
+        return sum(value for name, value in self.terms.items() if name not in ("kl", "elastic"))
+
+    @property
+    def tuning(self) -> bool:
+        """Whether this is an epoch on coresets, after the epochs on the task."""
+        return self.stage == "coreset"
 
 
 class Callback:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class EvclError(ValueError):
-    """Something the caller can put right; the message says how."""
+    """Something the caller can put right; the message says how. `setting` names the setting it is about, if any."""
+
+    def __init__(self, *message: object, setting: str | None = None) -> None:
+        super().__init__(*message)
+        self.setting = setting
+
+    def within(self, where: str) -> Self:
+        """The same error, saying where it happened: "task 'x': ..."."""
+        found = type(self)(f"{where}: {self}")
+        found.setting = self.setting
+        return found
 
 
 class Diverged(EvclError):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
@@ -18,25 +21,36 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from evcl import metrics
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError, unknown
 from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
+from evcl.interrupts import deferred
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
 from evcl.randomness import generator
 from evcl.ranks import Ranks
-from evcl.settings import LATER, SEED, VALIDATION, Setting, Settings, resolve
-from evcl.training import History, Run, TaskData, Validation
+from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
+from evcl.saved import FORMAT, upgraded
+from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
 
-FORMAT = 1  # of the saved file
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 NEW = "new"  # as a head: one of its own
 INFER = "infer"  # as a task: the one whose head is least uncertain of an example
+MOST_HEADS = 10_000  # of a file
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
+
+
+class NotFinite(EvclError):
+    """A prediction that is no number: `row` is the first example that has one."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"example {row}: its prediction is not a number: its inputs are too large for the network")
+        self.row = row
 
 
 class Predictions(NamedTuple):
@@ -58,14 +72,12 @@ class Predictions(NamedTuple):
     tasks: Any
 
 
-class _Read(NamedTuple):
-    """A task as it was given: its name, its head, inputs, labels, and the head's classes as far as they are known."""
+class Measures(NamedTuple):
+    """How good predictions are: the part that is right, the mean NLL in nats, and the expected calibration error."""
 
-    name: str
-    head: str
-    x: Tensor
-    y: list[Label]
-    known: Sequence[Label]
+    accuracy: float
+    nll: float
+    ece: float
 
 
 class _Options(NamedTuple):
@@ -76,6 +88,7 @@ class _Options(NamedTuple):
     validation: Any = None
     patience: int | None = None
     class_weight: Any = None
+    checkpoint: str | os.PathLike[str] | None = None
 
 
 class Learner:
@@ -130,12 +143,21 @@ class Learner:
             prior=prior,
         )
         self._plain = copy.deepcopy(network)
-        self._heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
-        self._tasks: dict[str, str] = {}  # task -> its head
+        self._session = Session(self._run)
         self._busy = False
         self.history: dict[str, tuple[Epoch, ...]] = {}  # task -> what was measured after each epoch; it is not saved
 
     # --- what it knows ---------------------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> dict[str, list[Label]]:
+        """Head -> its classes, in the order of its outputs."""
+        return self._session.heads
+
+    @property
+    def _tasks(self) -> dict[str, str]:
+        """Task -> its head."""
+        return self._session.tasks
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -164,34 +186,43 @@ class Learner:
 
     def learn(
         self,
-        data: Task | Examples | tuple[Any, Any] | Iterable[Any],
-        task: str | None = None,
+        data: Any,
+        task: Any = None,
         head: str | int = "new",
         epochs: int | None = None,
         *,
+        classes: Iterable[Label] | None = None,
         callbacks: Iterable[Callback] = (),
         validation: Any = None,
         patience: int | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is inputs [N, ...] and labels [N], integers or strings; a torch Dataset of (x, y), or an iterable of
-        batches (x, y), read once into memory; or a benchmark's task, which brings its own name and head. `head` names
-        an earlier task to share that task's head, which grows if new labels come. If anything fails, or is interrupted,
-        the learner is as it was before.
+        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be given one after the
+        other: learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
+        benchmark's task, which brings its own name and head. `head` names an earlier task to share that task's head,
+        which grows if new labels come. `classes` are labels that the head should know even if none of the data has
+        them. If anything fails, or is interrupted, the learner is as it was before.
 
         `callbacks` look on and may stop the task (see `evcl.Callback`); `history` has what they are told.
         `validation` is a part to hold out, stratified (0.1), or data of its own: not learned from, and predicted after
-        each epoch. With `patience` the task ends after so many epochs without a smaller NLL on it, and with the weights
-        of the best epoch. `class_weight` is "balanced", or a weight for some labels, 1 for the others: how much an
-        example counts, in the NLL and in the Fisher. Only their ratios matter: they are scaled to 1 on average.
+        each epoch. With `patience` the task ends after that many epochs without a smaller NLL on it, and with the
+        weights of the best epoch. `class_weight` is "balanced", or a weight for some labels, 1 for the others: how much
+        an example counts, in the NLL and in the Fisher. Only their ratios matter: they are scaled to 1 on average.
+
+        `checkpoint` is a folder in which the task saves itself every minute and when it is interrupted. The same call,
+        in another process too, resumes it there; the folder is removed when the task is learned.
         """
-        if self.method.joint:
+        if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
         self._check_idle()
-        options = _Options(epochs, callbacks, validation, patience, class_weight)
-        return self._learn([self._read(data, task, head, self._tasks)], options)[0]
+        if task is not None and not isinstance(task, str):  # learn(x, y), as people type it
+            data, task = (data, task), None
+        known = None if classes is None else labels(list(classes), len(list(classes)))
+        options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
+        return self._learn([self._read(data, task, head, self._tasks, known)], options)[0]
 
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
@@ -202,18 +233,25 @@ class Learner:
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
-        read = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
-        return self._learn(read, _Options(epochs, callbacks))
+        given = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
+        return self._learn(given, _Options(epochs, callbacks))
 
     def _check_idle(self) -> None:
         if self._busy:
             raise EvclError("a task is being learned: the learner can be used when that has ended, or in end_task")
 
-    def _read(self, data: Any, task: str | None, head: str | int, taken: Iterable[str]) -> _Read:
-        known: Sequence[Label] = ()
+    def _read(
+        self,
+        data: Any,
+        task: str | None,
+        head: str | int,
+        taken: Iterable[str],
+        classes: Sequence[Label] | None = None,
+    ) -> Given:
+        known: Sequence[Label] = classes or ()
         if isinstance(data, Task):
             task = data.name if task is None else task
-            known = [c if isinstance(c, str) else int(c) for c in data.classes]
+            known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
         name = str(len(self._tasks)) if task is None else task
         if not isinstance(name, str) or not name or name in (NEW, INFER):
             raise EvclError(f"a task's name is some text other than {NEW!r} and {INFER!r}, not {name!r}")
@@ -227,7 +265,8 @@ class Learner:
             raise EvclError(f"a head is called {name!r} already: choose another name for the task")
         else:
             head = name
-        return _Read(name, head, *self._examples(data, "learn"), known)
+        x, y = self._examples(data, "learn")
+        return Given(name, head, known, x.unsqueeze(0), [y])
 
     def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
         if isinstance(data, (Task, Examples)):
@@ -236,65 +275,67 @@ class Learner:
         x = self._inputs(x)
         return x, labels(y, len(x))
 
-    def _learn(self, read: list[_Read], options: _Options) -> list[str]:
-        settings, names = self.settings, [task.name for task in read]
+    def _learn(self, given: list[Given], options: _Options) -> list[str]:
+        names, run = [task.name for task in given], self._run
+        epochs = self.settings.epochs
         if options.epochs is not None:
             epochs = int(self.method.known_settings["epochs"].check("epochs", options.epochs))
-            settings = Settings({**settings, "epochs": epochs})
         report = History(" + ".join(names), options.callbacks)
         held = self._held_out(options)
-        run, state, before = self._run, self._run.state(), (self._heads, self._tasks, self.history)
-        heads = {name: list(classes) for name, classes in self._heads.items()}
-        self._busy = True
+        before, self._busy = self.history, True
         try:
-            tasks = []
-            for task in read:
-                classes = _merged(heads.get(task.head, []), task.known, task.y)
-                if task.head not in heads:
-                    run.add_head(run.features(task.x[:1]), len(classes))
-                elif len(classes) > len(heads[task.head]):
-                    run.grow_head(list(heads).index(task.head), len(classes))
-                heads[task.head] = classes
-                y = positions(task.y, classes).to(task.x.device)
-                tasks.append(TaskData(task.x.unsqueeze(0), y.unsqueeze(0), list(heads).index(task.head)))
-            validation = None
-            if options.validation is not None:
-                tasks[0], data = self._split(tasks[0], held, classes)
-                validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
-            if options.class_weight is not None:
-                tasks = [_weighted(tasks[0], options.class_weight, classes)]
-            report.begin_task(settings.epochs * (2 if self._tunes else 1))
-            run.learn(tasks, settings, report.end_epoch, report.begin_epoch, validation)
-            self._heads, self._busy = heads, False
-            self._tasks = {**self._tasks, **{task.name: task.head for task in read}}
+            with self._session.round(given) as tasks:
+                classes = self._session.classes_of(given[0])
+                validation = None
+                if options.validation is not None:
+                    tasks[0], data = self._split(tasks[0], held, classes)
+                    validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
+                if options.class_weight is not None:
+                    tasks[0] = _weighted(tasks[0], options.class_weight, classes)
+                report.begin_task(epochs * run.method.stages)
+                with self._checkpointed(options, epochs, names, tasks) as checkpointer:
+                    watching = report if checkpointer is None else Observers(report, checkpointer)
+                    run.learn(tasks, epochs, watching, validation)
+            self._busy = False
             self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
             report.end_task()
-        except BaseException as error:
-            run.restore(state)
-            self._heads, self._tasks, self.history = before
-            if isinstance(error, EvclError):
-                raise type(error)(f"task {names[-1]!r}: {error}") from None
+        except BaseException:
+            self.history = before
             raise
         finally:
             self._busy = False
         return names
 
-    @property
-    def _tunes(self) -> bool:
-        """Whether there is tuning on coresets behind the epochs on a task."""
-        return not self.method.coreset_only and self.settings.get("coreset", "none") != "none"
+    @contextmanager
+    def _checkpointed(
+        self, options: _Options, epochs: int, names: list[str], tasks: list[TaskData]
+    ) -> Iterator[Checkpointer | None]:
+        """Who saves the task on its way, if that is wanted; the run is put where it was saved."""
+        if options.checkpoint is None:
+            yield None
+            return
+        run, folder = self._run, Path(options.checkpoint)
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (*(t for task in tasks for t in (task.x, task.y)), run.network.posterior.mean):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        about = {"method": self.method.name, "seed": self.seed, "tasks": names, **self.settings, "epochs": epochs}
+        owner = [{**about, "data": digest.hexdigest()}]
+        environment = {"torch": torch.__version__, "device": str(run.network.posterior.mean.device)}
+        with deferred() as asked:
+            checkpoints = Checkpoints(folder, resume=True, stop=asked)
+            checkpointer = Checkpointer(checkpoints, owner, environment, warnings.warn, run.ranks)
+            own = [task.head for task in tasks]
+            checkpointer.enter(run.rounds, run, run.seen, own)
+            yield checkpointer
+            checkpoints.remove_own()
 
     def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
         """The part to hold out, or the examples given; whatever cannot be done is refused before any work."""
-        validation, patience, weight = options.validation, options.patience, options.class_weight
+        validation, patience = options.validation, options.patience
         if patience is not None:
             PATIENCE.check("patience", patience)
             if validation is None:
                 raise EvclError("patience needs a validation part: validation=0.1, or a pair (x, y)")
-        if weight is not None and (self._tunes or self.method.coreset_only):
-            raise EvclError("class_weight and coresets do not go together: an example that is kept has no weight")
-        if validation is not None and self.method.coreset_only:
-            raise EvclError(f"{self.method.name} learns from coresets alone: there is no validation part to it")
         if validation is None:
             return 0.0
         if isinstance(validation, (int, float, str)):
@@ -335,13 +376,13 @@ class Learner:
         """
         if task == INFER:
             return self.predictions(x, task).probabilities
-        return _like(x, self._probabilities(self._inputs(x), self._head(task)))
+        return _like(x, self._probabilities(self._inputs(x), task))
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
         """The most probable label [N] of each input, as it was given to `learn`."""
         if task == INFER:
             return self.predictions(x, task).labels
-        return self._labels(x, self._probabilities(self._inputs(x), self._head(task)), self.classes(task))
+        return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
 
     def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
         """Labels and probabilities, how uncertain they are, and why.
@@ -353,8 +394,7 @@ class Learner:
         checked, classes = self._inputs(x), self.classes(task)
         heads = list(self._heads) if task == INFER else [self._head(task)]
         parts = []
-        for head in heads:
-            p, aleatoric = self._tried(checked, self._run.predict_with_entropy, head)
+        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self._heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
@@ -380,16 +420,58 @@ class Learner:
             found[task.name] = float((self.predict(x, task.name) == y).double().mean())
         return found
 
-    def _probabilities(self, x: Tensor, head: str) -> Tensor:
-        return self._tried(x, lambda x, k: (self._run.predict(x, k),), head)[0]
+    def measure(self, data: Any, task: str | int | None = None) -> Measures:
+        """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
 
-    def _tried(self, x: Tensor, predict: Callable[[Tensor, int], tuple[Tensor, ...]], head: str) -> list[Tensor]:
-        """What `predict` finds through a head, without the axis of replicas."""
+        A benchmark's task is measured on its test set, through its own head. A label that the head does not know counts
+        as wrong, with the smallest probability there is.
+        """
+        if isinstance(data, Task):
+            task = data.name if task is None else task
+            data = data.test
+        x, y = self._examples(data, "measure")
+        p = self._probabilities(x, task)
+        place = {label: k for k, label in enumerate(self.classes(task))}
+        columns = np.array([place.get(label, len(place)) for label in y])
+        known = np.concatenate([p.double().cpu().numpy(), np.zeros((len(p), 1))], 1)
+        right = known.argmax(1) == columns
+        ece = metrics.expected_calibration_error(known, columns)
+        return Measures(float(right.mean()), metrics.nll(known, columns), ece)
+
+    def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
+        head = list(self._heads).index(self._head(task))
+        (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
+        return p
+
+    def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
+        """Of each head: probabilities, and the mean entropy of what each draw of the weights predicts."""
+        numbers = [list(self._heads).index(head) for head in heads]
+        number = None if task == INFER else self._number(task)
+
+        def predict(x: Tensor) -> list[Tensor]:
+            return [t for pair in self._run.predict_with_entropy(x, numbers, number) for t in pair]
+
+        found = self._tried(x, predict)
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+        """What `predict` finds, without the axis of replicas; a prediction that is no number is refused."""
         self._check_idle()
         try:
-            return [found[0] for found in predict(x.unsqueeze(0), list(self._heads).index(head))]
+            found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
         except RuntimeError as error:
             raise self._refused(x, error) from error
+        for tensor in found:
+            if not bool(tensor.isfinite().all()):
+                row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+                raise NotFinite(row)
+        return found
+
+    def _number(self, task: str | int | None) -> int | None:
+        """The number of the task that is meant; None where none is."""
+        if task is None or isinstance(task, Integral):
+            return None if task is None else int(task)
+        return list(self._tasks).index(str(task))
 
     @staticmethod
     def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
@@ -449,7 +531,7 @@ class Learner:
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
         self._check_idle()
-        network, mean = self._run.network, self._run.predictor.mean
+        network, mean = self._run.network, self._run.predictor(self._number(task)).mean
         views = network.layout.views(mean)
         names = head_names(list(self._heads).index(self._head(task)))
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
@@ -494,6 +576,7 @@ class Learner:
             "settings": dict(self.settings),
             "seed": self.seed,
             "rounds": run.rounds,  # with the seed, the state of every generator
+            "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
             "only": self._only,
@@ -538,17 +621,6 @@ def _device(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:
-    """A head's classes, and behind them the new ones: those its task knows of, then those found, sorted."""
-    kinds = {type(label) for label in (*head, *known, *y)}
-    if len(kinds) > 1:
-        raise EvclError("a head's labels must be all integers or all strings; these are of both kinds")
-    classes = list(dict.fromkeys([*head, *known, *sorted(set(y))]))
-    if len(classes) < 2:
-        raise EvclError(f"a new head needs at least two classes, and the labels hold only {classes[0]!r}")
-    return classes
 
 
 class EVCL(Learner):
@@ -608,13 +680,14 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
 
 
 def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
-    """The learner that `described` this, on the CPU."""
-    if saved["format"] != FORMAT:
-        raise EvclError(f"the file has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
+    """The learner that `described` this, on the CPU; a file of an earlier release is upgraded first."""
+    saved, tensors = upgraded(saved, tensors)
     trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
     heads = {name: list(classes) for name, classes in saved["heads"]}
     tasks = dict(saved["tasks"])
     weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
+    if len(heads) > MOST_HEADS:
+        raise EvclError(f"it has {len(heads):,} heads, and {MOST_HEADS:,} are the most")
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
     for classes in heads.values():
@@ -623,8 +696,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
-    before = {name: value for name, value in LATER.items() if name in method.known_settings}
-    settings = resolve(method.name, method.known_settings, {**before, **saved["settings"]})
+    settings = resolve(method.name, method.known_settings, saved["settings"])
     # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:
@@ -649,18 +721,15 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
-    for classes in heads.values():
-        run.add_head(saved["features"], len(classes))
-    names = list(heads)
-    keeps = settings.get("coreset", "none") != "none"
-    run.load_tensors(tensors, saved["rounds"], [names.index(head) for head in tasks.values()] if keeps else [])
+    run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
+    learner._session.heads, learner._session.tasks = heads, tasks
+    run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
     run.lost = torch.zeros(1, dtype=torch.bool)
-    for coreset in run.coresets:
-        if coreset.x.shape[2:] != run.coresets[0].x.shape[2:]:
-            raise EvclError("the inputs of its coresets should be of one shape")
-        if coreset.y.numel():
-            learner._inputs(coreset.x[0])  # the network takes them
-    learner._heads, learner._tasks = heads, tasks
+    for kept in run.kept_examples():
+        if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
+            raise EvclError("the inputs of the examples that it keeps should be of one shape")
+        if kept.y.numel():
+            learner._inputs(kept.x[0])  # the network takes them
     return learner
 
 

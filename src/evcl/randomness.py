@@ -30,6 +30,10 @@ class Noise(Protocol):
 
     def uniform_(self, out: Tensor) -> Tensor: ...
 
+    def of(self, rows: Sequence[int]) -> Noise:
+        """That of these replicas alone."""
+        ...
+
 
 class DeviceNoise:
     """On a GPU. Kernels that draw for themselves take `seeds` [V], of which replica r has that at r mod V: its numbers
@@ -44,6 +48,9 @@ class DeviceNoise:
 
     def uniform_(self, out: Tensor) -> Tensor:
         return out.uniform_(generator=self.source)
+
+    def of(self, rows: Sequence[int]) -> DeviceNoise:
+        return self
 
 
 class GeneratorNoise:
@@ -74,6 +81,9 @@ class GeneratorNoise:
             row.uniform_(generator=source)
         return out
 
+    def of(self, rows: Sequence[int]) -> GeneratorNoise:
+        return GeneratorNoise([self.generators[r] for r in rows])
+
 
 class PartNoise:
     """The noise of some examples of a batch. All of it is drawn, so that each of several processes, with its part of
@@ -88,6 +98,9 @@ class PartNoise:
 
     def uniform_(self, out: Tensor) -> Tensor:
         return self._taken(self.noise.uniform_, out)
+
+    def of(self, rows: Sequence[int]) -> PartNoise:
+        return PartNoise(self.noise.of(rows), self.part, self.examples)
 
     def _taken(self, draw: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
         """An example may have several rows, one behind the other."""

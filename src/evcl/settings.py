@@ -114,7 +114,6 @@ ELASTIC: dict[str, Setting] = {
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
     "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
-LATER = {"fisher_spread": 0.0}  # what a model that was saved before there was such a setting has been trained with
 CORESET: dict[str, Setting] = {
     "coreset": Setting(
         "none",
@@ -159,20 +158,17 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 
 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
-    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors, the rest must agree.
+    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors.
 
-    So must coresets be kept by all or by none; which kind may differ, and is then a tuple.
+    What training itself reads must agree otherwise; other words that differ are a method's own affair and left out.
     """
-    first = settings[0]
     stacked: dict[str, Any] = {}
-    for name, value in first.items():
+    for name, value in settings[0].items():
         values = [s[name] for s in settings]
         if all(v == value for v in values):
             stacked[name] = value
         elif isinstance(value, float):
             stacked[name] = like.new_tensor(values).unsqueeze(1)
-        elif name == "coreset" and "none" not in values:
-            stacked[name] = tuple(values)
-        else:
-            raise EvclError(f"replicas share one program, so {name} must agree; got {values}")
+        elif name in TRAINING or name in BAYESIAN:
+            raise EvclError(f"replicas share one program, so {name} must agree; got {values}", setting=name)
     return Settings(stacked)

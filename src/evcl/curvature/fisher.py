@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from evcl.errors import EvclError
+from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
 from evcl.ranks import Ranks
 from evcl.settings import ELASTIC
@@ -46,6 +46,7 @@ def fisher(
     weights: Tensor | None = None,
     ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
+    likelihood: Likelihood = CATEGORICAL,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
 
@@ -71,23 +72,21 @@ def fisher(
         if ranks is not None and turn % ranks.size != ranks.rank:
             if kind == "sampled":  # the next draws are those of one process
                 classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
-                _labels(mean.new_ones(*ys.shape, classes), generators)
+                likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
         calls, handles = _record(network)
         try:
             with torch.enable_grad():
-                logits = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
-                warm = temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature
-                log_p = F.log_softmax(logits / warm, dim=2).flatten(0, 1)
+                outputs = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
+                targets = likelihood.fisher_targets(outputs, ys, us, kind, generators, temperature)
         finally:
             for handle in handles:
                 handle.remove()
         for call in calls:
             seen[call.layer] = call.learned or seen.get(call.layer, False)
-        outputs = [call.output for call in calls]
-        targets = _targets(log_p, ys, us, kind, generators)
+        recorded = [call.output for call in calls]
         for i, target in enumerate(targets):
-            deltas = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+            deltas = torch.autograd.grad(target, recorded, retain_graph=i + 1 < len(targets), allow_unused=True)
             _add_squares(parts, calls, deltas, ys.shape[1])
     if isinstance(spread, Tensor) or spread > 0:
         _spread(parts, seen, spread)
@@ -114,29 +113,6 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
     return calls, [layer.register_forward_hook(note) for layer in layers]
-
-
-def _targets(
-    log_p: Tensor, y: Tensor, weights: Tensor, kind: str, generators: Sequence[torch.Generator] | None
-) -> list[Tensor]:
-    """Sums whose gradients, squared example by example, add up to the Fisher.
-
-    The weight p(c|x) enters as its root, since the gradient is squared; so does that of the example.
-    """
-    p = log_p.detach().exp()
-    log_p = log_p * weights.reshape(-1, 1).sqrt()
-    if kind == "exact":
-        return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
-    if kind == "sampled":
-        y = _labels(p.unflatten(0, y.shape), generators)
-    return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
-
-
-def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
-    """[R*n, 1]: a label drawn from each of p [R, n, classes]."""
-    if generators is None:
-        raise ValueError("a sampled Fisher needs generators")
-    return torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in zip(p, generators, strict=True)])
 
 
 @torch.no_grad()

@@ -1,34 +1,79 @@
-"""What each method adds to the loss and what it remembers; a short file each."""
+"""What each method does; a short file each. methods/method.py has the contract, methods/memory.py what is remembered."""
 
-from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM
+from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
+from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.evcl import EVCL
-from evcl.methods.ewc import EWC
+from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.joint import JOINT
-from evcl.methods.method import METHODS, FinishedTask, Memory, Method, elastic, get, register
+from evcl.methods.lwf import LWF, Distillation, teach
+from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
+from evcl.methods.method import (
+    METHODS,
+    Fit,
+    Fitted,
+    Learned,
+    Learning,
+    Loss,
+    Method,
+    Round,
+    Tracker,
+    get,
+    register,
+)
 from evcl.methods.naive import NAIVE
-from evcl.methods.terms import KL, Centred, Elastic, Pull, Quadratic, Term, autograd_gradients, collapse
-from evcl.methods.together import together
+from evcl.methods.terms import (
+    KL,
+    Centred,
+    Elastic,
+    Gradients,
+    Pull,
+    Quadratic,
+    Term,
+    autograd_gradients,
+    collapse,
+)
 from evcl.methods.vcl import VCL
 
 # the order of `evcl list`
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
 __all__ = [
     "KL",
     "METHODS",
     "Centred",
+    "Distillation",
     "Elastic",
-    "FinishedTask",
-    "Memory",
+    "Fit",
+    "Fitted",
+    "Gradients",
+    "Learned",
+    "Learning",
+    "Loss",
     "Method",
+    "Minibatch",
+    "Mixed",
+    "Model",
     "Pull",
     "Quadratic",
+    "Round",
+    "Sampler",
+    "TaskData",
     "Term",
+    "Tracker",
     "autograd_gradients",
     "collapse",
     "elastic",
+    "examples",
+    "fisher",
+    "for_settings",
     "get",
+    "model",
+    "per_layer",
+    "per_task",
+    "per_weight",
     "register",
-    "together",
+    "shuffled",
+    "teach",
+    "with_coreset",
 ]

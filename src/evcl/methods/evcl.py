@@ -7,21 +7,24 @@ The anchor (mu*, s2*) is the posterior at the end of the last task, which is als
 
 from __future__ import annotations
 
-from evcl.methods import ewc, vcl
-from evcl.methods.method import Memory, Method
-from evcl.methods.terms import Term
+from evcl.methods.ewc import Memory, elastic, fisher
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.terms import KL
 from evcl.settings import ELASTIC, Settings
 
 
-def terms(memory: Memory, s: Settings, n: int) -> list[Term]:
-    return [*vcl.terms(memory, s, n), *ewc.terms(memory, s, n)]
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    terms = [KL(memory.prior, s.tempering / round_.n), elastic(memory, s, round_.n)]
+    fitted = yield Fit(round_.tasks, terms=terms)
+    return Learned(fitted.q, memory.after(fitted, fisher(fitted, round_, s), s.fisher_decay))
 
 
 EVCL = Method(
     name="evcl",
     summary="VCL plus an elastic, Fisher-weighted penalty on means and variances",
     bayesian=True,
-    terms=terms,
-    importance=ewc.importance,
+    learn=learn,
+    memory=Memory,
     settings=ELASTIC,
+    apart=True,
 )

@@ -1,47 +1,86 @@
 """Elastic weight consolidation (Kirkpatrick et al., 2017), in its online form: one anchor, the accumulated Fisher.
 
-L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2
+L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evcl.curvature import fisher
-from evcl.methods.method import FinishedTask, Memory, Method, elastic
-from evcl.methods.terms import Term
+from evcl import curvature
+from evcl.methods.data import TaskData
+from evcl.methods.memory import per_weight
+from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
+from evcl.methods.terms import Elastic
+from evcl.nn import Gaussian
 from evcl.settings import ELASTIC, Settings
 
 
-def terms(memory: Memory, s: Settings, n: int) -> list[Term]:
-    return [elastic(memory, s, n)]
+@dataclass(frozen=True)
+class Memory:
+    """`prior` is the posterior at the end of the last task (for a new weight, the first prior): the anchor."""
+
+    prior: Gaussian = per_weight(Gaussian, "prior")
+    importance: Tensor = per_weight(low=0)  # F
+    used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
+
+    def after(self, fitted: Fitted, importance: Tensor, decay: Tensor | float) -> Memory:
+        """What is remembered after one more round; only the weights that it used are concerned."""
+        used = fitted.used.expand_as(self.used)
+        added = torch.where(used > 0, decay * self.importance + importance, self.importance)
+        return Memory(fitted.q, added, torch.maximum(self.used, used))
 
 
-def importance(task: FinishedTask) -> Tensor:
-    """The diagonal Fisher at the weights, at the posterior's means, or averaged over draws from it."""
-    s = task.settings
-    about = (task.layout, task.x, task.y, task.heads, s.fisher, task.generators)
-    points = _drawn(task) if s.fisher_draws and task.q.log_std is not None else [task.q.mean]
+def elastic(memory: Memory, s: Settings, n: int) -> Elastic:
+    """lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; both over n, if so wished."""
+    importance = s.strength * memory.importance + s.fisher_floor * memory.used
+    return Elastic(memory.prior, importance / n if s.strength_scale == "examples" else importance)
+
+
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    fitted = yield Fit(round_.tasks, terms=[elastic(memory, s, round_.n)])
+    return Learned(fitted.q, memory.after(fitted, fisher(fitted, round_, s), s.fisher_decay))
+
+
+def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
+    """[R, P]: the diagonal Fisher of the round's tasks, over all weights: 0 for those that the fit did not use."""
+    total: Tensor | float = 0.0
+    for i, task in enumerate(round_.tasks):
+        total = total + _of_task(fitted, task, round_.generators("fisher", i), round_, s)
+    whole = torch.zeros_like(fitted.q.mean)
+    fitted.network.layout.scatter_(whole, fitted.layout, torch.as_tensor(total))
+    return whole
+
+
+def _of_task(
+    fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings
+) -> Tensor:
+    """At the weights, at the posterior's means, or averaged over draws from it; over the fit's weights."""
+    rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[: s.fisher_examples] for g in generators])
+    rows = rows.to(task.y.device)
+    about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
     options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread}
-    options |= {"weights": task.weights, "ranks": task.ranks}
-    found = [fisher(task.network, point, *about, **options) for point in points]
-    total = torch.stack(found).mean(0)
+    options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
+    drawn = s.fisher_draws and fitted.own.log_std is not None
+    points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
+    found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
     if s.fisher_scale == "task":
-        weights = sum(prod(shape) for shape in task.layout.shapes.values())
-        total = total / (total.sum(1, keepdim=True) / weights).clamp_min(1e-30)
-    return total
+        weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
+        found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
+    return found
 
 
-def _drawn(task: FinishedTask) -> list[Tensor]:
-    mean, log_std = task.q.mean, task.q.log_std
+def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
+    mean, log_std = q.mean, q.log_std
     assert log_std is not None
     points = []
-    for _ in range(task.settings.fisher_draws):
-        rows = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in task.generators]
+    for _ in range(draws):
+        rows = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in generators]
         points.append(mean + log_std.exp() * torch.stack(rows).to(mean.device))
     return points
 
@@ -50,7 +89,8 @@ EWC = Method(
     name="ewc",
     summary="plain weights, held where the Fisher says that earlier tasks need them",
     bayesian=False,
-    terms=terms,
-    importance=importance,
+    learn=learn,
+    memory=Memory,
     settings=ELASTIC,
+    apart=True,
 )

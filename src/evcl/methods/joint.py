@@ -5,4 +5,4 @@ L = mean NLL over the examples of every task, each through its own head
 
 from evcl.methods.method import Method
 
-JOINT = Method(name="joint", summary="plain training on all tasks at once", bayesian=False, joint=True)
+JOINT = Method(name="joint", summary="plain training on all tasks at once", bayesian=False, jointly=True)

@@ -1,55 +1,182 @@
-"""What a method is: which terms it adds to the mean NLL, and how it measures what a finished task needs."""
+"""What a method is: an algorithm that asks for fits, and a memory.
+
+A method reads like the algorithm box of its paper. Its `learn` is a generator: it yields each `Fit` that it wants, is
+sent what the fit ended with, and returns what the round ends with. EVCL, whole:
+
+    def learn(memory, round, s):
+        fitted = yield Fit(round.tasks, terms=[KL(memory.prior, s.tempering / round.n), elastic(memory, s, round.n)])
+        return Learned(fitted.q, memory.after(fitted, fisher(fitted, round, s), s.fisher_decay))
+
+Every [R, P] tensor in a method is over all weights of the network: the engine narrows terms to the weights that a fit
+uses, and widens what comes of it. What lies between two yields must be a function of (seed, purpose, round), so that a
+run that was stopped can be resumed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.methods.terms import Elastic, Term
+from evcl.likelihoods import Likelihood
+from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
+from evcl.methods.memory import Model, Nothing
+from evcl.methods.terms import Gradients, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.randomness import generator
 from evcl.ranks import Ranks
 from evcl.registry import Registry
 from evcl.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What is remembered of the earlier tasks, for the weights in use: the trunk's and the active heads'.
+class Tracker:
+    """Hears every step of one fit, by tensor operations alone. Subclass it and override what you need.
 
-    `prior` is the posterior at the end of the last task (for a new weight, the first prior): the anchor too.
+    Everything it changes from step to step is in `buffers()`, so that checkpoints and CUDA graphs have it.
     """
 
-    prior: Gaussian
-    importance: Tensor  # [R, P], the accumulated Fisher
-    used: Tensor  # [P], 1 where an earlier task used the weight, 0 where not
+    def begin(self, q: Gaussian) -> None:
+        """The fit begins at `q`, over the fit's weights: make the buffers."""
+
+    def before(self, q: Gaussian, grads: Gradients) -> None:
+        """A step's gradient is known: of the NLL and the losses, without the terms."""
+
+    def after(self, q: Gaussian) -> None:
+        """The step is taken."""
+
+    def buffers(self) -> list[Tensor]:
+        return []
+
+    def result(self) -> Tensor | None:
+        """[R, P] over the fit's weights; `Fitted.tracked` has it over all weights."""
+        return None
+
+
+class Loss:
+    """A loss that sees the network, added to the mean NLL at each step and differentiated by autograd.
+
+    `heads` are the heads it uses beside those of the data: their weights are trained too.
+    """
+
+    heads: Sequence[int] = ()
+
+    def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
+        """[R]: its value on a step's examples; `network.logits(x, heads)` computes as the step does."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class FinishedTask:
-    """A task that has just been learned, for measuring how much it needs each weight."""
+class Fit:
+    """One optimisation: minimise mean NLL of the data + terms + losses.
+
+    data        the examples, of one task or of several jointly, each through its own head
+    terms       penalties on the weights (methods/terms.py)
+    losses      functions of the network
+    sampler     in which order the examples are seen
+    trackers    what hears every step
+    start       where the weights start, over all weights; None: where the posterior, or the `model`, is
+    moves       [R, P] or [P], true for the weights that move; None: all that the fit uses
+    model       another network of the memory's, to be trained in place of the learner's own
+    likelihood  what the outputs mean; None: the learner's own
+    rule        makes the update (training/rules); None: Adam, and for sigma what `std_update` says
+    capture     False if a term, loss, tracker or rule reads a value on the host: no CUDA graph is made then
+    stage       what its epochs are reported as
+    number      numbers the generators of its order and noise; None: by round and stage
+    """
+
+    data: Sequence[TaskData]
+    terms: Sequence[Term] = ()
+    losses: Sequence[Loss] = ()
+    sampler: Sampler = shuffled
+    trackers: Sequence[Tracker] = ()
+    start: Gaussian | None = None
+    moves: Tensor | None = None
+    model: Model | None = None
+    likelihood: Likelihood | None = None
+    rule: Callable[..., Any] | None = None
+    capture: bool = True
+    stage: str = "task"
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What one fit ended with.
+
+    q           over all weights: those of the fit are learned, the others as they were
+    own, layout the weights of the fit alone, and their names
+    used        [P], 1 for the weights of the fit
+    tracked     the trackers' results, over all weights
+    model       with `Fit.model`: that network as it is now; `q` and the others are then its own
+    """
 
     network: BayesianNetwork
-    q: Gaussian  # [R, P], the posterior of the weights in use
-    layout: Layout  # their names
-    x: Tensor  # [R, n, ...]
-    y: Tensor  # [R, n], positions in the head
-    heads: Sequence[int]
-    settings: Settings
-    generators: Sequence[torch.Generator]  # one a replica
-    weights: Tensor | None = None  # [R, n], what the examples count for; None: 1
-    ranks: Ranks | None = None  # the processes that share the work, all of which have this task; None: there is one
+    q: Gaussian
+    own: Gaussian
+    layout: Layout
+    used: Tensor
+    tracked: Sequence[Tensor | None] = ()
+    model: Model | None = None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a round ends with: the posterior over all weights, and what is remembered."""
+
+    posterior: Gaussian
+    memory: Any
+
+
+@dataclass(frozen=True)
+class Round:
+    """What there is to learn now.
+
+    number      of rounds learned before
+    tasks       one, or several jointly
+    network     how the learner's network computes; its weights are `posterior`
+    posterior   where the round begins
+    seen        the heads of earlier rounds
+    seeds       one a replica
+    """
+
+    number: int
+    tasks: Sequence[TaskData]
+    network: BayesianNetwork
+    posterior: Gaussian
+    seen: Sequence[int]
+    seeds: Sequence[int]
+    likelihood: Likelihood
+    ranks: Ranks | None = None
 
     @property
-    def mean(self) -> Tensor:
-        return self.q.mean
+    def n(self) -> int:
+        """Examples of the round."""
+        return sum(task.y.shape[1] for task in self.tasks)
+
+    def of(self, tasks: Sequence[TaskData], posterior: Gaussian | None = None) -> Round:
+        """The same round with other examples, beginning elsewhere."""
+        return replace(self, tasks=tasks, posterior=posterior or self.posterior)
+
+    def generators(self, purpose: str, *indices: int) -> list[torch.Generator]:
+        """One a replica, a function of its seed, the purpose, this round and the indices."""
+        return [generator(seed, purpose, self.number, *indices) for seed in self.seeds]
+
+    def same(self, tensor: Tensor) -> Tensor:
+        """The tensor that all processes of a run agree on."""
+        return tensor if self.ranks is None else self.ranks.same_(tensor)
 
 
-def no_terms(memory: Memory, s: Settings, n: int) -> list[Term]:
-    return []
+Learning = Generator[Fit, Fitted, Learned]
+
+
+def plain(memory: Any, round_: Round, s: Settings) -> Learning:
+    """The mean NLL and nothing else."""
+    fitted = yield Fit(round_.tasks)
+    return Learned(fitted.q, memory)
 
 
 @dataclass(frozen=True)
@@ -58,32 +185,32 @@ class Method:
 
     name, summary   what it is called, and one line about it
     bayesian        a Gaussian over each weight; otherwise a point
-    terms           (memory, settings, examples in the task) -> the terms added to the mean NLL
-    importance      finished task -> [R, P], its need of each weight, accumulated as F <- decay F + F_t; or None
+    learn           (memory, round, settings) -> a generator of fits: see above
+    memory          what it remembers: a frozen dataclass (methods/memory.py)
     settings        its settings beyond those of training and, if it is Bayesian, of every Bayesian method; one of
                     those with another default or other choices
-    joint           trains on all tasks at once: not a continual learner but a ceiling
-    coreset_only    trains on the tasks' coresets and nothing else, from the first weights, after each task
+    predictor       (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
+    stages          how many fits a round has, for those who watch it
+    apart           it needs examples that do not touch in the network: the Fisher does, and replicas always do
+    jointly         it learns all tasks in one round: not a continual learner but a ceiling
+    alone           its fits cannot be merged with those of other methods on one device: its data or networks are others
     """
 
     name: str
     summary: str
     bayesian: bool
-    terms: Callable[[Memory, Settings, int], Sequence[Term]] = no_terms
-    importance: Callable[[FinishedTask], Tensor] | None = None
+    learn: Callable[[Any, Round, Settings], Learning] = plain
+    memory: type = Nothing
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    joint: bool = False
-    coreset_only: bool = False
+    predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
+    stages: int = 1
+    apart: bool = False
+    jointly: bool = False
+    alone: bool = False
 
     @property
     def known_settings(self) -> dict[str, Setting]:
         return {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
-
-
-def elastic(memory: Memory, s: Settings, n: int) -> Elastic:
-    """lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; both over n, if so wished."""
-    importance = s.strength * memory.importance + s.fisher_floor * memory.used
-    return Elastic(memory.prior, importance / n if s.strength_scale == "examples" else importance)
 
 
 METHODS: Registry[Method] = Registry("method")

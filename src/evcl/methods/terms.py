@@ -10,24 +10,27 @@ whatever the method, so that a step costs the same for all of them. Both are dif
 a mu + b: a weight without data rests at the centre, where a difference is exactly 0; the rounding error of a sum is
 not, and Adam makes full steps of it.
 
-A term of one's own needs only `loss`: it is differentiated by autograd at each step. `autograd_gradients` does that
-for any term; it is the reference in the tests.
+A term of one's own needs only `loss`: it is differentiated by autograd at each step. One that knows its gradient adds
+it in place, by `add_gradient`. Either way it joins the data's gradient before the update, and the compiled update stays
+in use. `autograd_gradients` differentiates any term; it is the reference in the tests.
+
+Terms are dataclasses: a tensor [R, P] in one is over all weights, and is narrowed to the weights that a fit uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, Layout
 
 
 class Term(Protocol):
-    """Something added to the mean NLL."""
+    """Something added to the mean NLL. `name`, where a term has one, is what its value is reported as."""
 
     def loss(self, q: Gaussian) -> Tensor:
         """[R]: the term's value for each replica at the posterior `q`."""
@@ -36,9 +39,38 @@ class Term(Protocol):
 
 @runtime_checkable
 class Quadratic(Term, Protocol):
-    """A term whose gradients are known."""
+    """A term whose gradients are springs."""
 
     def pull(self) -> Pull: ...
+
+
+@runtime_checkable
+class Differentiated(Term, Protocol):
+    """A term that knows its gradient."""
+
+    def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
+        """Add it to `grads` in place, by tensor operations alone."""
+        ...
+
+
+class Gradients(NamedTuple):
+    """The gradient of a step, over the weights of a fit, [R, P] each.
+
+    `variance` holds twice the gradient with respect to the variances v, which is d/d log sigma over v.
+    """
+
+    mean: Tensor
+    variance: Tensor | None
+    layout: Layout
+
+    def part(self, name: str) -> Tensor:
+        """Of the means of this name: a view [R, *shape]."""
+        return self.layout.view(self.mean, name)
+
+
+def term_name(term: object) -> str:
+    """What a term's value is reported as: its `name`, else its class."""
+    return str(getattr(term, "name", type(term).__name__.lower()))
 
 
 @dataclass
@@ -95,6 +127,7 @@ class KL:
 
     prior: Gaussian
     weight: Tensor | float
+    name: ClassVar[str] = "kl"
 
     def loss(self, q: Gaussian) -> Tensor:
         weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
@@ -114,6 +147,7 @@ class Elastic:
 
     anchor: Gaussian
     importance: Tensor
+    name: ClassVar[str] = "elastic"
 
     def loss(self, q: Gaussian) -> Tensor:
         moved = (q.mean - self.anchor.mean).square()
@@ -130,7 +164,7 @@ class Elastic:
 
 
 def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:
-    """One pull for all the terms that have one, and the terms left to autograd."""
+    """One pull for all the terms that have one, and the other terms."""
     pull: Pull | None = None
     rest: list[Term] = []
     for term in terms:
@@ -144,12 +178,28 @@ def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:
     return pull, rest
 
 
+def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients) -> None:
+    """Add the gradients of these terms to `grads`: by their own `add_gradient`, or else by autograd."""
+    by_autograd = []
+    for term in terms:
+        if isinstance(term, Differentiated):
+            term.add_gradient(q, grads)
+        else:
+            by_autograd.append(term)
+    if by_autograd:
+        mean, log_std = autograd_gradients(by_autograd, q)
+        grads.mean.add_(mean)
+        variance = q.variance()
+        if grads.variance is not None and log_std is not None and variance is not None:
+            grads.variance.add_(log_std / variance)
+
+
 def autograd_gradients(terms: Iterable[Term], q: Gaussian) -> tuple[Tensor, Tensor | None]:
     """The gradients of the terms' sum with respect to mean and log_std, by autograd."""
     with torch.enable_grad():
         mean = q.mean.detach().requires_grad_()
         log_std = None if q.log_std is None else q.log_std.detach().requires_grad_()
-        point = Gaussian(mean, log_std)
+        point = Gaussian(mean, log_std, q.layout)
         total = sum((term.loss(point).sum() for term in terms), mean.new_zeros(()))
         wanted = [mean] if log_std is None else [mean, log_std]
         if not total.requires_grad:

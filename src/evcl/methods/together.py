@@ -1,4 +1,4 @@
-"""Several methods in one program: each replica follows its own."""
+"""Several methods in one program: each replica follows its own, and their fits are merged."""
 
 from __future__ import annotations
 
@@ -10,56 +10,148 @@ import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.methods.method import FinishedTask, Memory, Method
-from evcl.methods.terms import Centred, Pull, Quadratic, Term
-from evcl.nn import Gaussian
+from evcl.methods.data import Minibatch, TaskData
+from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
+from evcl.methods.terms import Centred, Gradients, Pull, Quadratic, Term, term_name
+from evcl.nn import BayesianNetwork, Gaussian
 from evcl.settings import Settings
 
-Rows = list[int]  # the replicas of one method
+Rows = list[int]  # the replicas of one group
 
 
-def together(methods: Sequence[Method]) -> Method:
-    """The method of a program whose replica r follows `methods[r]`; all of one kind (Bayesian or not, joint or not)."""
-    groups: dict[str, tuple[Method, Rows]] = {}
-    for r, method in enumerate(methods):
-        groups.setdefault(method.name, (method, []))[1].append(r)
-    if len(groups) == 1:
-        return methods[0]
-    if len({(method.bayesian, method.joint, method.coreset_only) for method in methods}) > 1:
-        raise EvclError(f"{' and '.join(groups)} are of different kinds and cannot share a program")
+@dataclass(frozen=True)
+class Group:
+    """The replicas of a program that follow one method with settings that differ in real numbers alone."""
 
-    def terms(memory: Memory, s: Settings, n: int) -> list[Term]:
-        found: list[Term] = []
-        for method, rows in groups.values():
-            some = Memory(_rows(memory.prior, rows), memory.importance[rows], memory.used)
-            for term in method.terms(some, _settings(s, rows), n):
-                kind = QuadraticOf if isinstance(term, Quadratic) else TermOf
-                found.append(kind(rows, term, memory.importance))
-        return found
+    method: Method
+    rows: Rows
+    settings: Settings  # real numbers that differ are [R', 1]
 
-    def importance(task: FinishedTask) -> Tensor:
-        total = torch.zeros_like(task.q.mean)
-        for method, rows in groups.values():
-            if method.importance is not None:
-                total[rows] = method.importance(task)[rows]
-        return total
 
-    measured = any(method.importance is not None for method in methods)
-    known = {name: setting for method in methods for name, setting in method.settings.items()}
-    name = "+".join(groups)
-    return replace(methods[0], name=name, terms=terms, importance=importance if measured else None, settings=known)
+def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tuple[Method, Rows]]:
+    """Which replicas follow which method, all of one kind: Bayesian or not, jointly or not."""
+    found: dict[Any, tuple[Method, Rows]] = {}
+    for r, (method, s) in enumerate(zip(methods, settings, strict=True)):
+        words = tuple((name, s[name]) for name in method.known_settings if not isinstance(s[name], float))
+        found.setdefault((method.name, words), (method, []))[1].append(r)
+    groups = list(found.values())
+    names = " and ".join(dict.fromkeys(method.name for method, _ in groups))
+    if len({(method.bayesian, method.jointly) for method, _ in groups}) > 1:
+        raise EvclError(f"{names} are of different kinds and cannot share a program")
+    if len({method.name for method, _ in groups}) > 1 and any(method.alone for method, _ in groups):
+        raise EvclError(f"{names} cannot share a program: one of them has fits of its own kind")
+    return groups
+
+
+def round_of(round_: Round, rows: Rows) -> Round:
+    """A round as these replicas see it."""
+    tasks = [task.replicas(rows) for task in round_.tasks]
+    seeds = [round_.seeds[r] for r in rows]
+    return replace(round_, tasks=tasks, posterior=_rows(round_.posterior, rows), seeds=seeds)
+
+
+def fitted_of(fitted: Fitted, rows: Rows, trackers: slice) -> Fitted:
+    """What a merged fit ended with, for these replicas; `trackers` are theirs."""
+    tracked = [None if t is None else t for t in fitted.tracked[trackers]]
+    return replace(fitted, q=_rows(fitted.q, rows), own=_rows(fitted.own, rows), tracked=tracked)
+
+
+def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
+    """One fit for all groups; what cannot be merged is refused."""
+    names = " and ".join(dict.fromkeys(group.method.name for group in groups))
+    first = fits[0]
+
+    def same(what: str) -> Any:
+        if any(getattr(fit, what) != getattr(first, what) for fit in fits):
+            raise EvclError(f"{names} cannot share a program: their fits differ in {what}; declare alone=True")
+        return getattr(first, what)
+
+    if any(fit.model is not None or fit.moves is not None for fit in fits):
+        raise EvclError(f"{names} cannot share a program: one trains another network or a part; declare alone=True")
+    count = len(round_.seeds)
+    terms = [_term(term, group.rows, count) for fit, group in zip(fits, groups, strict=True) for term in fit.terms]
+    losses = [LossOf(loss, group.rows) for fit, group in zip(fits, groups, strict=True) for loss in fit.losses]
+    trackers = [TrackerOf(one, group.rows) for fit, group in zip(fits, groups, strict=True) for one in fit.trackers]
+    start = None
+    if any(fit.start is not None for fit in fits):
+        start = Gaussian(round_.posterior.mean.clone(), _cloned(round_.posterior.log_std))
+        for fit, group in zip(fits, groups, strict=True):
+            if fit.start is not None:
+                start.mean[group.rows] = fit.start.mean
+                if start.log_std is not None and fit.start.log_std is not None:
+                    start.log_std[group.rows] = fit.start.log_std
+    return Fit(
+        data=_data([fit.data for fit in fits], groups, round_, names),
+        terms=terms,
+        losses=losses,
+        trackers=trackers,
+        start=start,
+        sampler=same("sampler"),
+        likelihood=same("likelihood"),
+        rule=same("rule"),
+        capture=all(fit.capture for fit in fits),
+        stage=same("stage"),
+        number=same("number"),
+    )
+
+
+def _data(
+    each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: Round, names: str
+) -> Sequence[TaskData]:
+    """The groups' data side by side: as it is where all learn from the round's own."""
+    own = [[task.replicas(group.rows) for task in round_.tasks] for group in groups]
+    if all(
+        len(data) == len(ours) and all(_is(a, b) for a, b in zip(data, ours, strict=True))
+        for data, ours in zip(each, own, strict=True)
+    ):
+        return round_.tasks
+    found = []
+    for parts in _zipped(each, names):
+        x, y = parts[0].x, parts[0].y
+        count = len(round_.seeds)
+        whole = TaskData(x.new_empty(count, *x.shape[1:]), y.new_empty(count, *y.shape[1:]), parts[0].head, None, parts[0].task)
+        for part, group in zip(parts, groups, strict=True):
+            if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head or part.weights is not None:
+                raise EvclError(f"{names} cannot share a program: their examples are of other numbers or shapes")
+            repeats = torch.arange(len(group.rows)) % len(part.x)
+            whole.x[group.rows], whole.y[group.rows] = part.x[repeats], part.y[repeats]
+        found.append(whole)
+    return found
+
+
+def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskData, ...]]:
+    if len({len(data) for data in each}) > 1:
+        raise EvclError(f"{names} cannot share a program: they learn from different tasks; declare alone=True")
+    return list(zip(*each, strict=True))
+
+
+def _is(a: TaskData, b: TaskData) -> bool:
+    shared = a is b or (a.x is b.x and a.y is b.y)
+    return shared or (a.x.shape == b.x.shape and a.head == b.head and torch.equal(a.y, b.y) and torch.equal(a.x, b.x))
+
+
+def _cloned(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _term(term: Term, rows: Rows, count: int) -> Term:
+    return QuadraticOf(term, rows, count) if isinstance(term, Quadratic) else TermOf(term, rows, count)
 
 
 @dataclass(frozen=True)
 class TermOf:
     """A term of some replicas; 0 for the others."""
 
-    rows: Rows
     term: Any
-    like: Tensor  # [R, P]
+    rows: Rows
+    count: int
+
+    @property
+    def name(self) -> str:
+        return term_name(self.term)
 
     def loss(self, q: Gaussian) -> Tensor:
-        total = self.like.new_zeros(len(self.like))
+        total = q.mean.new_zeros(self.count)
         return total.index_add(0, torch.tensor(self.rows, device=total.device), self.term.loss(_rows(q, self.rows)))
 
 
@@ -71,14 +163,56 @@ class QuadraticOf(TermOf):
         return Pull(*(part and self._spread(part) for part in (pull.mean, pull.linear, pull.square)))
 
     def _spread(self, part: Centred) -> Centred:
-        found = Centred(torch.zeros_like(self.like), torch.zeros_like(self.like))
+        shape = (self.count, part.c.shape[1])
+        found = Centred(part.c.new_zeros(shape), part.c.new_zeros(shape))
         found.w[self.rows], found.c[self.rows] = part.w, part.c
         return found
 
 
+@dataclass(frozen=True)
+class LossOf(Loss):
+    """A loss of some replicas: it sees a network of theirs alone."""
+
+    loss: Loss
+    rows: Rows
+
+    @property
+    def heads(self) -> Sequence[int]:  # type: ignore[override]
+        return self.loss.heads
+
+    @property
+    def name(self) -> str:
+        return term_name(self.loss)
+
+    def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
+        total = batch.x.new_zeros(len(batch.rows))
+        with network.replicas_alone(self.rows):
+            own = self.loss(network, Minibatch(*(t[self.rows] for t in batch)))
+        return total.index_add(0, torch.tensor(self.rows, device=total.device), own)
+
+
+class TrackerOf(Tracker):
+    """A tracker of some replicas."""
+
+    def __init__(self, tracker: Tracker, rows: Rows) -> None:
+        self.tracker, self.rows = tracker, rows
+
+    def begin(self, q: Gaussian) -> None:
+        self.tracker.begin(_rows(q, self.rows))
+
+    def before(self, q: Gaussian, grads: Gradients) -> None:
+        variance = None if grads.variance is None else grads.variance[self.rows]
+        self.tracker.before(_rows(q, self.rows), Gradients(grads.mean[self.rows], variance, grads.layout))
+
+    def after(self, q: Gaussian) -> None:
+        self.tracker.after(_rows(q, self.rows))
+
+    def buffers(self) -> list[Tensor]:
+        return self.tracker.buffers()
+
+    def result(self) -> Tensor | None:
+        return self.tracker.result()
+
+
 def _rows(gaussian: Gaussian, rows: Rows) -> Gaussian:
-    return Gaussian(gaussian.mean[rows], None if gaussian.log_std is None else gaussian.log_std[rows])
-
-
-def _settings(s: Settings, rows: Rows) -> Settings:
-    return Settings({name: value[rows] if isinstance(value, Tensor) else value for name, value in s.items()})
+    return gaussian.map(lambda t: t[rows], gaussian.layout)

@@ -22,11 +22,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from evcl.likelihoods.categorical import foreign
 from evcl.native import Native, native
 from evcl.nn.layers import Linear
 from evcl.nn.mlp import MLP
-from evcl.nn.network import BayesianNetwork, head_names
+from evcl.nn.network import BayesianNetwork
 from evcl.nn.posterior import Layout
+from evcl.nn.slots import head_names
 from evcl.randomness import Noise
 
 
@@ -42,7 +44,7 @@ class Examples(Protocol):
 class Batch(NamedTuple):
     """A step's examples where it takes nothing from the host: as many of an order as the steps taken say."""
 
-    order: Tensor  # [V, N]: replica r follows row r mod V
+    order: Tensor  # [V, n]: replica r follows row r mod V
     done: Tensor  # the number of steps taken
     steps: int  # of an epoch
     stride: int  # examples from one of them to the next
@@ -329,8 +331,3 @@ def _each(flat: Tensor) -> list[Tensor]:
     """[S, R, ...] -> S * R parts."""
     return list(flat.flatten(0, 1).unbind(0))
 
-
-def foreign(columns: Tensor, classes: int) -> Tensor:
-    """[..., classes]: which classes are outside an example's own `columns` [..., 2]."""
-    place = torch.arange(classes, device=columns.device)
-    return (place < columns[..., :1]) | (place >= columns[..., 1:])

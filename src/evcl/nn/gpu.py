@@ -29,7 +29,7 @@ from evcl.randomness import DeviceNoise, Noise
 BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
 NUMBERS = (
-    "orders", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
+    "orders", "length", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
     "stride_a", "parts",
 )  # fmt: skip
 MOST_CLASSES = 128  # a replica's logits are a tile's columns
@@ -140,13 +140,13 @@ def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, ke
 
 
 @triton.jit
-def _batch(order, done, r, orders, examples, steps, stride):
-    """Where the numbers of the replica's examples begin: a batch is a step's part of the order."""
-    return order + (r % orders).to(tl.int64) * examples + tl.load(done).to(tl.int32) % steps * stride
+def _batch(order, done, r, orders, length, steps, stride):
+    """Where the numbers of the replica's examples begin: a batch is a step's part of the order, of this length."""
+    return order + (r % orders).to(tl.int64) * length + tl.load(done).to(tl.int32) % steps * stride
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, orders, own, examples, steps, full, size,
+def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, orders, length, own, examples, steps, full, size,
               layer, ins_a, outs_a, units, stride_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
               KEEP_X: tl.constexpr, KEEP_Y: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
               PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
@@ -160,7 +160,7 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
     mine = r.to(tl.int64) * size + b
     rows = mine
     if FIRST:
-        batch = _batch(order, done, r, orders, examples, steps, full)
+        batch = _batch(order, done, r, orders, length, steps, full)
         rows = tl.load(batch + b, mask=present, other=0) + (r % own).to(tl.int64) * examples
     own_weight = r.to(tl.int64) * stride
     plane = tl.num_programs(1).to(tl.int64) * stride
@@ -187,7 +187,7 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, own, examples, steps, full, size,
+def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, length, own, examples, steps, full, size,
           layer, ins_a, outs, width_a, stride_a, ALIGN: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h)."""
@@ -200,7 +200,7 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     present = b < size
     rows = r.to(tl.int64) * size + b
-    source = tl.load(_batch(order, done, r, orders, examples, steps, full) + b, mask=present, other=0)
+    source = tl.load(_batch(order, done, r, orders, length, steps, full) + b, mask=present, other=0)
     label = tl.load(labels + source + (r % own).to(tl.int64) * examples, mask=present, other=0)
     z, v = _forward(x, rows, present, weight + own_weight, plane, c, outs, ins, x, 0, False, rows,
                     False, DRAW, PRECISION, ROWS, COLUMNS, DEEP)  # fmt: skip
@@ -281,7 +281,7 @@ def _back(gh, weight, y, ratio, below, lost, nll, total, parts, size, ins_a, out
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, full, size, ins_a, outs, width_a,
+def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples, steps, full, size, ins_a, outs, width_a,
              stride_a, ALIGN: tl.constexpr, TALL: tl.constexpr, FIRST: tl.constexpr, BIAS: tl.constexpr,
              PRECISION: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """The gradients g^T x and sum g of a layer or, in the second half of the programs, h^T x^2 and sum h."""
@@ -292,7 +292,7 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, own, examples, steps, 
     i = tl.program_id(0) % tiles * INS + tl.arange(0, INS)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + r
     once = tl.program_id(0) % tiles == 0
-    batch = _batch(order, done, r, orders, examples, steps, full)
+    batch = _batch(order, done, r, orders, length, steps, full)
     sums = tl.zeros((OUTS,), tl.float32)
     result = tl.zeros((INS, OUTS) if TALL else (OUTS, INS), tl.float32)
     for start in range(0, size, DEEP):
@@ -435,7 +435,7 @@ class Chain:
 
     def _course(self, batch: Batch) -> tuple[Any, ...]:
         """What a kernel finds its examples by."""
-        sizes = len(batch.order), len(self.x), self.x.shape[1], batch.steps, batch.stride, batch.size
+        sizes = *batch.order.shape, len(self.x), self.x.shape[1], batch.steps, batch.stride, batch.size
         return batch.order, batch.done, *sizes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,14 +11,10 @@ from torch import Tensor, nn
 from evcl.errors import EvclError
 from evcl.nn.layers import BayesianLayer, Grads, Linear, Weights
 from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.slots import Slot, head_names
 from evcl.nn.whole import Own
 
 Owned = Sequence[tuple[nn.Module, str, Own]]
-
-
-def head_names(k: int) -> dict[str, str]:
-    """The names of head k's weights: with a blank, so that no module of a user's has them too."""
-    return {"weight": f"head {k}.weight", "bias": f"head {k}.bias"}
 
 
 class BayesianNetwork(nn.Module):
@@ -92,6 +88,22 @@ class BayesianNetwork(nn.Module):
         finally:
             vars(weights).update(before)
 
+    @contextmanager
+    def replicas_alone(self, rows: Sequence[int]) -> Iterator[None]:
+        """As the network of these replicas alone, for as long as this lasts; gradients come by autograd."""
+        weights = self.weights
+        before = dict(vars(weights))
+        weights.replicas, weights.grads = len(rows), None
+        weights.mean = {name: value[rows] for name, value in weights.mean.items()}
+        if weights.variance is not None:
+            weights.variance = {name: value[rows] for name, value in weights.variance.items()}
+        if weights.noise is not None:
+            weights.noise = weights.noise.of(rows)
+        try:
+            yield
+        finally:
+            vars(weights).update(before)
+
     def forward(self, x: Tensor) -> Tensor:
         self.weights.batch = x.shape[0]
         for (module, key), own in zip(self._places, self.owned, strict=True):
@@ -117,18 +129,21 @@ class BayesianNetwork(nn.Module):
         return [*self.trunk_names, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
 
     def add_head(self) -> int:
-        """A layer for one more head, and its number; `with_head` gives the layout with room for its weights."""
+        """A layer for one more head, and its number; `with_slots` gives the layout with room for its weights."""
         k = len(self.heads)
         head = Linear(nn.Identity())
         head.names, head.weights = head_names(k), self.weights
         self.heads.append(head)
         return k
 
-    def with_head(self, k: int, classes: int, features: int) -> Layout:
-        """The layout in which head k has this many classes."""
-        names = head_names(k)
-        added = {names["weight"]: (classes, features), names["bias"]: (classes,)}
+    def with_slots(self, slots: Sequence[Slot]) -> Layout:
+        """The layout with room for these."""
+        added = {name: shape for slot in slots for name, shape in slot.named.items()}
         return Layout({**self.layout.shapes, **added})
+
+    def classes(self, k: int) -> int:
+        """Of head k."""
+        return self.layout.shapes[head_names(k)["bias"]][0]
 
     def begin(self) -> None:
         """A task begins."""
@@ -155,3 +170,30 @@ class BayesianNetwork(nn.Module):
 
 def _leaves(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
     return {name: view.detach().requires_grad_() for name, view in layout.views(flat.detach()).items()}
+
+
+@torch.no_grad()
+def outputs(
+    network: BayesianNetwork,
+    weights: Tensor,
+    layout: Layout,
+    x: Tensor,
+    heads: Sequence[int],
+    chunk: int | None = None,
+    change: Callable[[Tensor], Tensor] = lambda found: found,
+) -> Tensor:
+    """[R, N, ...]: what the network with these weights [R, P] says of x [U, N, ...], replica r of row r mod U.
+
+    The heads' outputs stand side by side; `change` is made to them, [R*n, outputs], as they come. `chunk` examples go
+    through the network at once, of all replicas.
+    """
+    r = len(weights)
+    network.bind(weights, None, layout)
+    network.weights.noise = None
+    if chunk is None:
+        chunk = 500_000 if x.is_cuda else 4096
+    pieces = []
+    for xs in x.split(max(1, chunk // r), 1):
+        copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to it
+        pieces.append(change(network.logits(copies.flatten(0, 1), heads)).unflatten(0, (r, -1)))
+    return torch.cat(pieces, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -68,25 +68,38 @@ class Layout:
         for name in part.shapes:
             self.view(flat, name).copy_(part.view(values, name))
 
-    def relaid(self, flat: Tensor, new: Layout, fill: Callable[[str, Tensor], Tensor]) -> Tensor:
-        """`flat` in a layout where names were added or grew along their first axis.
+    def extended(self, flat: Tensor, new: Layout, start: Tensor) -> Tensor:
+        """`flat` [R, P] in a layout where names were added or grew along their first axis.
 
-        What is new is filled by `fill(name, old part [..., p])`, which returns the whole part, [..., p'].
+        What is new is taken from `start` [R, P'], which lies in the new layout.
         """
-        empty = flat[..., :0]
         parts = []
-        for name, shape in new.shapes.items():
-            old = flat[..., self.spans[name]] if name in self.spans else empty
-            parts.append(old if self.shapes.get(name) == shape else fill(name, old))
-        return torch.cat(parts, dim=-1)
+        for name in new.shapes:
+            old = flat[:, self.spans[name]] if name in self.spans else flat[:, :0]
+            parts += [old, start[:, new.spans[name]][:, old.shape[1] :]]
+        return torch.cat(parts, 1)
 
 
 @dataclass
 class Gaussian:
-    """N(mean, exp(log_std)^2) over every weight, both [R, P]; a point at `mean` where log_std is None."""
+    """N(mean, exp(log_std)^2) over every weight, both [R, P]; a point at `mean` where log_std is None.
+
+    `layout`, where it is known, names the parts of P.
+    """
 
     mean: Tensor
     log_std: Tensor | None
+    layout: Layout | None = field(default=None, compare=False, repr=False)
+
+    def part(self, name: str) -> Tensor:
+        """The means of the weights of this name: a view [R, *shape]."""
+        if self.layout is None:
+            raise ValueError("these weights have no layout")
+        return self.layout.view(self.mean, name)
+
+    def map(self, change: Callable[[Tensor], Tensor], layout: Layout | None = None) -> Gaussian:
+        """The Gaussian whose means and log standard deviations are changed alike."""
+        return Gaussian(change(self.mean), None if self.log_std is None else change(self.log_std), layout)
 
     def snapshot(self) -> Gaussian:
         """A copy that later training does not move."""

@@ -1,23 +1,32 @@
-"""One step, one task, a whole stream; prediction."""
+"""One step, one fit, one round of a method, a whole stream; prediction."""
 
-from evcl.training.adam import Adam
+from evcl.methods import TaskData
 from evcl.training.checkpoint import Checkpoints
+from evcl.training.checkpointer import Checkpointer, Stopped
+from evcl.training.data import Pool
 from evcl.training.early import Validation
+from evcl.training.graphed import streams
 from evcl.training.history import History
+from evcl.training.observer import Observer, Observers, Position, Progress
+from evcl.training.rules import Adam
 from evcl.training.run import Run, State
-from evcl.training.saver import Saver, Stopped
+from evcl.training.session import Given, Session
+from evcl.training.step import Step, matmul_precision
 from evcl.training.stream import StreamResult, learn_stream
-from evcl.training.task import OnEpoch, Pool, Progress, Step, TaskData, matmul_precision, optimise, streams
 
 __all__ = [
     "Adam",
+    "Checkpointer",
     "Checkpoints",
+    "Given",
     "History",
-    "OnEpoch",
+    "Observer",
+    "Observers",
     "Pool",
+    "Position",
     "Progress",
     "Run",
-    "Saver",
+    "Session",
     "State",
     "Step",
     "Stopped",
@@ -26,6 +35,5 @@ __all__ = [
     "Validation",
     "learn_stream",
     "matmul_precision",
-    "optimise",
     "streams",
 ]

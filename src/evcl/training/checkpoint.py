@@ -21,7 +21,7 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.files import save_tensors
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # checkpoints of a program: the last one, and one more in case that is damaged
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
 PROGRAMS = ("seed-*", "program-*")
@@ -61,8 +61,18 @@ class Checkpoints:
                     folder.rmdir()
             self.folder.rmdir()
 
+    def remove_own(self) -> None:
+        """The checkpoints of one program that lie in this folder itself."""
+        clear(self.folder, [])
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def _folders(self) -> list[Path]:
         return [folder for name in PROGRAMS for folder in self.folder.glob(name)]
+
+
+class OtherFormat(EvclError):
+    """A checkpoint of another version of evcl."""
 
 
 class Saved(NamedTuple):
@@ -100,7 +110,12 @@ def read(path: Path) -> Saved:
             raise EvclError("its digest is another")
         description = json.loads(text)
         if description["format"] != FORMAT:
-            raise EvclError(f"it has format {description['format']!r}, and this version of evcl reads {FORMAT}")
+            raise OtherFormat(
+                f"the checkpoint {path} was written by another version of evcl (format {description['format']!r}, and "
+                f"this one reads {FORMAT}): finish the run with that version, or start again with --overwrite"
+            )
+    except OtherFormat:
+        raise
     except OSError as error:
         raise EvclError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, RuntimeError) as error:
@@ -115,6 +130,8 @@ def newest(folder: Path) -> Saved | None:
     for path in found:
         try:
             return read(path)
+        except OtherFormat:
+            raise
         except EvclError as error:
             errors.append(str(error))
     if errors:

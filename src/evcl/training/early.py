@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from evcl.training.task import Step, TaskData
+from evcl.likelihoods import Likelihood
+from evcl.methods import TaskData
+from evcl.training.step import Step
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Examples that are not learned from. With `patience` the task ends after so many epochs without a smaller NLL on
+    """Examples that are not learned from. With `patience` the task ends after that many epochs without a smaller NLL on
     them, and with the weights of the epoch where that was smallest.
     """
 
     data: TaskData
     patience: int | None = None
 
-    def measure(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """[R] each: the mean NLL, weighted as the data is, and the accuracy of the probabilities p [R, M, classes]."""
-        y = self.data.y.repeat(len(p) // len(self.data.y), 1)
-        nll = -p.gather(2, y.unsqueeze(2)).squeeze(2).clamp_min(torch.finfo(p.dtype).tiny).log()
+    def measure(self, p: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """[R] each: the mean NLL, weighted as the data is, and the accuracy of the predictions p [R, M, classes]."""
+        nll, right = likelihood.score(p, self.data.y.repeat(len(p) // len(self.data.y), 1))
         if self.data.weights is not None:
             nll = nll * self.data.weights
-        return nll.mean(1), (p.argmax(2) == y).to(p.dtype).mean(1)
+        return nll.mean(1), right.mean(1)
 
 
 class Best:

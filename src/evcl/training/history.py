@@ -1,4 +1,4 @@
-"""What the callbacks of a task are told, and the history that is kept of it."""
+"""What the callbacks of one network are told of a round, and the history that is kept of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError
-from evcl.training.task import Progress
+from evcl.training.observer import Observer, Progress
 
 
-class History:
-    """Tells the callbacks of one network what happens in a task, and keeps the epochs."""
+class History(Observer):
+    """Tells the callbacks of one network, replica `replica` of a run, what happens in a round, and keeps the epochs."""
 
-    def __init__(self, task: str, callbacks: Any) -> None:
-        self.task = task
+    def __init__(self, task: str, callbacks: Any, replica: int = 0) -> None:
+        self.task, self.replica = task, replica
         self.epochs: list[Epoch] = []
         self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         for callback in self.callbacks:
@@ -31,23 +31,23 @@ class History:
         for callback in self.callbacks:
             callback.begin_epoch(self.task, epoch)
 
-    def end_epoch(self, p: Progress) -> bool:
+    def end_epoch(self, progress: Progress) -> bool:
         """The numbers come from the device in one piece, once an epoch. All callbacks are told before it stops."""
-        losses = p.step.losses()
-        numbers = [p.nll, losses["kl"], losses["elastic"], losses["other"], *(p.validation or ())]
-        nll, kl, elastic, other, *measured = torch.stack(numbers)[:, 0].tolist()
+        p, losses = progress, progress.step.losses_now()
+        numbers = [p.nll, *losses.values(), *(p.validation or ())]
+        nll, *rest = torch.stack(numbers)[:, self.replica].tolist()
+        terms, measured = rest[: len(losses)], rest[len(losses) :]
+        lr = p.lr[self.replica] if isinstance(p.lr, torch.Tensor) else p.lr
         epoch = Epoch(
             task=self.task,
             epoch=p.epoch,
             epochs=p.epochs,
             nll=nll,
-            kl=kl,
-            elastic=elastic,
-            other=other,
-            lr=float(p.lr),
+            terms=dict(zip(losses, terms, strict=True)),
+            lr=float(lr),
             validation_nll=measured[0] if measured else None,
             validation_accuracy=measured[1] if measured else None,
-            tuning=p.tuning,
+            stage=p.stage,
         )
         self.epochs.append(epoch)
         stop = False

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.errors import EvclError
-from evcl.inputs import positions
+from evcl.training.checkpointer import Checkpointer
+from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run
-from evcl.training.saver import Saver
-from evcl.training.task import Progress, TaskData
+from evcl.training.session import Given, Session
 
 
 @dataclass(frozen=True)
 class StreamResult:
-    """accuracy [R, after task, on task], NaN where not measured, or lost; each task's last probabilities and labels."""
+    """accuracy [R, after task, on task], NaN where not measured, or where it diverged; each task's last probabilities
+    and labels.
+    """
 
     accuracy: Tensor
     probabilities: list[Tensor]  # a task: [R, N, classes]
@@ -27,51 +27,49 @@ class StreamResult:
 
 
 OnTask = Callable[[int, Tensor], None]
+Watch = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> who looks on
 
 
 def learn_stream(
     run: Run,
     streams: Sequence[Benchmark],
-    on_epoch: Callable[[int, Progress], None] | None = None,
+    watch: Watch | None = None,
     on_task: OnTask | None = None,
-    saver: Saver | None = None,
+    checkpointer: Checkpointer | None = None,
 ) -> StreamResult:
     """Let the run learn a stream; replica r learns `streams[r mod len(streams)]`.
 
-    `on_epoch(task, progress)` and `on_task(task, accuracy [R, tasks seen])` report on the way. `saver` saves the run,
-    and knows where to go on.
+    `watch` makes an observer for each round, and `on_task(task, accuracy [R, tasks seen])` hears when it is measured.
+    `checkpointer` saves the run, and knows where to resume it.
     """
+    session = Session(run)
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
-    heads: dict[str, int] = {}
     accuracy = torch.full((len(run.seeds), len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
-    rounds = [list(range(len(tasks)))] if run.method.joint else [[k] for k in range(len(tasks))]
+    rounds = [list(range(len(tasks)))] if run.method.jointly else [[k] for k in range(len(tasks))]
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
-    seen: list[int] = []  # the tasks' heads
-    shape = tuple(tasks[0][0].train.inputs.shape[1:])
-    first = 0 if saver is None else saver.first(len(rounds))
+    first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     for number, round_ in enumerate(rounds):
         last = round_[-1]
-        own = [_head(run, tasks[k][0], heads) for k in round_]
-        before, seen = seen, [*seen, *own]
+        learned = number < first
+        with session.round([_given(tasks[k], [t.train for t in tasks[k]], learned) for k in round_]) as training:
+            if not learned and checkpointer is not None:
+                own_heads = [data.head for data in training]
+                learned = checkpointer.enter(number, run, session.seen(), own_heads, {"accuracy": accuracy})
+            if not learned:
+                watching = watch(last, " + ".join(tasks[k][0].name for k in round_)) if watch is not None else Observer()
+                own = watching if checkpointer is None else Observers(watching, checkpointer)
+                run.learn(training, observer=own)
+                if checkpointer is not None:
+                    checkpointer.learned()
+        del training
         if number < first:
             continue
-        learned = saver is not None and saver.enter(number, run, accuracy, (before, seen), shape)
-        if not learned:
-            training = [_data(run, tasks[k], [t.train for t in tasks[k]], h) for k, h in zip(round_, own, strict=True)]
-            try:
-                run.learn(training, on_epoch=on_epoch and partial(on_epoch, last), watch=saver)
-            except EvclError as error:
-                raise type(error)(f"task {tasks[last][0].name!r}: {error}") from error
-            del training
-            if saver is not None:
-                saver.learned()
-        draws = list(run.draws(heads.values()))
         for k in range(last + 1):
-            if saver is not None:
-                saver.pause()
-            data = _data(run, tasks[k], [t.held_out for t in tasks[k]], heads[tasks[k][0].head])
-            p = _predict(run, data, draws)
+            if checkpointer is not None:
+                checkpointer.pause()
+            data = session.data(_given(tasks[k], [t.held_out for t in tasks[k]]))
+            p = session.predict(data)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
             if round_ is rounds[-1]:  # before that nobody asks for them, and they grow with the tasks
@@ -83,28 +81,10 @@ def learn_stream(
     return StreamResult(accuracy, probabilities, labels)
 
 
-def _predict(run: Run, data: TaskData, draws: Sequence[Tensor]) -> Tensor:
-    """Probabilities [R, N, classes]; of several processes, each predicts a part."""
-    if run.ranks is None:
-        return run.predict(data.x, data.head, draws)
-    mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
-    found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
-    if part.stop > part.start:
-        found[:, part] = run.predict(data.x[:, part], data.head, draws)
-    return run.ranks.sum_(found)
-
-
-def _head(run: Run, task: Task, heads: dict[str, int]) -> int:
-    """The number of the task's head, which is made when the first task comes that uses it."""
-    if task.head not in heads:
-        example = task.train.inputs[:1].to(run.network.posterior.mean)
-        heads[task.head] = run.add_head(run.features(example), len(task.classes))
-    return heads[task.head]
-
-
-def _data(run: Run, tasks: Sequence[Task], parts: Sequence[Examples], head: int) -> TaskData:
-    """The same task of each stream, on the run's device: labels become positions among the classes."""
-    mean = run.network.posterior.mean
-    y = torch.stack([positions(part.y.tolist(), task.classes) for task, part in zip(tasks, parts, strict=True)])
+def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:
+    """The same task of each stream; its first example alone, where only its head is to be made."""
+    task = tasks[0]
+    if shape_alone:
+        parts = [part.select(torch.tensor([0])) for part in parts]
     x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
-    return TaskData(x.to(mean), y.to(mean.device), head)
+    return Given(task.name, task.head, task.classes, x, [part.y.tolist() for part in parts])

@@ -1,8 +1,8 @@
-"""A program that saves itself on its way through a stream, and goes on from there, bit for bit.
+"""A program that saves itself on its way through a stream, and is resumed from there, bit for bit.
 
-What lies between two steps is: the run before this stage of the round (a round either ends well or leaves the run as it
-was), every buffer of the step, and a `Mark`. Batches, coresets and draws are functions of (seed, round, epoch) and are
-made again; so is the evaluation of a round that was learned.
+What lies between two steps is: the run before this round (a round either ends well or leaves the run as it was), what
+the round's earlier fits ended with, every buffer of the step, and a `Position`. Batches, coresets and draws are functions
+of (seed, round, epoch) and are made again; so is the evaluation of a round that was learned.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
+from evcl.methods import memory as memories
+from evcl.ranks import Ranks
 from evcl.training.checkpoint import Checkpoints, Saved, clear, files, newest, write
-from evcl.training.run import Run, State
-from evcl.training.task import Step
-from evcl.training.watch import Mark
+from evcl.training.observer import Observer, Position
+from evcl.training.run import Run, State, tensors_of
+from evcl.training.step import Step
 
-STAGES = ("train", "tune", "learned")
 Owner = list[dict[str, Any]]  # the configurations of a program, in words that JSON has
 
 
@@ -30,8 +31,11 @@ class Stopped(BaseException):
     """The program was asked to save itself and end, and has."""
 
 
-class Saver:
-    """Keeps the checkpoints of one program; a `Watch`. Files that cannot be written are told of, and it goes on."""
+class Checkpointer(Observer):
+    """Keeps the checkpoints of one program. Files that cannot be written are told of, and training goes on.
+
+    Of several processes (`ranks`) the first one writes, and all of them read.
+    """
 
     def __init__(
         self,
@@ -39,9 +43,10 @@ class Saver:
         owner: Owner,
         environment: Mapping[str, Any],
         tell: Callable[[str], object] = lambda note: None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`checkpoints` are the program's own, and belong to `owner`; `tell` hears of what a user should know."""
-        self.checkpoints, self.tell = checkpoints, tell
+        self.checkpoints, self.tell, self.ranks = checkpoints, tell, ranks
         self.owner: Owner = json.loads(json.dumps(owner))
         self.environment = dict(environment)
         self._saved = self._found()
@@ -52,68 +57,70 @@ class Saver:
         self._failure: str | None = None
         self._round = 0
         self._run: Run
-        self._accuracy: Tensor
-        self._stage: tuple[State, bool] | None = None  # what a stage begins with, and whether it is on coresets
-        self._loop: tuple[Step, Tensor] | None = None
+        self._extra: Mapping[str, Tensor] = {}
+        self._state: State | None = None  # what the round begins with
+        self._fits: dict[int, dict[str, Tensor]] = {}  # what the round's finished fits ended with
+        self._fit: tuple[int, Step, Tensor] | None = None  # the one that is trained
 
     @property
     def seconds(self) -> float:
-        """That the program has taken, those before it was gone on with among them."""
+        """That the program has taken, those before it was resumed among them."""
         return self._before + time.monotonic() - self._start
 
-    # --- what learn_stream tells ------------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------------------------
 
     def first(self, rounds: int) -> int:
-        """The round that it goes on with; those before it are learned and measured."""
-        if self._saved is None:
-            return 0
-        if self._saved.description.get("stage") not in STAGES:
-            raise self._wrong("stage")
-        return self._whole("round", rounds)
+        """The round to be resumed; those before it are learned and measured."""
+        return 0 if self._saved is None else self._whole("round", rounds)
 
     def enter(
-        self, number: int, run: Run, accuracy: Tensor, heads: tuple[list[int], list[int]], shape: tuple[int, ...]
+        self,
+        number: int,
+        run: Run,
+        seen: Sequence[int],
+        own: Sequence[int],
+        extra: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """A round begins. If it is the one to go on with: puts the run and `accuracy` where they were.
+        """A round begins. If it is the one to be resumed, put the run and the `extra` tensors where they were.
 
-        `heads` are those of the tasks before this round, and with its own; `shape` is an input's. Returns whether the
-        round is learned already.
+        `seen` are the heads of the tasks before this round, `own` those of its tasks. Returns whether the round is
+        learned already.
         """
-        self._round, self._run, self._accuracy = number, run, accuracy
+        self._round, self._run, self._extra, self._fits = number, run, extra or {}, {}
         if self._saved is None:
+            self._state = run.state()
             return False
-        stage = self._saved.description["stage"]
-        keeps = run.settings.get("coreset", "none") != "none"
-        kept = heads[stage != "train"] if keeps else []
-        mean = run.network.posterior.mean
-        tensors = {name: t.to(mean.device) for name, t in self._named("run ").items()}
+        learned = self._value("learned") is True
+        device = run.network.posterior.mean.device
+        tensors = {name: t.to(device) for name, t in self._named("run ").items()}
         trunk = run.network.trunk
-        own = {name: tuple(t.shape) for name, t in trunk.state_dict().items()}
+        shapes = {name: tuple(t.shape) for name, t in trunk.state_dict().items()}
         frozen = self._named("kept ")
-        if own != {name: tuple(t.shape) for name, t in frozen.items()}:
+        if shapes != {name: tuple(t.shape) for name, t in frozen.items()}:
             raise self._wrong("the network's frozen layers")
-        measured = self._tensor("accuracy", accuracy)
-        if not bool((measured.isnan() | ((measured >= 0) & (measured <= 1))).all()):
+        found = {name: self._tensor(f"extra {name}", tensor) for name, tensor in self._extra.items()}
+        if any(bool((t < 0).any() | (t > 1).any()) for t in found.values()):
             raise self._wrong("accuracy")
         lost = self._tensor("lost", run.lost)
-        if any(tensors.get(f"coreset {i}.x", mean).shape[2:] != shape for i in range(len(kept))):
-            raise self._wrong("the inputs of its coresets")
         try:
-            run.load_tensors(tensors, number + (stage != "train"), kept, tuned=stage == "learned" and bool(kept))
+            heads = [*seen, *own] if learned else seen
+            run.load_tensors(tensors, self._value("outline"), number + learned, heads)
         except (EvclError, KeyError, RuntimeError) as error:
             raise self._wrong(str(error)) from error
         trunk.load_state_dict(frozen)
-        accuracy.copy_(measured)
+        for name, tensor in self._extra.items():
+            tensor.copy_(found[name])
         run.lost.copy_(lost)
-        if stage == "learned":
+        self._state = run.state()
+        if learned:
             self._saved = None
-            return True
-        return False
+        return learned
 
     def learned(self) -> None:
         """The round is learned; what is left of it is its evaluation."""
-        self._saved = self._stage = self._loop = None
-        self._write("learned", self._run.state(), {}, {})
+        self._saved = self._fit = None
+        self._fits = {}
+        self._write(self._run.state(), {"learned": True}, {})
         self.pause()
 
     def pause(self) -> None:
@@ -121,60 +128,69 @@ class Saver:
         if self._stop():
             raise Stopped
 
-    # --- what a run tells: Watch ------------------------------------------------------------------------------------
+    # --- fits: Observer ---------------------------------------------------------------------------------------------
 
-    @property
-    def tuning(self) -> bool:
-        return self._saved is not None and self._saved.description["stage"] == "tune"
+    def finished(self, stage: int) -> dict[str, Tensor] | None:
+        if self._saved is None or stage >= self._whole("stage", 10_000):
+            return None
+        device = self._run.network.posterior.mean.device
+        self._fits[stage] = {name: t.to(device) for name, t in self._named(f"fit {stage} ").items()}
+        return self._fits[stage]
 
-    def stage(self, state: State, tuning: bool) -> None:
-        self._stage = state, tuning
+    def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
+        self._fits[stage], self._fit = result, None
 
-    def begin(self, step: Step, sure: Tensor, epochs: int, batches: int) -> Mark | None:
-        self._loop = step, sure
+    def begin_fit(self, stage: int, step: Step, stopped: Tensor, epochs: int, batches: int) -> Position | None:
+        self._fit = stage, step, stopped
         if self._saved is None:
             return None
         epoch, batch = self._whole("epoch", epochs), self._whole("batch", batches + 1)
         buffers, states = step.buffers(), self._named("noise ")
-        noise = [states[str(r)] for r in range(len(sure)) if str(r) in states]
+        noise = [states[str(r)] for r in range(len(stopped)) if str(r) in states]
         found = [self._tensor(f"step {i}", buffer) for i, buffer in enumerate(buffers)]
-        mark = Mark(epoch, batch, self._tensor("total", step.q.mean[:, 0]), noise)
+        position = Position(epoch, batch, self._tensor("total", step.q.mean[:, 0]), noise)
         if noise or batch < batches:
-            self._check_noise(noise, len(sure))
-        sure.copy_(self._tensor("sure", sure))
+            self._check_noise(noise, len(stopped))
+        stopped.copy_(self._tensor("stopped", stopped))
         for buffer, value in zip(buffers, found, strict=True):
             buffer.copy_(value)
         step.update.resume(epoch * batches + batch)
         self._saved = None
-        return mark
+        return position
 
     def due(self) -> bool:
         seconds = self.checkpoints.seconds
-        return self._stop() or (seconds > 0 and time.monotonic() - self._last >= seconds)
+        asked = self.checkpoints.stop is not None and self.checkpoints.stop()
+        return asked or (seconds > 0 and time.monotonic() - self._last >= seconds)
 
-    def save(self, mark: Mark) -> None:
-        assert self._stage is not None
-        assert self._loop is not None
-        (state, tuning), (step, sure) = self._stage, self._loop
+    def save(self, position: Position) -> None:
+        assert self._state is not None
+        assert self._fit is not None
+        stage, step, stopped = self._fit
         tensors = {f"step {i}": buffer for i, buffer in enumerate(step.buffers())}
-        tensors |= {f"noise {r}": noise for r, noise in enumerate(mark.noise)}
-        tensors |= {"total": mark.total, "sure": sure}
-        place = {"epoch": mark.epoch, "batch": mark.batch}
-        self._write("tune" if tuning else "train", state, place, tensors)
+        tensors |= {f"noise {r}": noise for r, noise in enumerate(position.noise)}
+        tensors |= {"total": position.total, "stopped": stopped}
+        for k, result in self._fits.items():
+            tensors |= {f"fit {k} {name}": tensor for name, tensor in result.items()}
+        where = {"learned": False, "stage": stage, "epoch": position.epoch, "batch": position.batch}
+        self._write(self._state, where, tensors)
         self.pause()
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
-        return self.checkpoints.stop is not None and self.checkpoints.stop()
+        """Whether to end; several processes do what the first one hears."""
+        asked = self.checkpoints.stop is not None and self.checkpoints.stop()
+        return asked if self.ranks is None else self.ranks.first(asked, self._run.network.posterior.mean.device)
 
-    def _write(self, stage: str, state: State, place: Mapping[str, int], more: Mapping[str, Tensor]) -> None:
-        tensors = {f"run {name}": t for name, t in state.tensors.items()}
-        if stage != "learned":  # it is made anew before anything is predicted
-            tensors = {name: t for name, t in tensors.items() if not name.startswith("run tuned.")}
+    def _write(self, state: State, place: Mapping[str, Any], more: Mapping[str, Tensor]) -> None:
+        if self.ranks is not None and self.ranks.rank > 0:
+            self._last = time.monotonic()
+            return
+        tensors = {f"run {name}": t for name, t in tensors_of(state).items()}
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
-        tensors |= {"accuracy": self._accuracy, "lost": self._run.lost, **more}
-        where = {"round": self._round, "stage": stage, **place}
+        tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"lost": self._run.lost, **more}
+        where = {"round": self._round, "outline": [memories.outline(m) for m in state.memories], **place}
         about = {"owner": self.owner, "environment": self.environment}
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"
@@ -196,7 +212,7 @@ class Saver:
         self._last = time.monotonic()
 
     def _found(self) -> Saved | None:
-        """The checkpoint to go on from."""
+        """The checkpoint to resume from."""
         folder = self.checkpoints.folder
         if not self.checkpoints.resume:
             if files(folder):
@@ -205,7 +221,8 @@ class Saver:
         saved = newest(folder)
         if saved is not None:
             check_owner(saved, self.owner)
-            clear(folder, files(folder))  # what a write that was cut off has left
+            if self.ranks is None or self.ranks.rank == 0:
+                clear(folder, files(folder))  # what a write that was cut off has left
             if saved.description.get("environment") != self.environment:
                 self.tell(f"{saved.path} was written in another environment: the result may differ by rounding")
         return saved
@@ -245,7 +262,7 @@ class Saver:
         return found.to(like.device)
 
     def _check_noise(self, noise: Sequence[Tensor], replicas: int) -> None:
-        """States of a CPU's generators; without them only an epoch that has ended can be gone on from."""
+        """States of a CPU's generators; without them only an epoch that has ended can be resumed."""
         try:
             if len(noise) != replicas:
                 raise ValueError(f"{len(noise)} generators")

@@ -1,4 +1,4 @@
-"""The update of a step: the method's terms are added to the NLL's gradients, and the posterior moves.
+"""The usual rule: the springs of the method's terms are added to the gradient, and the posterior moves.
 
 Means move by Adam. So do log sigmas, or by a natural step. With v = sigma^2, the curvature H of the mean NLL and a KL
 of weight beta/N to a prior of variance s, the objective is least where
@@ -15,7 +15,7 @@ There are three forms of the same, which the tests compare: plain operations; on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.methods import Centred, Pull, Term, autograd_gradients, collapse
+from evcl.methods import Centred, Pull
 from evcl.native import Native, native
 from evcl.nn import Gaussian
 from evcl.settings import Settings
-from evcl.training.adam import BETA1, BETA2, Adam
+from evcl.training.rules.adam import BETA1, BETA2, Adam
 
 DECAY = 0.999  # of the running mean of the curvature
 
 
 class Update:
-    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the terms ask for.
+    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the springs `pull` ask for.
 
     `low` [S, R, P] is a copy of the means and variances in another precision, which it keeps up.
     """
@@ -43,12 +43,11 @@ class Update:
         q: Gaussian,
         variance: Tensor | None,
         grads: Tensor,
-        terms: Sequence[Term],
+        pull: Pull | None,
         s: Settings,
-        reference: bool,
         low: Tensor | None = None,
     ) -> None:
-        self.pull, self.rest = (None, list(terms)) if reference else collapse(terms)
+        self.pull = pull
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         self.q, self.variance, self.grads, self.settings, self.low = q, variance, grads, s, low
@@ -130,8 +129,8 @@ class Update:
         """
         values, on_gpu = self.q.mean, self.q.mean.is_cuda
         single = values.dtype == torch.float32
-        compiled = native() if single and not on_gpu and self.pull is not None and not self.rest else None
-        kernels = gpu_kernels() if single and on_gpu and not self.rest else None
+        compiled = native() if single and not on_gpu and self.pull is not None else None
+        kernels = gpu_kernels() if single and on_gpu else None
         if compiled is None and kernels is None:
             return None
         pull = self.pull or Pull()
@@ -141,27 +140,20 @@ class Update:
         return self._compiled(compiled, pull) if compiled is not None else self._kernels(kernels, pull)
 
     def _plain(self) -> None:
-        q, extra = self.q, autograd_gradients(self.rest, self.q) if self.rest else (None, None)
         grad = self.grads[0]
         if self.pull is not None:
-            self.pull.add_mean_gradient(q.mean, grad, self.scratch)
-        if extra[0] is not None:
-            grad += extra[0]
+            self.pull.add_mean_gradient(self.q.mean, grad, self.scratch)
         self.mean.step(grad, self.scratch)
         if self.log_std is None or self.variance is None:
             return
         grad = self.grads[1]
         if isinstance(self.log_std, Natural):
-            if extra[1] is not None:
-                grad += extra[1] / self.variance
             assert self.pull is not None
             self.log_std.step(grad, self.variance, self.pull)
             return
         grad.mul_(self.variance)  # the chain rule: now of log sigma
         if self.pull is not None:
             self.pull.add_log_std_gradient(self.variance, grad, self.scratch, self.second)
-        if extra[1] is not None:
-            grad += extra[1]
         self.log_std.step(grad, self.scratch)
         torch.mul(self.log_std.weights, 2, out=self.variance).exp_()
 

@@ -1,0 +1,68 @@
+"""One of several classes: p(y | outputs) = softmax(outputs)[y].
+
+The slow and obvious form of what nn/chain.py, native.c and nn/gpu.py compute by hand for multilayer perceptrons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Categorical:
+    compiled = True
+
+    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
+        """[M]: the cross-entropy over the classes of each example's own head."""
+        if columns is not None:
+            outputs = outputs.masked_fill(foreign(columns, outputs.shape[1]), -torch.inf)
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(1)
+
+    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        p = predicted.gather(2, y.unsqueeze(2)).squeeze(2)
+        return -p.clamp_min(torch.finfo(p.dtype).tiny).log(), (predicted.argmax(2) == y).to(p.dtype)
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """The weight p(c|x) enters as its root, since the gradient is squared; so does that of the example."""
+        warm = temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature
+        log_p = F.log_softmax(outputs / warm, dim=2).flatten(0, 1)
+        p = log_p.detach().exp()
+        log_p = log_p * weights.reshape(-1, 1).sqrt()
+        if kind == "exact":
+            return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
+        if kind == "sampled":
+            y = _labels(p.unflatten(0, y.shape), generators)
+        return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        _labels(torch.ones_like(outputs), generators)
+
+
+CATEGORICAL = Categorical()
+
+
+def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+    """[R*n, 1]: a label drawn from each of p [R, n, classes]."""
+    if generators is None:
+        raise ValueError("a sampled Fisher needs generators")
+    return torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in zip(p, generators, strict=True)])
+
+
+def foreign(columns: Tensor, classes: int) -> Tensor:
+    """[..., classes]: which classes are outside an example's own `columns` [..., 2]."""
+    place = torch.arange(classes, device=columns.device)
+    return (place < columns[..., :1]) | (place >= columns[..., 1:])

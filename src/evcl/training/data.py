@@ -1,0 +1,96 @@
+"""The examples of one fit, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from evcl.likelihoods import CATEGORICAL, Likelihood
+from evcl.methods import Minibatch, TaskData
+from evcl.nn import BayesianNetwork
+
+
+class Pool:
+    """The examples of one fit: one task's or, jointly, several tasks', each through its own head.
+
+    x [U, N, ...] and y [U, N]: replica r learns from row r mod U. Where some tasks are shared by all replicas and others
+    are not, everything lies in one row, U = 1, and `own` [R, n] says where in it the examples of each replica are.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskData],
+        classes: Callable[[int], int],
+        replicas: int = 1,
+        likelihood: Likelihood = CATEGORICAL,
+    ) -> None:
+        self.likelihood = likelihood
+        self.sizes = [task.y.shape[1] for task in tasks]
+        self.heads = sorted({task.head for task in tasks})
+        starts, total = {}, 0
+        for k in self.heads:
+            starts[k] = total
+            total += classes(k)
+        self.classes = total
+        self.own = None if len({len(task.y) for task in tasks}) == 1 else _own(tasks, replicas)
+        if self.own is not None:
+            tasks = [_in_one_row(task) for task in tasks]
+        self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
+        self.y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
+        self.weights: Tensor | None = None
+        if any(task.weights is not None for task in tasks):
+            counts = [torch.ones_like(t.y, dtype=t.x.dtype) if t.weights is None else t.weights for t in tasks]
+            self.weights = torch.cat(counts, 1)
+        self.columns: Tensor | None = None
+        if len(self.heads) > 1:  # an example's classes are those of its own head
+            own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
+            sizes = torch.tensor([task.y.shape[1] for task in tasks])
+            self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
+        self._data = TaskData(self.x, self.y, -1, self.weights)
+
+    def __len__(self) -> int:
+        """Examples that a replica learns from."""
+        return sum(self.sizes)
+
+    def places(self, orders: Tensor) -> Tensor:
+        """Where the rows `orders` [R, n] of each replica lie."""
+        return orders if self.own is None else self.own.to(orders.device).gather(1, orders)
+
+    def minibatch(self, rows: Tensor) -> Minibatch:
+        """The examples at the places `rows` [R, B]."""
+        return Minibatch(*self._data.take(rows), rows if self.own is None else self._rows(rows))
+
+    def _rows(self, places: Tensor) -> Tensor:
+        """The rows, counted as a replica counts them, that lie at these places."""
+        assert self.own is not None
+        if not hasattr(self, "_row_at"):
+            row_at = torch.zeros(len(self.own), self.x.shape[1], dtype=torch.long)
+            rows = torch.arange(len(self)).expand_as(self.own)
+            self._row_at = row_at.scatter_(1, self.own, rows).to(self.y.device)
+        return self._row_at.gather(1, places)
+
+    def nll(self, network: BayesianNetwork, rows: Tensor) -> Tensor:
+        """[R]: the mean negative log-likelihood of the examples at `rows` [R, B], each times what it counts for."""
+        (x, y), weights = self._data.take(rows), self._data.take_weights(rows)
+        outputs = network.logits(x.flatten(0, 1), self.heads)
+        columns = None if self.columns is None else self.columns[rows.flatten()]
+        nll = self.likelihood.nll(outputs, y.flatten(), columns).view(rows.shape)
+        return nll.mean(1) if weights is None else (weights * nll).mean(1)
+
+
+def _own(tasks: Sequence[TaskData], replicas: int) -> Tensor:
+    """[R, n]: where the examples of each replica lie in one row of all of them."""
+    parts, start = [], 0
+    for task in tasks:
+        u, n = task.y.shape
+        first = start + n * (torch.arange(replicas) % u)
+        parts.append(first.unsqueeze(1) + torch.arange(n))
+        start += u * n
+    return torch.cat(parts, 1)
+
+
+def _in_one_row(task: TaskData) -> TaskData:
+    weights = None if task.weights is None else task.weights.reshape(1, -1)
+    return TaskData(task.x.flatten(0, 1).unsqueeze(0), task.y.reshape(1, -1), task.head, weights, task.task)

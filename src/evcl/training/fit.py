@@ -1,0 +1,223 @@
+"""One fit of a round: the weights that it uses are copied side by side, trained, and written back into a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.methods import Fit, Fitted, Model, Round, shuffled
+from evcl.methods.memory import narrowed
+from evcl.nn import BayesianNetwork, Gaussian, Layout, head_names
+from evcl.nn.chain import Names, find_chain, padded
+from evcl.nn.norms import BatchNorm
+from evcl.randomness import Noise, generator
+from evcl.ranks import check_batch
+from evcl.settings import Settings
+from evcl.training.data import Pool
+from evcl.training.early import Best, Validation
+from evcl.training.graphed import GraphedSteps
+from evcl.training.observer import Observer, Observers, Progress
+from evcl.training.optimise import EagerSteps, Steps, optimise
+from evcl.training.step import Step
+
+if TYPE_CHECKING:
+    from evcl.training.run import Run
+
+# On a GPU widths are multiples of this many bytes, and P of this many weights: Triton has kernels of its own for sizes
+# that are, and their last bit may differ, which must not depend on R.
+ALIGNED = 16
+FAR = 1_000_000  # between the numbers of the generators of a round's second, third, ... fits
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a fit computes with, of which examples, and where in the network's layout its weights lie."""
+
+    network: BayesianNetwork
+    pool: Pool
+    chain: Names | None
+    part: Layout
+    start: Gaussian  # over all weights
+
+
+class Fitting:
+    """Does the fits that the methods of a run ask for in one round."""
+
+    def __init__(
+        self,
+        run: Run,
+        round_: Round,
+        epochs: int | None,
+        observer: Observer,
+        validation: Validation | None = None,
+        noise: Noise | None = None,
+        reference: bool = False,
+    ) -> None:
+        self.run, self.round, self.observer, self.validation = run, round_, observer, validation
+        self.noise, self.reference = noise, reference
+        self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
+
+    def __call__(self, fit: Fit, stage: int) -> Fitted:
+        place = self._place(fit)
+        before = place.network.statistics()
+        if fit.model is not None:
+            place.network.set_statistics(dict(fit.model.statistics))
+        found = self.observer.finished(stage)
+        if found is None:
+            found = self._trained(fit, stage, place)
+            self.observer.end_fit(stage, found)
+        else:
+            place.network.set_statistics({name: found[f"statistics.{name}"] for name in before})
+        return self._fitted(fit, place, found)
+
+    def _place(self, fit: Fit) -> Place:
+        run, model = self.run, fit.model
+        network = run.network if model is None else model.network
+        whole = fit.start or (run.network.posterior if model is None else model.posterior)
+        layout, on_gpu = network.layout, whole.mean.is_cuda
+        likelihood = fit.likelihood or run.likelihood
+        pool = Pool(fit.data, network.classes, len(whole.mean), likelihood)
+        eager = self.noise is not None or run.ranks is not None or not fit.capture  # kernels draw for themselves
+        plain = self.reference or (on_gpu and eager) or not likelihood.compiled
+        chain = None if plain else find_chain(network, pool.x)
+        if chain is None:
+            run.examine(network, pool.x)
+        others = dict.fromkeys(k for loss in fit.losses for k in loss.heads if k not in pool.heads)
+        names = [*network.names_of(pool.heads), *(name for k in others for name in head_names(k).values())]
+        part = layout.part(names)
+        if on_gpu and chain is not None:
+            align = ALIGNED // (network.weights.low or whole.mean.dtype).itemsize
+            part = layout.part(names, padded(chain, layout, pool.heads, align), ALIGNED)
+        return Place(network, pool, chain, part, whole)
+
+    def _trained(self, fit: Fit, stage: int, place: Place) -> dict[str, Tensor]:
+        """What the fit ends with, as tensors: what a checkpoint keeps of it."""
+        run, s, network, part = self.run, self.settings, place.network, place.part
+        layout, statistics = network.layout, network.statistics()
+        q = place.start.map(lambda t: layout.gather(t, part), part)
+        network.begin()
+        self._meet(network, q)
+        moves = fit.moves
+        if moves is not None:
+            moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
+        terms = [narrowed(term, layout, part) for term in fit.terms]
+        step = Step(
+            network, part, q, terms, s, place.pool, place.chain, self.reference, run.ranks, fit.losses, fit.trackers,
+            moves, fit.rule,
+        )  # fmt: skip
+        start = step.q.snapshot() if run.tolerant else None
+        watching = _Stage(self, fit, stage, place, step)
+        steps, length = self._steps(fit, stage, place, step, watching)
+        optimise(step, steps, length, s, run.seeds, stage, watching, run.lost if run.tolerant else None)
+        if watching.best is not None:
+            watching.best.restore()
+        if run.ranks is not None:
+            for measured in step.statistics:
+                run.ranks.same_(measured)
+        if start is not None:  # one that diverged stays where it was, and is measured no more
+            step.q.mean[run.lost] = start.mean[run.lost]
+            if step.q.log_std is not None and start.log_std is not None:
+                step.q.log_std[run.lost] = start.log_std[run.lost]
+            for name, measured in network.statistics().items():
+                measured[run.lost] = statistics[name][run.lost]
+        found = {"mean": step.q.mean}
+        if step.q.log_std is not None:
+            found["log_std"] = step.q.log_std
+        results = [tracker.result() for tracker in fit.trackers]
+        found |= {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
+        return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
+
+    def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer) -> tuple[Steps, int]:
+        """How its steps are run, and how many examples an epoch has."""
+        run, pool = self.run, place.pool
+        number = fit.number
+        if number is None:
+            number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
+        length = len(pool)
+        if fit.sampler is not shuffled:
+            length = fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
+        if place.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
+            return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length), length
+        return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise), length
+
+    def _meet(self, network: BayesianNetwork, q: Gaussian) -> None:
+        """Before a fit: all processes start from the same weights, and no layer needs the whole batch."""
+        ranks = self.run.ranks
+        if ranks is None:
+            return
+        check_batch(self.settings.batch_size, ranks.size)
+        if any(isinstance(layer, BatchNorm) and layer.open for layer in network.bayesian_layers()):
+            raise EvclError(
+                "a BatchNorm measures whole batches, and several processes have a part each: "
+                "use another norm, or statistics that were measured before"
+            )
+        for tensor in (q.mean, q.log_std):
+            if tensor is not None:
+                ranks.same_(tensor)
+
+    def _fitted(self, fit: Fit, place: Place, found: dict[str, Tensor]) -> Fitted:
+        network, part = place.network, place.part
+        own = Gaussian(found["mean"], found.get("log_std"), part)
+        q = written(network.layout, place.start, part, own)
+        used = own.mean.new_zeros(network.layout.size)
+        network.layout.scatter_(used, part, torch.ones(part.size, dtype=used.dtype, device=used.device))
+        tracked = []
+        for i in range(len(fit.trackers)):
+            result = found.get(f"tracked {i}")
+            whole = None if result is None else result.new_zeros(len(result), network.layout.size)
+            if whole is not None and result is not None:
+                network.layout.scatter_(whole, part, result)
+            tracked.append(whole)
+        model = None if fit.model is None else Model(network, q, network.statistics())
+        return Fitted(network, q, own, part, used, tracked, model)
+
+    def measured(self, place: Place, q: Gaussian) -> tuple[Tensor, Tensor]:
+        """What a prediction of the validation part would be worth if the round ended with q."""
+        run, validation = self.run, self.validation
+        assert validation is not None
+        with run.predicting_from(written(place.network.layout, place.start, place.part, q)):
+            return validation.measure(run.predict(validation.data.x, validation.data.head), run.likelihood)
+
+
+def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:
+    """A copy of `to` in which the weights of `part` are q's."""
+
+    def scattered(flat: Tensor, values: Tensor) -> Tensor:
+        flat = flat.clone()
+        layout.scatter_(flat, part, values)
+        return flat
+
+    log_std = None
+    if to.log_std is not None and q.log_std is not None:
+        log_std = scattered(to.log_std, q.log_std)
+    return Gaussian(scattered(to.mean, q.mean), log_std)
+
+
+class _Stage(Observers):
+    """Tells the round's observer of one fit, counting epochs through the round, and looks at the validation part."""
+
+    def __init__(self, fitting: Fitting, fit: Fit, stage: int, place: Place, step: Step) -> None:
+        super().__init__(fitting.observer)
+        self.fitting, self.fit, self.stage, self.place, self.step = fitting, fit, stage, place, step
+        self.stages = max(stage + 1, *(group.method.stages for group in fitting.run.groups))
+        validation = fitting.validation if stage == 0 and fit.model is None else None
+        self.looks = validation is not None
+        patience = None if validation is None else validation.patience
+        self.best = None if patience is None else Best(step, patience)
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(self.stage * self.fitting.settings.epochs + epoch)
+
+    def end_epoch(self, progress: Progress) -> bool:
+        done, epochs = self.stage * progress.epochs, self.stages * progress.epochs
+        progress = replace(progress, epoch=done + progress.epoch, epochs=epochs, stage=self.fit.stage)
+        if self.looks:
+            progress = replace(progress, validation=self.fitting.measured(self.place, self.step.q))
+        stop = super().end_epoch(progress)
+        if self.best is None or progress.validation is None:
+            return stop
+        return self.best.enough(float(progress.validation[0])) or stop

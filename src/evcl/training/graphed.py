@@ -1,0 +1,145 @@
+"""The steps of a fit on a GPU, captured as CUDA graphs and replayed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.methods import Sampler, shuffled
+from evcl.nn.chain import Batch
+from evcl.randomness import DeviceNoise, generator
+from evcl.training.data import Pool
+from evcl.training.observer import Observer, Position
+from evcl.training.step import Step
+
+
+class Streams(threading.local):
+    """A thread's own two streams, made once: torch hands out 32 and then the same ones again, and what another thread
+    runs on a stream that is being captured becomes part of that graph.
+    """
+
+    def __init__(self) -> None:
+        self.run, self.capture = torch.cuda.Stream(), torch.cuda.Stream()
+
+
+@cache
+def streams() -> Streams:
+    return Streams()
+
+
+MANY = 10  # steps in one graph: what lies between two graphs takes as long as a kernel
+# A capture must not meet another thread's backward pass: autograd has one thread a device for all of them.
+capturing = threading.Lock()
+
+
+class GraphedSteps:
+    """On a GPU: steps are captured as graphs, and replayed; nothing waits for the host in an epoch.
+
+    There are three graphs: of many full batches, of one, and of the last one, which may be smaller. The order of an
+    epoch is a seed's own; so is the noise, where kernels draw it (see `DeviceNoise`): replicas of one seed see the same
+    batches and the same noise, whatever is beside them.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        pool: Pool,
+        seeds: Sequence[int],
+        number: int,
+        observer: Observer,
+        sampler: Sampler = shuffled,
+        length: int | None = None,
+    ) -> None:
+        self.step, self.pool, self.seeds, self.number = step, pool, seeds, number
+        self.observer, self.sampler = observer, sampler
+        device = step.q.mean.device
+        self.distinct = seeds if pool.own is not None else seeds[: period(seeds)]
+        self.generator = generator(0, "gpu", device=device)
+        keys = [generator(seed, "noise", number).initial_seed() for seed in self.distinct]
+        self.noise = DeviceNoise(self.generator, torch.tensor(keys, device=device))
+        self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=device)
+        length = len(pool) if length is None else length
+        self.order = torch.zeros(len(self.distinct), length, dtype=torch.long, device=device)
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
+        if position is not None:  # made at its end
+            return self.total.copy_(position.total)
+        full, rest = divmod(self.order.shape[1], batch)
+        plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
+        for (size, steps), times in plan:
+            if times and (size, steps) not in self.graphs:
+                count = self.step.update.count
+                one = Batch(self.order, count, full + int(rest > 0), batch, size, self.total)
+                self.graphs[size, steps] = self._capture(one, steps)
+        key = ",".join(map(str, self.seeds))
+        self.generator.manual_seed(generator(0, f"gpu {key}", self.number, epoch).initial_seed())
+        self._draw_order(epoch, batch)
+        self.total.zero_()
+        for shape, times in plan:
+            for _ in range(times):
+                self.graphs[shape].replay()
+        if self.observer.due():
+            self.observer.save(Position(epoch, full + int(rest > 0), self.total))
+        return self.total
+
+    def _draw_order(self, epoch: int, batch: int) -> None:
+        if self.sampler is shuffled:  # on the device
+            keys = torch.empty(self.order.shape, device=self.total.device)
+            for row, seed in zip(keys, self.distinct, strict=True):
+                row.uniform_(generator=generator(seed, "order", self.number, epoch, device=row.device))
+            order = keys.argsort(dim=1, stable=True)
+        else:
+            sources = [generator(seed, "order", self.number, epoch) for seed in self.distinct]
+            order = torch.stack([self.sampler(self.pool.sizes, batch, source) for source in sources])
+        self.order.copy_(self.pool.places(order))
+
+    def _capture(self, batch: Batch, steps: int) -> torch.cuda.CUDAGraph:
+        try:
+            with capturing:
+                return self._capture_alone(batch, steps)
+        except RuntimeError as error:
+            raise EvclError(
+                "the step cannot be captured as a CUDA graph: a network, layer, term or loss must not wait for the "
+                "device (.item(), boolean indexing); a method whose fit does says so, Fit(capture=False) "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+    def _capture_alone(self, batch: Batch, steps: int) -> torch.cuda.CUDAGraph:
+        buffers = self.step.buffers()
+        kept = [buffer.clone() for buffer in buffers]
+
+        def once() -> None:
+            if self.step.by_kernels:
+                self.step(batch, self.noise)
+            else:
+                self.total.add_(self.step(batch.rows(), self.noise), alpha=batch.size)
+
+        def go_back() -> None:
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+        stream = streams().capture
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
+                once()
+                go_back()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other programs run on
+            for _ in range(steps):
+                once()
+        return graph
+
+
+def period(seeds: Sequence[int]) -> int:
+    """The shortest piece of which the seeds are repetitions."""
+    count = len(seeds)
+    return next(v for v in range(1, count + 1) if count % v == 0 and list(seeds[:v]) * (count // v) == list(seeds))

@@ -1,0 +1,135 @@
+"""The loop over epochs of one fit, and its steps on a CPU. `graphed.py` has those of a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from evcl.errors import Diverged
+from evcl.methods import Sampler, shuffled
+from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
+from evcl.settings import Settings
+from evcl.training.data import Pool
+from evcl.training.observer import Observer, Position, Progress
+from evcl.training.step import Step
+
+
+class Steps(Protocol):
+    """How the steps of an epoch are run."""
+
+    def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
+        """One pass over the data, or what is left of it from `position` on; returns the sum of the examples' NLL, [R]."""
+        ...
+
+
+def optimise(
+    step: Step,
+    steps: Steps,
+    length: int,
+    s: Settings,
+    seeds: Sequence[int],
+    stage: int,
+    observer: Observer,
+    diverged: Tensor | None = None,
+) -> None:
+    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or the observer says that it is enough.
+
+    `length` is the number of examples of an epoch. A replica whose loss or weights are no numbers is an error, or is
+    marked in `diverged` [R]. The observer may save the fit on the way; it is then resumed from there.
+    """
+    ranks = step.ranks
+    stopped = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
+    position = observer.begin_fit(stage, step, stopped, s.epochs, -(-length // s.batch_size))
+    if position is not None:
+        step.update.freeze(stopped)
+    factor = 1.0
+    for epoch in range(0 if position is None else position.epoch, s.epochs):
+        observer.begin_epoch(epoch + 1)
+        if s.lr_schedule == "cosine":
+            factor = 0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs)
+            step.update.scale(factor)
+        nll, sound = step.judged(steps.epoch(epoch, s.batch_size, position) / length)
+        position = None
+        if diverged is not None:
+            diverged |= ~sound
+        elif not bool(sound.all()):
+            names = ", ".join(str(seed) for seed, ok in zip(seeds, sound.tolist(), strict=True) if not ok)
+            raise Diverged(
+                f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
+                f"the state from before this task is kept: try a smaller lr than {s.lr}"
+            )
+        stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, s.lr * factor)) is True
+        if stop if ranks is None else ranks.first(stop, nll.device):
+            return
+        if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:
+            stopped |= nll < s.stop_nll.reshape(-1) if isinstance(s.stop_nll, Tensor) else nll < s.stop_nll
+            if diverged is not None:
+                stopped |= diverged
+            if bool(stopped.all()):
+                return
+            step.update.freeze(stopped)
+
+
+class EagerSteps:
+    """Operation by operation; every replica has generators of its own, so that it does not depend on its company.
+
+    `number` numbers the generators: the order of batches is a function of (seed, number, epoch), and so is the noise.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        pool: Pool,
+        seeds: Sequence[int],
+        number: int,
+        observer: Observer,
+        sampler: Sampler = shuffled,
+        noise: Noise | None = None,
+    ) -> None:
+        self.step, self.pool, self.seeds, self.number = step, pool, seeds, number
+        self.observer, self.sampler, self.noise = observer, sampler, noise
+
+    def order(self, epoch: int, batch: int) -> Tensor:
+        """[R, n]: where the examples of an epoch lie, in their order."""
+        sources = [generator(seed, "order", self.number, epoch) for seed in self.seeds]
+        orders = torch.stack([self.sampler(self.pool.sizes, batch, source) for source in sources])
+        return self.pool.places(orders).to(self.step.q.mean.device)
+
+    def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
+        device, seeds, ranks = self.step.q.mean.device, self.seeds, self.step.ranks
+        order = self.order(epoch, batch)
+        sources = [generator(seed, "noise", self.number, epoch) for seed in seeds]
+        noise = self.noise or self._noise(sources, epoch)
+        total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
+        done = 0
+        if position is not None:
+            done = position.batch
+            if ranks is None or ranks.rank == 0:  # of several processes the first one has what all had
+                total.copy_(position.total)
+            for source, state in zip(sources, position.noise, strict=False):
+                source.set_state(state)
+        batches = order.split(batch, 1)
+        for taken, rows in enumerate(batches[done:], done + 1):
+            total.add_(self.step(rows, noise), alpha=rows.shape[1])
+            if ranks is None and device.type == "cpu" and self.observer.due():
+                self.observer.save(Position(epoch, taken, total, [source.get_state() for source in sources]))
+        if (ranks is not None or device.type != "cpu") and self._due(device):
+            whole = total if ranks is None else ranks.sum_(total.clone())
+            self.observer.save(Position(epoch, len(batches), whole))
+        return total
+
+    def _due(self, device: torch.device) -> bool:
+        """Asked at the end of an epoch; several processes do what the first one says."""
+        due, ranks = self.observer.due(), self.step.ranks
+        return due if ranks is None else ranks.first(due, device)
+
+    def _noise(self, sources: Sequence[torch.Generator], epoch: int) -> Noise:
+        device = self.step.q.mean.device
+        if device.type == "cpu":
+            return GeneratorNoise(sources)
+        key = ",".join(map(str, self.seeds))
+        return DeviceNoise(generator(0, f"gpu {key}", self.number, epoch, device=device), torch.empty(0))

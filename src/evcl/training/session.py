@@ -1,0 +1,103 @@
+"""Tasks, heads and classes by name: what a `Learner` and `evcl run` both walk through, one round after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl.errors import EvclError
+from evcl.inputs import Label, positions
+from evcl.methods import TaskData
+from evcl.training.run import Run
+
+
+class Given(NamedTuple):
+    """A task as it is handed in: inputs [U, N, ...] (see TaskData), and U lists of labels."""
+
+    name: str
+    head: str
+    classes: Sequence[Label]  # that its head should know, whether the labels have them or not
+    x: Tensor
+    y: Sequence[Sequence[Label]]
+
+
+class Session:
+    """A run, the names of its tasks and heads, and the heads' classes."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
+        self.tasks: dict[str, str] = {}  # task -> its head
+
+    @contextmanager
+    def round(self, given: Sequence[Given]) -> Iterator[list[TaskData]]:
+        """Make or grow the heads of these tasks and yield their data; learn them inside.
+
+        If that ends well, the tasks are known from then on; if not, everything is as it was.
+        """
+        state, before = self.run.state(), (self.heads, self.tasks)
+        self.heads = {name: list(classes) for name, classes in self.heads.items()}
+        try:
+            tasks = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
+            yield tasks
+            self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
+        except BaseException as error:
+            self.run.restore(state)
+            self.heads, self.tasks = before
+            if isinstance(error, EvclError):
+                raise error.within(f"task {given[-1].name!r}") from error
+            raise
+
+    def _prepared(self, task: Given, number: int) -> TaskData:
+        run, known = self.run, self.heads.get(task.head, [])
+        classes = _merged(known, task.classes, [label for row in task.y for label in set(row)])
+        if not known:
+            run.add_head(run.features(task.x[:1, 0].to(run.network.posterior.mean)), len(classes))
+        elif len(classes) > len(known):
+            run.grow_head(list(self.heads).index(task.head), len(classes))
+        self.heads[task.head] = classes
+        return replace(self.data(task), task=number)
+
+    def classes_of(self, task: Given) -> list[Label]:
+        """The classes of a task's head."""
+        return self.heads[task.head]
+
+    def seen(self) -> list[int]:
+        """The number of the head of each task learned."""
+        numbers = {name: k for k, name in enumerate(self.heads)}
+        return [numbers[head] for head in self.tasks.values()]
+
+    def data(self, task: Given) -> TaskData:
+        """A task's data on the run's device: labels become positions among its head's classes."""
+        mean = self.run.network.posterior.mean
+        y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
+        number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
+        return TaskData(task.x.to(mean), y.to(mean.device), list(self.heads).index(task.head), task=number)
+
+    def predict(self, data: TaskData) -> Tensor:
+        """Predictions [R, N, classes] of a task's inputs; of several processes, each predicts a part."""
+        run = self.run
+        draws = run.draws(range(len(self.heads)), data.task)
+        if run.ranks is None:
+            return run.predict(data.x, data.head, draws)
+        mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
+        found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
+        if part.stop > part.start:
+            found[:, part] = run.predict(data.x[:, part], data.head, draws)
+        return run.ranks.sum_(found)
+
+
+def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:
+    """A head's classes, and behind them the new ones: those its task knows of, then those found, sorted."""
+    kinds = {type(label) for label in (*head, *known, *y)}
+    if len(kinds) > 1:
+        raise EvclError("a head's labels must be all integers or all strings; these are of both kinds")
+    classes = list(dict.fromkeys([*head, *known, *sorted(set(y))]))
+    if len(classes) < 2:
+        raise EvclError(f"a new head needs at least two classes, and the labels hold only {classes[0]!r}")
+    return classes

@@ -1,0 +1,228 @@
+"""One step: the gradient of the NLL, of losses that see the network and of the method's terms; then the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl.methods import Gradients, Loss, Term, Tracker, collapse
+from evcl.methods.terms import add_gradients, term_name
+from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn.chain import Batch, Chain, Names, find_places
+from evcl.randomness import Noise, PartNoise
+from evcl.ranks import Ranks
+from evcl.settings import Settings
+from evcl.training.data import Pool
+from evcl.training.rules import Rule, Update, gpu_kernels
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """On a GPU: products and convolutions of float32 in TF32, or exactly, for as long as this lasts.
+
+    Torch keeps this for the whole process, so that programs in several threads must all want the same.
+    """
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
+
+
+Source = Callable[[Any, Noise], Tensor]  # (rows [R, B] or a Batch, noise) -> NLL [R]; the gradient is in its buffer
+
+
+class Bound:
+    """The network, computing with a step's buffers; gradients by autograd go there."""
+
+    def __init__(self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor) -> None:
+        self.network, self.layout, self.values, self.grads = network, layout, values, grads
+        self.bound: object = None
+
+    def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], Tensor]) -> Tensor:
+        """Add the gradient of what `compute` returns, [R], to the buffer; returns that."""
+        if self.network.weights.mean is not self.bound:  # at first, and when something was predicted in between
+            values, grads, both = self.values, self.grads, len(self.values) == 2
+            into = grads[0], grads[1] if both else None
+            self.network.bind(values[0], values[1] if both else None, self.layout, into)
+            self.bound = self.network.weights.mean
+        self.network.weights.noise = noise
+        with torch.enable_grad():
+            found = compute(self.network)
+            if found.requires_grad:
+                found.sum().backward()
+        self.network.collect_gradients()
+        return found.detach()
+
+
+class ByAutograd:
+    """The gradient of any network: `Chain`'s task, for networks that are none."""
+
+    def __init__(self, bound: Bound, pool: Pool) -> None:
+        self.bound, self.pool = bound, pool
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        self.bound.grads.zero_()
+        return self.bound.backward(noise, lambda network: self.pool.nll(network, rows))
+
+
+class WithLosses:
+    """A source's gradient and that of losses that see the network."""
+
+    def __init__(self, source: Source, bound: Bound, pool: Pool, losses: Sequence[Loss]) -> None:
+        self.source, self.bound, self.pool, self.losses = source, bound, pool, losses
+        self.values = [bound.values.new_zeros(bound.values.shape[1]) for _ in losses]  # [R] each, of the last step
+
+    def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
+        self.bound.grads.zero_()  # a chain writes the gradients of its own layers alone
+        nll = self.source(rows, noise)
+        batch = self.pool.minibatch(rows.rows() if isinstance(rows, Batch) else rows)
+        for value, loss in zip(self.values, self.losses, strict=True):
+            value.copy_(self.bound.backward(noise, lambda network, loss=loss: loss(network, batch)))  # type: ignore[misc]
+        return nll
+
+
+class Shared:
+    """A gradient of which this process computes its part: of its examples of a batch, added up over all processes."""
+
+    def __init__(self, source: Source, grads: Tensor, ranks: Ranks) -> None:
+        self.source, self.grads, self.ranks = source, grads, ranks
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        """Returns this process's share of the batch's mean NLL, [R]."""
+        count = rows.shape[1]
+        part = self.ranks.part(count)
+        share = (part.stop - part.start) / count
+        if share == 0:  # of a last batch that is smaller than the processes are many: it draws, and counts for nothing
+            part = slice(0, 1)
+        nll = self.source(rows[:, part], PartNoise(noise, part, count))
+        nll, grads = (nll * share, self.grads.mul_(share)) if share else (torch.zeros_like(nll), self.grads.zero_())
+        self.ranks.sum_(grads)
+        return nll
+
+
+class Step:
+    """One step of training on flat buffers; everything that a step changes is in `buffers()`.
+
+    `chain` names the network's layers if it is one. `moves` [R, P] says which weights move; None: all. `reference` sends
+    the method's terms through autograd: slow, obvious, for the tests.
+    """
+
+    def __init__(
+        self,
+        network: BayesianNetwork,
+        layout: Layout,
+        q: Gaussian,
+        terms: Sequence[Term],
+        s: Settings,
+        pool: Pool,
+        chain: Names | None = None,
+        reference: bool = False,
+        ranks: Ranks | None = None,
+        losses: Sequence[Loss] = (),
+        trackers: Sequence[Tracker] = (),
+        moves: Tensor | None = None,
+        rule: Callable[..., Rule] | None = None,
+    ) -> None:
+        variance = q.variance()
+        values = torch.stack([q.mean] if variance is None else [q.mean, variance])
+        grads = torch.zeros_like(values)
+        self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
+        self.losses, self.trackers, self.ranks = list(losses), list(trackers), ranks
+        kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
+        low, copy = network.weights.low, None
+        self.statistics = list(network.statistics().values())
+        self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
+        self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
+        bound = Bound(network, layout, values, grads)
+        self.source: Source
+        if chain is None or (values.is_cuda and not self.by_kernels):
+            self.source = ByAutograd(bound, pool)
+        elif self.by_kernels:
+            copy = None if low is None else values.to(low)
+            places = find_places(chain, layout, pool.heads)
+            self.source = kernels.Chain(places, values if copy is None else copy, grads, pool)
+        else:
+            self.source = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
+        self._with_losses: WithLosses | None = None
+        if losses:
+            self.source = self._with_losses = WithLosses(self.source, bound, pool, self.losses)
+        if ranks is not None:
+            self.source = Shared(self.source, grads, ranks)
+        self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
+        pull, self.rest = (None, self.terms) if reference else collapse(terms)
+        make = Update if rule is None else rule
+        self.variance = None if variance is None else values[1]
+        self.update: Rule = make(self.q, self.variance, grads, pull, s, copy)
+        self._held: list[tuple[Tensor, Tensor]] = []
+        self._still, self._copy, self._values = None if moves is None else ~moves, copy, values
+        if moves is not None:
+            live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
+            self._held = [(tensor, tensor.clone()) for tensor in live]
+        for tracker in self.trackers:
+            tracker.begin(self.q)
+
+    def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
+        """Learn from the examples `rows` [R, B], or a batch if it is `by_kernels`; returns their NLL before the step,
+        [R], valid until the next.
+        """
+        nll = self.source(rows, noise)
+        for tracker in self.trackers:
+            tracker.before(self.q, self.grads)
+        if self.rest:
+            add_gradients(self.rest, self.q, self.grads)
+        self.update()
+        if self._still is not None:
+            self._hold()
+        for tracker in self.trackers:
+            tracker.after(self.q)
+        return nll
+
+    def _hold(self) -> None:
+        """Weights that do not move are put back."""
+        assert self._still is not None
+        for tensor, value in self._held:
+            torch.where(self._still, value, tensor, out=tensor)
+        if self._copy is not None:
+            self._copy.copy_(self._values)
+
+    def losses_now(self) -> dict[str, Tensor]:
+        """[R] each, by name: the method's terms as they are now, and its losses at the last step; with the mean NLL they
+        add up to the objective.
+        """
+        found: dict[str, Tensor] = {}
+        parts = [(term_name(term), term.loss(self.q)) for term in self.terms]
+        if self._with_losses is not None:
+            values = self._with_losses.values
+            parts += [(term_name(loss), value) for loss, value in zip(self.losses, values, strict=True)]
+        for name, value in parts:
+            found[name] = found[name] + value if name in found else value
+        return found
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        tracked = [buffer for tracker in self.trackers for buffer in tracker.buffers()]
+        losses = [] if self._with_losses is None else self._with_losses.values
+        return [*self.update.buffers(), *self.statistics, *tracked, *losses]
+
+    def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
+        """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R].
+
+        That is: every mean is finite, and every variance finite and above 0. What diverged in one process did in all.
+        """
+        sound = nll.isfinite() & self.q.mean.isfinite().all(1)
+        variance = self.q.variance()
+        if variance is not None:
+            sound &= variance.isfinite().all(1) & (variance > 0).all(1)
+        if self.ranks is None:
+            return nll, sound
+        nll, unsound = self.ranks.sum_(torch.stack([nll, (~sound).to(nll)]))
+        return nll, unsound == 0
