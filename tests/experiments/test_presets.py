@@ -10,6 +10,7 @@ import pytest
 from evcl.errors import EvclError
 from evcl.experiments import configure, preset
 from evcl.methods import METHODS
+from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 
 SEARCHES = Path(__file__).parents[2] / "search"
 
@@ -39,6 +40,27 @@ def test_the_recipe_is_one_for_every_benchmark():
 def test_the_recipe_is_no_other_methods():
     with pytest.raises(EvclError, match="the preset recipe is there for evcl only, not for ewc"):
         configure("split-mnist", "ewc", "recipe")
+
+
+BUILT_IN = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset",
+            "naive", "joint")  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", ["split-digits", "permuted-digits", "split-mnist"])
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_the_paper_names_every_setting(method, benchmark):
+    """Otherwise its numbers would move with a default."""
+    known = METHODS[method].known_settings
+    fixed = {name for name, setting in known.items() if len(setting.choices) == 1}
+    assert fixed == ({"coreset"} if "coreset" in method else set())
+    assert preset("paper", benchmark, METHODS[method]).keys() == known.keys() - fixed
+
+
+def test_what_the_paper_leaves_open_is_what_the_defaults_were():
+    found = preset("paper", "split-mnist", METHODS["evcl"])
+    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET}.keys()
+    open_ = {"stop_nll": 0.0, "std_rate": 0.01, "strength_scale": "none", "fisher_draws": 0, "coreset": "none"}
+    assert {name: found[name] for name in open_} == open_
 
 
 def test_a_number_of_tasks_has_settings_of_its_own():

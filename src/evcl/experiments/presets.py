@@ -29,7 +29,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     A benchmark's tables may be for one number of tasks only (`"permuted-mnist:10"`), and then stand for its others.
 
     In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic` and `coreset` for the methods
-    that have those settings.
+    that have those settings. A word that a method does not offer is not given to it: it may be named
+    after its coreset.
     """
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES)
@@ -49,4 +50,5 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
         tables = known.get(scope, {})
         for group in (*groups, method.name):
             found |= tables.get(group, {})
-    return found
+    offered = {key: setting.choices for key, setting in method.known_settings.items() if setting.choices}
+    return {key: value for key, value in found.items() if key not in offered or value in offered[key]}
