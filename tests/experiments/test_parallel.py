@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from made_up_cells import untimed
 
 from evcl.experiments import configure, execute, execute_all
-from evcl.experiments.run import MEASURES, execute_together, programs
+from evcl.experiments.result import MEASURES
+from evcl.experiments.run import execute_together, programs
 
 GIVEN = {"epochs": 1}
 
@@ -14,11 +16,10 @@ def test_runs_in_parallel_are_the_runs_alone():
     found = dict(execute_all(configs, lambda index, event: events.append((index, event.task)), workers=2))
     for index, config in enumerate(configs):
         alone = execute(config)  # both seeds in one program: they agree up to rounding
-        assert found[index].keys() == alone.keys()
         for key in ("benchmark", "method", "preset", "config", "seeds", "environment"):
-            assert found[index][key] == alone[key]
+            assert getattr(found[index], key) == getattr(alone, key)
         for key in MEASURES:
-            assert found[index][key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=1e-3)
+            assert found[index].measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=1e-3)
     assert {(0, 0), (0, 1), (1, 0), (1, 1)} == set(events)
 
 
@@ -27,7 +28,7 @@ def test_a_seed_alone_is_the_same_in_a_process_of_its_own():
     found = dict(execute_all(configs, lambda *_: None, workers=1))
     for index, config in enumerate(configs):
         alone = execute(config)
-        assert {**found[index], "seconds": 0} == {**alone, "seconds": 0}
+        assert untimed(found[index]) == untimed(alone)
 
 
 def test_progress_counts_every_seed():
@@ -58,10 +59,10 @@ def test_methods_that_share_a_program_learn_as_they_do_alone():
     ]
     for config, found in zip(configs, execute_together(configs), strict=True):
         alone = execute(config)
-        assert found["config"] == alone["config"]
+        assert found.config == alone.config
         for key in MEASURES:
-            assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)
-        assert found["average_accuracy"]["per_seed"] == pytest.approx(alone["average_accuracy"]["per_seed"], abs=5e-3)
+            assert found.measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=0.02)
+        assert found.average_accuracy.per_seed == pytest.approx(alone.average_accuracy.per_seed, abs=5e-3)
 
 
 def test_one_that_fails_says_why():
@@ -83,6 +84,6 @@ def test_both_kinds_of_coreset_share_a_program():
         ]
         for config, found in zip(configs, execute_together(configs), strict=True):
             alone = execute(config)
-            assert found["config"] == alone["config"]
+            assert found.config == alone.config
             for key in MEASURES:
-                assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)
+                assert found.measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=0.02)

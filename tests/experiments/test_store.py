@@ -74,7 +74,7 @@ def test_the_life_of_a_cell(tmp_path):
         assert mine.take(config, retry=True) is None  # it is being tried
         assert other.complete(again, result_of(config))
         assert mine.take(config) == result_of(config)
-        assert mine.take(replace(config, preset="paper"))["preset"] == "paper"
+        assert mine.take(replace(config, preset="paper")).preset == "paper"
         assert mine.look(key(config)).kind == "done"
         mine.forget([key(config)])
         assert mine.look(key(config)).kind == "todo"

@@ -16,13 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made_up_cells import result_of
+from made_up_cells import result_of, untimed
 
 from evcl import experiments, methods
 from evcl.errors import EvclError
 from evcl.experiments import (
     Failure,
     Store,
+    Summary,
     configure,
     each_seed,
     engines,
@@ -34,7 +35,8 @@ from evcl.experiments import (
 )
 from evcl.experiments import cells as cells_module
 from evcl.experiments.engines import Inline, bundle, execute_program, local
-from evcl.experiments.run import MEASURES, Event, execute_together, merge, split
+from evcl.experiments.result import MEASURES, merge, split
+from evcl.experiments.run import Event, execute_together
 from evcl.experiments.store import key
 from evcl.report import find_results
 
@@ -157,8 +159,8 @@ def test_a_result_is_split_into_its_seeds_and_merged_again():
     (config,) = [configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={"epochs": 1})]
     result = execute(config)
     parts = split(result)
-    assert [part["seeds"] for part in parts] == [[3], [1]]
-    assert {**merge(parts), "seconds": 0} == {**result, "seconds": 0}
+    assert [part.seeds for part in parts] == [[3], [1]]
+    assert untimed(merge(parts)) == untimed(result)
 
 
 def test_cells_of_one_shape_share_a_program_and_each_gets_its_own_result():
@@ -175,9 +177,9 @@ def test_cells_of_one_shape_share_a_program_and_each_gets_its_own_result():
     found = execute_program([cells[i] for i in groups[0]], lambda some, event: None)
     together = [part for whole in execute_together(configs[:2]) for part in split(whole)]
     for cell, one, expected in zip(cells, found, together, strict=False):
-        assert one["seeds"] == list(cell.seeds)
-        assert one["config"]["strength"] == cell.settings.strength
-        assert all(one[name] == expected[name] for name in MEASURES)
+        assert one.seeds == list(cell.seeds)
+        assert one.config["strength"] == cell.settings.strength
+        assert all(one.measure(name) == expected.measure(name) for name in MEASURES)
 
 
 def test_whoever_takes_a_cell_over_goes_on_from_its_checkpoint(tmp_path):
@@ -195,7 +197,7 @@ def test_whoever_takes_a_cell_over_goes_on_from_its_checkpoint(tmp_path):
     heard = []
     ((_, found),) = work([cell], Store(tmp_path), Here(), lambda some, event: heard.append(event))
     assert min(event.task for event in heard if event.accuracy is None) == 2  # what is before it is learned
-    assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+    assert untimed(found) == untimed(whole)
     assert not kept.exists()
 
 
@@ -212,13 +214,13 @@ def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(
     engine = Here(replicas=100, run=run)
     found = dict(work(cells, Store(tmp_path), engine))
     assert found[3] == Failure("three is bad")
-    assert [found[i]["seeds"] for i in (0, 1, 2, 4)] == [[0], [1], [2], [4]]
+    assert [found[i].seeds for i in (0, 1, 2, 4)] == [[0], [1], [2], [4]]
     assert max(map(len, engine.started)) == 5
     again = Here(replicas=100, run=run)
     assert dict(work(cells, Store(tmp_path), again)) == found
     assert again.started == []
     later = Here(replicas=100, run=lambda some, *_: [result_of(cell) for cell in some])
-    assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3]["seeds"] == [3]
+    assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3].seeds == [3]
     assert [[cell.seeds for cell in program] for program in later.started] == [[(3,)]]
 
 
@@ -226,8 +228,8 @@ def test_a_loss_that_is_lost_is_a_failure_and_the_rest_goes_on(tmp_path):
     wild = configure("split-digits", "vcl", seeds=[0], tasks=1, given={"epochs": 1, "lr": 10, "std_lr_scale": 1000})
     found = dict(work([wild, *small(1)], Store(tmp_path), Here()))
     assert found[0].message.startswith("diverged")
-    assert found[0].result["average_accuracy"]["mean"] is None
-    assert found[1]["average_accuracy"]["mean"] > 0
+    assert found[0].result.average_accuracy.mean is None
+    assert found[1].average_accuracy.mean > 0
     assert dict(work([wild], Store(tmp_path), Here())) == {0: found[0]}
 
 
@@ -268,7 +270,7 @@ def test_a_process_that_dies_takes_no_other_cell_with_it(tmp_path, monkeypatch):
     assert "ended by SIGKILL, 2 times" in found[0].message
     assert (tmp_path / "log").read_text() == "xx"
     for i, cell in enumerate(small(3), 1):
-        assert {**found[i], "seconds": 0} == {**execute(cell), "seconds": 0}
+        assert untimed(found[i]) == untimed(execute(cell))
 
 
 DEADLY = """
@@ -315,9 +317,9 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
 def test_a_report_puts_the_seeds_of_a_sweep_together(tmp_path):
     cells = small(3) + small(2, lr=0.5)
     list(work(cells, Store(tmp_path), Here(run=lambda some, *_: [result_of(cell) for cell in some])))
-    found = sorted(find_results(tmp_path), key=lambda result: result["config"]["lr"])
-    assert [result["seeds"] for result in found] == [[0, 1, 2], [0, 1]]
-    assert found[0]["average_accuracy"] == {"mean": 0.5, "std": 0.0, "per_seed": [0.5] * 3}
+    found = sorted(find_results(tmp_path), key=lambda result: result.config["lr"])
+    assert [result.seeds for result in found] == [[0, 1, 2], [0, 1]]
+    assert found[0].average_accuracy == Summary(0.5, 0.0, [0.5] * 3)
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
@@ -370,7 +372,7 @@ def test_two_processes_share_a_sweep_and_one_finishes_what_the_other_began(count
     store = Store(folder)
     checked = [cell for cell in cells if key(cell) in again] + cells[:2]
     for cell in checked:
-        assert {**store.result(cell), "seconds": 0} == {**execute(cell), "seconds": 0}
+        assert untimed(store.result(cell)) == untimed(execute(cell))
     assert {store.look(key(cell)).kind for cell in cells} == {"done"}
     status, out, _ = evcl("status", folder)
     assert status == 0

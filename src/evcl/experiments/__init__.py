@@ -6,18 +6,16 @@ from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, re
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
+from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
 from evcl.experiments.resume import SECONDS, open_checkpoints
 from evcl.experiments.run import (
     MOST_SEEDS,
-    RESULT,
     Config,
     Event,
     check_writable,
     configure,
     execute,
-    merge,
     open_folder,
-    read_result,
     where,
     write_result,
 )
@@ -38,13 +36,16 @@ __all__ = [
     "Checkpoints",
     "Config",
     "Died",
+    "Environment",
     "Event",
     "Failure",
     "Forecast",
     "MakeEngine",
+    "Result",
     "Standing",
     "Stopped",
     "Store",
+    "Summary",
     "best_trial",
     "check_writable",
     "configure",

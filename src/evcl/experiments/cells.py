@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from evcl.experiments.engines import Engine, OnEvent, Outcome, bundle
+from evcl.experiments.result import Result
 from evcl.experiments.run import Config, Event
-from evcl.experiments.store import Claim, Failure, Result, Store, key
+from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]
 LOOKED_AT = 4096  # cells among which one program's are looked for
@@ -137,7 +138,7 @@ class _Desk:
             self._failed(claims[0], Failure(message))
             return
         for claim, result in zip(claims, outcome, strict=True):
-            if result["average_accuracy"]["mean"] is None:
+            if result.diverged:
                 self._failed(claim, Failure("diverged: the loss stopped being a number", result))
             elif self.store.complete(claim, result):
                 self._ended.append((claim.key, result))

@@ -30,15 +30,15 @@ import torch
 
 from evcl.errors import EvclError
 from evcl.experiments.plugins import load_plugins
+from evcl.experiments.result import Result, split
 from evcl.experiments.resume import describe
-from evcl.experiments.run import Config, Event, execute_together, programs, split
+from evcl.experiments.run import Config, Event, execute_together, programs
 from evcl.interrupts import deferred
 from evcl.training import Checkpoints, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
 GRACE = 60.0  # seconds that processes have to save themselves
 RETRIES = 2  # of a program whose process died, which need not be its own fault
-Result = dict[str, Any]
 Outcome = list[Result] | Exception  # of a program: a result for each cell, or why there is none
 OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, where they stand
 

@@ -8,8 +8,9 @@ from functools import partial
 
 from evcl.errors import EvclError
 from evcl.experiments.cells import MakeEngine, work
-from evcl.experiments.engines import Inline, Result, local
-from evcl.experiments.run import Config, Event, execute, merge
+from evcl.experiments.engines import Inline, local
+from evcl.experiments.result import Result, merge
+from evcl.experiments.run import Config, Event, execute
 from evcl.experiments.store import Failure, Store, Unkept, each_seed
 from evcl.ranks import Ranks
 from evcl.training import Checkpoints
@@ -80,9 +81,11 @@ def _merged(
 
     for c, outcome in work([cell for _, cell in cells], store, engine, heard, retry_failed=True, tolerant=tolerant):
         i, cell = cells[c]
-        if isinstance(outcome, Failure) and outcome.result is None:
+        result = outcome.result if isinstance(outcome, Failure) else outcome
+        if isinstance(outcome, Failure) and result is None:
             failed.append(f"{cell.name} seed {cell.seeds[0]}: {outcome.message}")
+        if result is None:
             continue
-        ended[i][cell.seeds[0]] = (outcome.result or {}) if isinstance(outcome, Failure) else outcome
+        ended[i][cell.seeds[0]] = result
         if len(ended[i]) == len(configs[i].seeds):
             yield i, merge([ended[i][seed] for seed in configs[i].seeds])

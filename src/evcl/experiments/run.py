@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import platform
 import threading
@@ -16,21 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
+from evcl.experiments.result import MEASURES, RESULT, Environment, Result, read_result, summarise, to_json
 from evcl.experiments.resume import owner, program_name
-from evcl.files import parsed, read_text, write_atomically
+from evcl.files import write_atomically
 from evcl.interrupts import deferred
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import Checkpoints, Progress, Run, Saver, StreamResult, learn_stream
 
-SCHEMA = 1
-RESULT = "result.json"
-MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
 MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
 
@@ -121,7 +119,7 @@ def execute(
     tolerant: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
     A loss that is lost is an error or, if `tolerant`, a result without an accuracy. `checkpoints`: see
@@ -160,7 +158,7 @@ def execute_together(
     tolerant: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
 
     A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
@@ -215,21 +213,24 @@ def execute_together(
     else:
         with deferred() as asked:
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], environment(lead.device), note)
+            saver = Saver(
+                replace(own, stop=stop), [owner(one) for one in configs], asdict(environment(lead.device)), note
+            )
             found = learn_stream(run, streams, after_epoch, after_task, saver)
             seconds = saver.seconds
     seconds /= len(configs)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [
-        {
-            "schema": SCHEMA,
-            **_identity(config),
-            "config": {**config.settings, **shape},
-            "seeds": list(config.seeds),
+        Result(
+            benchmark=config.benchmark,
+            method=config.method,
+            preset=config.preset,
+            config={**config.settings, **shape},
+            seeds=list(config.seeds),
             **_measures(found, range(i * count, (i + 1) * count)),
-            "seconds": round(seconds, 3),
-            "environment": environment(config.device),
-        }
+            seconds=round(seconds, 3),
+            environment=environment(config.device),
+        )
         for i, config in enumerate(configs)
     ]
 
@@ -252,46 +253,16 @@ def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
     return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
 
 
-def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of one configuration's seeds, run one by one, as one result."""
-    whole = dict(results[0])
-    whole["seeds"] = [seed for result in results for seed in result["seeds"]]
-    whole["accuracy"] = [matrix for result in results for matrix in result["accuracy"]]
-    whole["seconds"] = round(sum(result["seconds"] for result in results), 3)
-    for name in MEASURES:
-        each = [value for result in results for value in result[name]["per_seed"]]
-        whole[name] = _summary([math.nan if value is None else value for value in each])
-    return whole
-
-
-def split(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The result of several seeds as one of each: what `merge` makes one of. They share its time."""
-    count = len(result["seeds"])
-    parts = []
-    for k, seed in enumerate(result["seeds"]):
-        part = {**result, "seeds": [seed], "accuracy": [result["accuracy"][k]]}
-        part["seconds"] = round(result["seconds"] / count, 3)
-        for name in MEASURES:
-            value = result[name]["per_seed"][k]
-            part[name] = _summary([math.nan if value is None else value])
-        parts.append(part)
-    return parts
-
-
-def _identity(config: Config) -> dict[str, Any]:
-    return {"benchmark": config.benchmark, "method": config.method, "preset": config.preset}
-
-
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> Environment:
     from evcl import __version__
 
-    return {
-        "evcl": __version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
-        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-    }
+    return Environment(
+        evcl=__version__,
+        torch=str(torch.__version__),
+        device=torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        threads=torch.get_num_threads(),
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    )
 
 
 @cache
@@ -304,16 +275,13 @@ def _processor() -> str:
     return platform.processor() or "cpu"
 
 
-MEASURES = ("average_accuracy", "forgetting", "backward_transfer", "nll", "ece")
-
-
 def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
     matrices = found.accuracy[list(replicas)].numpy()
     tasks = list(zip(found.probabilities, found.labels, strict=True))
 
     def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
         """The mean over tasks, after the last one, of a measure of replica r's predictions."""
-        if bool(found.accuracy[r, -1].isnan().all()):  # lost: these are predictions of what was there before
+        if bool(found.accuracy[r, -1].isnan().all()):  # diverged: these are predictions of what was there before
             return math.nan
         return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
 
@@ -324,26 +292,21 @@ def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
         [per_task(metrics.nll, r) for r in replicas],
         [per_task(metrics.expected_calibration_error, r) for r in replicas],
     )
-    accuracy = [[[_number(v) for v in row] for row in matrix] for matrix in matrices.tolist()]
-    return {"accuracy": accuracy, **{name: _summary(each) for name, each in zip(MEASURES, values, strict=True)}}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _summary(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (n - 1; null for one seed) and the seeds' own values; null where not measured."""
-    if not all(math.isfinite(v) for v in values):
-        return {"mean": None, "std": None, "per_seed": [_number(v) for v in values]}
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "std": std, "per_seed": list(values)}
+    accuracy = [[[v if math.isfinite(v) else None for v in row] for row in matrix] for matrix in matrices.tolist()]
+    return {"accuracy": accuracy, **{name: summarise(each) for name, each in zip(MEASURES, values, strict=True)}}
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------
 
 
-def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> dict[str, Any] | None:
+def is_of(result: Result, config: Config) -> bool:
+    """Whether a result is that of a configuration. Its preset, whose settings are all there, may have another name."""
+    wanted = {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device}
+    same = (result.benchmark, result.method, result.seeds) == (config.benchmark, config.method, list(config.seeds))
+    return same and result.config | wanted == result.config
+
+
+def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> Result | None:
     """Make sure that the folder can take this run's result; returns the result if it is there already."""
     found = None
     try:
@@ -355,14 +318,9 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     if found is not None and not overwrite:
-        usual = {**found["config"], **config.settings, "tasks": config.tasks}
-        usual |= {"precision": config.precision, "device": config.device}
-        wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
-        if wanted == {key: found[key] for key in wanted}:
+        if is_of(found, config) and found.preset == config.preset:
             return found
-        raise EvclError(
-            f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
-        )
+        raise EvclError(f"{folder} holds another run ({found.benchmark} {found.method}): pass --overwrite or --out")
     check_writable(folder)
     return None
 
@@ -384,9 +342,9 @@ def check_writable(folder: Path) -> None:
                 path.rmdir()
 
 
-def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:
+def write_result(folder: Path, result: Result | Mapping[str, Any], name: str = RESULT) -> Path:
     """Write `result.json`, whole or not at all."""
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    text = to_json(result)
 
     def write(temporary: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -394,25 +352,3 @@ def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) ->
 
     write_atomically(folder / name, write)
     return folder / name
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file, checked to be one."""
-    try:
-        found = parsed(read_text(path, MOST_RESULT_BYTES))
-        for key, kind in _KINDS.items():
-            if not isinstance(found[key], kind):
-                raise ValueError(f"{key} is {type(found[key]).__name__}")
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"schema {found['schema']}")
-        found["config"]["tasks"], found["environment"]["device"], found["environment"]["platform"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EvclError(f"{path} is not a result of evcl ({type(error).__name__} {error})") from error
-    return dict(found)
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "schema": int, "benchmark": str, "method": str, "preset": str, "config": dict, "seeds": list, "accuracy": list,
-    "average_accuracy": dict, "forgetting": dict, "nll": dict, "ece": dict, "seconds": (int, float),
-    "environment": dict,
-}  # fmt: skip

@@ -35,13 +35,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from msgspec.structs import asdict
 
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.errors import EvclError, unknown
 from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import MOST_RESULT_BYTES, MOST_SEEDS, Config, Event, configure, where
+from evcl.experiments.result import MOST_RESULT_BYTES
+from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store, each_seed
 from evcl.files import parsed, read_text
 from evcl.settings import SEED
@@ -260,7 +262,8 @@ def tune(
     With a `store` a search that is stopped goes on where it was, and several processes share it.
     """
     start = time.perf_counter()
-    begun, machine = 0, {}
+    begun = 0
+    machine: dict[str, Any] = {}
 
     def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
         """The trials with these settings, best first."""
@@ -275,10 +278,10 @@ def tune(
                 configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine
             )
         )
-        machine = found[0]["environment"]
+        machine = asdict(found[0].environment)
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
-            made[method].append({"settings": settings, **found[i]["average_accuracy"]})
+            made[method].append({"settings": settings, **asdict(found[i].average_accuracy)})
         return {method: _ranked(some) for method, some in made.items()}
 
     earlier = _earlier(search, benchmark)
@@ -353,11 +356,11 @@ def read_found(path: Path, search: Search) -> dict[str, Any]:
     return found
 
 
-def recipe(results: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
+def recipe(searches: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
     """The one trial of a method that is best on all benchmarks together: by the mean of its distance to the best."""
     tables = [
-        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in result["tried"][method]}
-        for result in results
+        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in found["tried"][method]}
+        for found in searches
     ]
     best = [max(table.values()) for table in tables]
     everywhere = [key for key in tables[0] if all(key in table for table in tables)]
