@@ -99,7 +99,7 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
         else:
             mean = outcome.average_accuracy.mean
             how = "done" if mean is None else f"{100 * mean:.1f}%"
-        console.print(f"{ended} of {total}: {cell.name} seed {cell.seeds[0]}: {how}", soft_wrap=True)
+        console.print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
 
     if not console.is_terminal:
 

@@ -13,7 +13,7 @@ import pytest
 from made_up_cells import untimed
 
 from evcl.errors import EvclError
-from evcl.experiments import Store, configure, each_seed, local, ray_engine, work
+from evcl.experiments import Store, configure, local, ray_engine, work
 from evcl.experiments.store import key
 
 pytestmark = [
@@ -57,7 +57,7 @@ def busy_worker():
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.soak)])
 def test_a_node_is_removed_and_a_worker_killed_and_every_cell_has_its_result(count, cluster, tmp_path):
     config = configure("split-digits", "evcl", seeds=range(count), tasks=2, given={"epochs": 2})
-    cells = [cell for _, cell in each_seed([config])]
+    cells = config.cells
     ray_engine.connect(cluster.address)
     found, events = {}, work(cells, Store(tmp_path / "ray"), lambda heard: ray_engine.Ray("cpu", heard))
     for i, result in events:

@@ -20,7 +20,7 @@ from evcl.experiments.run import (
     write_result,
 )
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
-from evcl.experiments.store import CELLS, HIDDEN, Failure, Store, each_seed
+from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 from evcl.training import Checkpoints, Stopped
 
@@ -50,7 +50,6 @@ __all__ = [
     "check_writable",
     "configure",
     "cores",
-    "each_seed",
     "execute",
     "execute_all",
     "load_plugins",

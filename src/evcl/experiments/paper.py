@@ -12,7 +12,7 @@ from evcl.experiments.cells import MakeEngine
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import RESULT, Result
 from evcl.experiments.run import Config, Event, network, open_folder, write_result
-from evcl.experiments.store import HIDDEN, Store, each_seed, key
+from evcl.experiments.store import HIDDEN, Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
 PAPER_METHODS = (
@@ -80,7 +80,7 @@ def reproduce(
         for config, place in zip(configs, places, strict=True):
             open_folder(place, config, overwrite=True)
             (place / RESULT).unlink(missing_ok=True)
-        store.forget(key(cell) for _, cell in each_seed(configs))
+        store.forget(key(cell) for config in configs for cell in config.cells)
     todo = []
     for i, config in enumerate(configs):
         found = open_folder(places[i], config)
@@ -90,7 +90,7 @@ def reproduce(
             yield i, found
     if not todo:
         return
-    store.declare(cell for _, cell in each_seed(configs))
+    store.declare(cell for config in configs for cell in config.cells)
     forecast = Forecast([work(configs[i]) for i in todo])
 
     def heard(k: int, event: Event) -> None:

@@ -116,17 +116,6 @@ def merge(results: Sequence[Result]) -> Result:
     )
 
 
-def split(result: Result) -> list[Result]:
-    """The result of several seeds as one of each: what `merge` makes one of. They share its time."""
-    parts = []
-    for k, seed in enumerate(result.seeds):
-        measures = {name: summarise([result.measure(name).per_seed[k]]) for name in MEASURES}
-        accuracy = None if result.accuracy is None else [result.accuracy[k]]
-        seconds = round(result.seconds / len(result.seeds), 3)
-        parts.append(replace(result, seeds=[seed], accuracy=accuracy, seconds=seconds, **measures))
-    return parts
-
-
 def to_json(content: Result | Mapping[str, Any]) -> str:
     """The text of a file. By `json`, not by msgspec, which prints some floats in another way."""
     return json.dumps(msgspec.to_builtins(content), indent=1, allow_nan=False) + "\n"

@@ -21,7 +21,7 @@ from torch import Tensor
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
-from evcl.experiments.result import MEASURES, RESULT, Environment, Result, read_result, summarise, to_json
+from evcl.experiments.result import RESULT, Environment, Result, merge, read_result, summarise, to_json
 from evcl.experiments.resume import owner, program_name
 from evcl.files import write_atomically
 from evcl.interrupts import deferred
@@ -49,6 +49,17 @@ class Config:
     @property
     def name(self) -> str:
         return f"{self.benchmark} {self.method}"
+
+    @property
+    def cells(self) -> list[Config]:
+        """One for each seed: a cell is a configuration of one seed."""
+        return [replace(self, seeds=(seed,)) for seed in self.seeds]
+
+    @property
+    def seed(self) -> int:
+        """A cell's."""
+        (seed,) = self.seeds
+        return seed
 
 
 def configure(
@@ -122,64 +133,41 @@ def execute(
 ) -> Result:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
-    A loss that is lost is an error or, if `tolerant`, a result without an accuracy. `checkpoints`: see
-    `execute_together`.
+    If a seed diverges, raise; if `tolerant`, the result has no average accuracy. `checkpoints`: see `execute_together`.
     """
-    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)[0]
-
-
-def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
-    """Which configurations can share a program, of at most so many replicas: those that differ in real numbers only.
-
-    Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
-    """
-    found: list[tuple[Any, dict[str, Any], list[int]]] = []
-    for i, config in enumerate(configs):
-        method = methods.get(config.method)
-        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
-        key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
-        fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
-        if fixed.get("coreset", "none") != "none":
-            fixed["coreset"] = "some"  # which one is a replica's own
-        for other, known, members in found:
-            agree = all(known.get(name, value) == value for name, value in fixed.items())
-            if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
-                known.update(fixed)
-                members.append(i)
-                break
-        else:
-            found.append((key, fixed, [i]))
-    return [members for _, _, members in found]
+    return merge(
+        execute_together(config.cells, lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)
+    )
 
 
 def execute_together(
-    configs: Sequence[Config],
-    on_event: Callable[[int, Event], object] = lambda _, event: None,
+    cells: Sequence[Config],
+    on_event: Callable[[Sequence[int], Event], object] = lambda some, event: None,
     tolerant: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> list[Result]:
-    """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
+    """The results of cells that share a program (see `bundle`), each a replica of it; they share its time.
 
-    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
-    together, each of which calls this. With `checkpoints` the program saves itself on the way, at Ctrl-C and at
-    SIGTERM, in a folder of its own in theirs, and may go on from there. It is for the caller to remove them, once the
-    results are where they should be.
+    If a cell diverges, raise; if `tolerant`, its result has no accuracy. `on_event(indices, event)` hears of the cells
+    of one configuration. `ranks`: the processes that train them together, each of which calls this. With `checkpoints`
+    the program saves itself on the way, at Ctrl-C and at SIGTERM, in a folder of its own in theirs, and may go on from
+    there. It is for the caller to remove them, once the results are where they should be.
     """
+    configs = _configurations(cells)
     lead, count = configs[0], len(configs[0].seeds)
+    groups = [range(i, i + count) for i in range(0, len(cells), count)]  # of each configuration its cells
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
         benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
         for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
-    followed = [methods.get(config.method) for config in configs for _ in lead.seeds]
     everything = {name: value for config in configs for name, value in config.settings.items()}
-    settings = [Settings({**everything, **config.settings}) for config in configs for _ in lead.seeds]
     run = Run(
         network(streams[0]),
-        methods.together(followed),
-        settings,
-        lead.seeds * len(configs),
+        methods.together([methods.get(cell.method) for cell in cells]),
+        [Settings({**everything, **cell.settings}) for cell in cells],
+        [cell.seed for cell in cells],
         draw=True,
         device=lead.device,
         precision=lead.precision,
@@ -189,23 +177,24 @@ def execute_together(
     tasks = len(streams[0])
     now = Event(lead.seeds, 0, tasks, 0.0)
 
-    def hear(i: int, event: Event) -> None:
+    def hear(group: Sequence[int], event: Event) -> None:
         nonlocal now
         now = event
-        on_event(i, event)
+        on_event(group, event)
 
     def after_epoch(task: int, progress: Progress) -> None:
         done = progress.epoch / progress.epochs
-        for i, config in enumerate(configs):
-            hear(i, Event(config.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
+        for group in groups:
+            hear(group, Event(lead.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
 
     def after_task(task: int, accuracy: Tensor) -> None:
-        for i, (config, part) in enumerate(zip(configs, accuracy.split(count), strict=True)):
-            hear(i, Event(config.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
+        for group, part in zip(groups, accuracy.split(count), strict=True):
+            hear(group, Event(lead.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
 
     def note(text: str) -> None:
-        on_event(0, replace(now, seeds=lead.seeds, accuracy=None, note=text))
+        on_event(groups[0], replace(now, accuracy=None, note=text))
 
+    where = environment(lead.device)
     if checkpoints is None:
         start = time.perf_counter()
         found = learn_stream(run, streams, after_epoch, after_task)
@@ -213,26 +202,21 @@ def execute_together(
     else:
         with deferred() as asked:
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            saver = Saver(
-                replace(own, stop=stop), [owner(one) for one in configs], asdict(environment(lead.device)), note
-            )
+            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], asdict(where), note)
             found = learn_stream(run, streams, after_epoch, after_task, saver)
             seconds = saver.seconds
-    seconds /= len(configs)
+    seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
-    return [
-        Result(
-            benchmark=config.benchmark,
-            method=config.method,
-            preset=config.preset,
-            config={**config.settings, **shape},
-            seeds=list(config.seeds),
-            **_measures(found, range(i * count, (i + 1) * count)),
-            seconds=round(seconds, 3),
-            environment=environment(config.device),
-        )
-        for i, config in enumerate(configs)
-    ]
+    return [_result(cell, r, found, shape, seconds, where) for r, cell in enumerate(cells)]
+
+
+def _configurations(cells: Sequence[Config]) -> list[Config]:
+    """What a program's cells are the seeds of."""
+    seeds = tuple(dict.fromkeys(cell.seed for cell in cells))
+    configs = [replace(cell, seeds=seeds) for cell in cells[:: len(seeds)]]
+    if [cell for config in configs for cell in config.cells] != list(cells):
+        raise ValueError("a program's cells are configurations one after the other, each with the same seeds")
+    return configs
 
 
 def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
@@ -275,25 +259,33 @@ def _processor() -> str:
     return platform.processor() or "cpu"
 
 
-def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
-    matrices = found.accuracy[list(replicas)].numpy()
-    tasks = list(zip(found.probabilities, found.labels, strict=True))
+def _result(
+    cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, where: Environment
+) -> Result:
+    """What a cell came to, as replica r of its program."""
+    matrix = found.accuracy[r].numpy()
+    diverged = bool(np.isnan(matrix[-1]).all())  # the predictions are those from before
 
-    def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
-        """The mean over tasks, after the last one, of a measure of replica r's predictions."""
-        if bool(found.accuracy[r, -1].isnan().all()):  # diverged: these are predictions of what was there before
-            return math.nan
-        return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
+    def per_task(measure: Callable[[Any, Any], float]) -> float:
+        """The mean over tasks, after the last one."""
+        each = zip(found.probabilities, found.labels, strict=True)
+        return math.nan if diverged else float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each]))
 
-    values = (
-        [metrics.average_accuracy(m) for m in matrices],
-        [metrics.forgetting(m) for m in matrices],
-        [metrics.backward_transfer(m) for m in matrices],
-        [per_task(metrics.nll, r) for r in replicas],
-        [per_task(metrics.expected_calibration_error, r) for r in replicas],
+    return Result(
+        benchmark=cell.benchmark,
+        method=cell.method,
+        preset=cell.preset,
+        config={**cell.settings, **shape},
+        seeds=list(cell.seeds),
+        accuracy=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
+        average_accuracy=summarise([metrics.average_accuracy(matrix)]),
+        forgetting=summarise([metrics.forgetting(matrix)]),
+        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
+        nll=summarise([per_task(metrics.nll)]),
+        ece=summarise([per_task(metrics.expected_calibration_error)]),
+        seconds=seconds,
+        environment=where,
     )
-    accuracy = [[[v if math.isfinite(v) else None for v in row] for row in matrix] for matrix in matrices.tolist()]
-    return {"accuracy": accuracy, **{name: summarise(each) for name, each in zip(MEASURES, values, strict=True)}}
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------

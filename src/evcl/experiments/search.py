@@ -44,7 +44,7 @@ from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
-from evcl.experiments.store import Store, each_seed
+from evcl.experiments.store import Store
 from evcl.files import parsed, read_text
 from evcl.settings import SEED
 
@@ -272,7 +272,7 @@ def tune(
         configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
         before, begun = begun, begun + len(each)
         if store is not None:
-            store.declare(cell for _, cell in each_seed(configs))
+            store.declare(cell for config in configs for cell in config.cells)
         found = dict(
             execute_all(
                 configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine

@@ -27,13 +27,13 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace as altered
+from msgspec.structs import replace
 
 from evcl.errors import EvclError
 from evcl.experiments.result import RESULT, Result, read_result, to_json
@@ -261,7 +261,7 @@ class Store:
         found = read_result(path)
         if not is_of(found, config):
             raise EvclError(f"{path} is not the result of {config.name}: remove its folder to run it again")
-        return altered(found, preset=config.preset)
+        return replace(found, preset=config.preset)
 
     def accuracy(self, key: str) -> float | None:
         """The average accuracy of a cell that is done."""
@@ -386,10 +386,3 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(parsed(text))
     except (ValueError, TypeError) as error:
         raise EvclError(f"{path} cannot be read: {error}") from error
-
-
-def each_seed(configs: Iterable[Config]) -> Iterator[tuple[int, Config]]:
-    """(index of the configuration, cell) of all seeds."""
-    for i, config in enumerate(configs):
-        for seed in config.seeds:
-            yield i, replace(config, seeds=(seed,))

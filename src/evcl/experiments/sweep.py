@@ -62,7 +62,7 @@ def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list
                 config = configure(benchmark, method, preset, seeds, tasks, point)
             except (EvclError, TypeError) as error:
                 _blame(file, table, point, str(error))
-            cells += [replace(config, seeds=(seed,), device=device, precision=precision) for seed in config.seeds]
+            cells += replace(config, device=device, precision=precision).cells
             if len(cells) > MOST_CELLS:
                 raise EvclError(f"{path} asks for more than {MOST_CELLS} cells: make several sweeps of it")
     return cells
