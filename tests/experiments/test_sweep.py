@@ -117,6 +117,8 @@ def test_a_file_asks_for_grids_times_draws_times_seeds(file):
         ("epochs = 1", "epochs = 0", r"line 7: settings\.epochs: epochs must be a whole number of at least 1"),
         ("[1, 10]", '[1, "a"]', r"line 10: methods\.evcl\.strength: strength must be a finite number"),
         ("[1, 10]", "[]", r"line 10: methods\.evcl\.strength: a grid needs one value"),
+        ("[1, 10]", '1\nfisher = "strength"', r"line 11: methods\.evcl\.fisher: fisher must be one of"),
+        ("draws = 3", "preset = []", r"line 4: preset: unknown preset"),
         ("strength =", "strenth =", r"line 10: methods\.evcl\.strenth: unknown setting of evcl 'strenth'; did you"),
         ("lr = {low = 1e-4", "lr = {low = 0", r"line 11: methods\.evcl\.lr: lr must be a value, choices"),
         ("draws = 3", "", r"line 11: methods\.evcl\.lr: is drawn: say how often"),

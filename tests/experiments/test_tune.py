@@ -169,6 +169,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
             "line 11: methods.slow.strength",
         ),
         ("epochs = 1", "epochs = -1", "line 9: methods.slow.epochs: is refused on split-digits: epochs must be"),
+        ('"natural"', '"epochs"', "line 10: methods.slow.std_update: is refused on split-digits: std_update must be"),
         ("epochs = 1", "epoch = 1", "line 9: methods.slow.epoch: is refused"),
         ('"split-digits"', '"split-digits:99"', "line 2: benchmarks: is refused: tasks of split-digits must be"),
         ('"paper"', '"pepper"', "line 6: preset: is refused"),

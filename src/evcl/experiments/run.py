@@ -81,10 +81,10 @@ def configure(
     count = benchmarks.check_tasks(entry, tasks)
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen, count), **(given or {})})
     if not 0 < len(seeds) <= MOST_SEEDS:
-        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}")
+        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
     if len(set(seeds)) != len(seeds):
-        raise EvclError(f"seeds must be different numbers, not {list(seeds)}")
+        raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,12 +139,11 @@ def _short(value: Any) -> str:
 
 
 def _try(file: ConfigFile, key: tuple[str, ...], check: Callable[[], T], where: str = "") -> T:
-    """What `check` finds; what it refuses stands at this key, or at one that its message names."""
+    """What `check` finds; what it refuses stands at the setting that it is about, or at this key."""
     try:
         return check()
     except EvclError as error:
-        words = [*re.findall(r"[\w-]+", str(error))[:2], *re.findall(r"'([\w-]+)'", str(error))]
-        places = [place for word in words for place in ((*key, word), (word,))]
+        places = [] if error.setting is None else [(*key, error.setting), (error.setting,)]
         named = [place for place in places if file.line(place) not in (None, file.line(key), file.line(place[:-1]))]
         file.bad((*named, key)[0], f"is refused{where}: {error}")
 
@@ -223,7 +221,8 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
     low, high = spec.get("low"), spec.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not 0 < low < high:
-        raise EvclError(f"{name} must be a value, choices = [...], or low and high, above 0, not {dict(spec)}")
+        wanted = "a value, choices = [...], or low and high, above 0"
+        raise EvclError(f"{name} must be {wanted}, not {dict(spec)}", setting=name)
     value = math.exp(math.log(low) + at * math.log(high / low))
     return min(max(float(f"{value:.3g}"), low), high)
 
