@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, best_trial, read_result
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, best_trial, read_result
+from evcl.experiments.search import Trial
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +32,11 @@ def groups(name: str) -> list[Group]:
     """The results of a folder, in the paper's order."""
     found = by_benchmark(find_results(RESULTS / name)).values()
     order = {benchmark: i for i, benchmark in enumerate(PAPER_BENCHMARKS)}
-    return sorted(found, key=lambda group: order.get(group.lines[0].result["benchmark"], len(order)))
+    return sorted(found, key=lambda group: order.get(group.lines[0].result.benchmark, len(order)))
 
 
 def of(group: Group, method: str) -> Line:
-    return next(line for line in group.lines if line.result["method"] == method)
+    return next(line for line in group.lines if line.result.method == method)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -73,25 +74,28 @@ def aims(name: str) -> str:
         cells = [f"`{benchmark}`"]
         for folder, aim in zip(("recipe", "tuned"), wanted, strict=True):
             summary = next(
-                of(g, "evcl").summary("average_accuracy")
+                of(g, "evcl").result.average_accuracy
                 for g in groups(folder)
-                if g.lines[0].result["benchmark"] == benchmark
+                if g.lines[0].result.benchmark == benchmark
             )
-            mean = 100 * summary["mean"]
-            cells += [f"{aim:.1f}", f"{mean:.2f} ± {100 * summary['std']:.2f}{'' if mean >= aim else ' (missed)'}"]
+            cells += [f"{aim:.1f}", beside(aim, summary)]
         rows.append(cells)
-    ten = read_result(RESULTS / "ten-tasks" / "evcl" / RESULT)["average_accuracy"]
-    mean = 100 * ten["mean"]
-    reached = f"{mean:.2f} ± {100 * ten['std']:.2f}{'' if mean >= TEN_TASKS else ' (missed)'}"
+    ten = read_result(RESULTS / "ten-tasks" / "evcl" / RESULT).average_accuracy
+    reached = beside(TEN_TASKS, ten)
     rows.append(["`permuted-mnist`, 10 tasks", "", "", f"{TEN_TASKS:.1f}", reached])
     return table(["", "aim, one recipe", "one recipe", "aim, tuned", "tuned"], rows)
+
+
+def beside(aim: float, summary: Summary) -> str:
+    """What was reached, and whether that is less than the aim."""
+    return f"{percent(summary)}{'' if 100 * (summary.mean or 0) >= aim else ' (missed)'}"
 
 
 def coresets(name: str) -> str:
     """EVCL and VCL with and without coresets, the settings those of `tuned`; then EVCL minus VCL, both with one."""
     tuned, own = groups("tuned"), groups(name)
     ours = {
-        f"EVCL + {label}": [next(x for x in g.lines if x.result["config"]["coreset"] == kind) for g in own]
+        f"EVCL + {label}": [next(x for x in g.lines if x.result.config["coreset"] == kind) for g in own]
         for kind, label in (("random", "random coreset"), ("kcenter", "k-center coreset"))
     }
     theirs = {
@@ -99,7 +103,7 @@ def coresets(name: str) -> str:
         for method in ("vcl-random-coreset", "vcl-kcenter-coreset")
     }
     rows = {"EVCL": [of(g, "evcl") for g in tuned], **ours, **theirs, "joint": [of(g, "joint") for g in tuned]}
-    cells = [[label, *(percent(x.summary("average_accuracy")) for x in lines)] for label, lines in rows.items()]
+    cells = [[label, *(percent(x.result.average_accuracy) for x in lines)] for label, lines in rows.items()]
     for a, b in product(ours, theirs):
         cells.append([f"{a} minus {b}", *(difference(x, y) for x, y in zip(ours[a], theirs[b], strict=True))])
     return table(["method", *(g.name for g in tuned)], cells)
@@ -124,26 +128,33 @@ def trials(name: str) -> str:
     return table(["method", *PAPER_BENCHMARKS], rows)
 
 
+def measured(trial: Trial) -> Summary:
+    return Summary(trial["mean"], trial["std"], list(trial["per_seed"]))
+
+
 def confirmed(name: str) -> str:
     """The validation accuracy of what was chosen, in the last round that measured it with seeds of its own."""
     every = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "search").glob(f"{name}*/*.json"))]
     found = {one["benchmark"]: one for one in every if "confirmed" in one}
-    rows = [[method, *(percent(best_trial(found[b], method)) for b in PAPER_BENCHMARKS)] for method in PAPER_METHODS]
+    rows = [
+        [method, *(percent(measured(best_trial(found[b], method))) for b in PAPER_BENCHMARKS)]
+        for method in PAPER_METHODS
+    ]
     return table(["method", *PAPER_BENCHMARKS], rows)
 
 
 def architectures(name: str) -> str:
     """Accuracy after the last task, forgetting in brackets: a column a network; then EVCL minus the others."""
     found = groups(name)
-    methods = [line.result["method"] for line in found[0].lines]
+    methods = [line.result.method for line in found[0].lines]
     rows = []
     for method in methods:
         cells = [of(found[0], method).label]
         for group in found:
             line = of(group, method)
-            forgetting = line.summary("forgetting")["mean"]
+            forgetting = line.result.forgetting.mean
             lost = "" if forgetting is None else f" ({100 * forgetting:.1f})"
-            cells.append(f"{percent(line.summary('average_accuracy'))}{lost}")
+            cells.append(f"{percent(line.result.average_accuracy)}{lost}")
         rows.append(cells)
     for method in methods:
         if method not in ("evcl", "joint"):

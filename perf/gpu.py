@@ -127,7 +127,7 @@ def paper(precision: str) -> None:
     with watched() as times:
         for i, result in execute_all(configs, lambda i, event: None):
             name, method = configs[i].benchmark, configs[i].method
-            seconds[name, method] = result["seconds"]
+            seconds[name, method] = result.seconds
     whole = time.perf_counter() - start
     print(f"\nthe whole paper, evaluation included: {whole:.1f} s; each program's own seconds (several run at a time):")
     print(f"{'':<22}" + "".join(f"{method.replace('-coreset', ''):>13}" for method in PAPER))

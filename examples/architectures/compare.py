@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -109,14 +108,14 @@ def compare(name: str, search: Search, out: Path, seeds: int, tasks: int | None,
     for folder, config in zip(folders, configs, strict=True):
         result = experiments.read_result(folder / experiments.RESULT)
         tried = 100 * (found["tried"][config.method][0]["mean"] or 0)
-        numbers = [text(result[measure]) for measure in ("average_accuracy", "forgetting")]
+        numbers = [text(result.average_accuracy), text(result.forgetting)]
         print(f"  {config.method:8} {tried:11.2f} {numbers[0]:>16} {numbers[1]:>16}", flush=True)
 
 
-def text(summary: dict[str, Any]) -> str:
-    if summary["mean"] is None:
+def text(summary: experiments.Summary) -> str:
+    if summary.mean is None:
         return "-"
-    return f"{100 * summary['mean']:.2f} ± {100 * (summary['std'] or 0):.2f}"
+    return f"{100 * summary.mean:.2f} ± {100 * (summary.std or 0):.2f}"
 
 
 def main(words: Sequence[str] | None = None) -> None:

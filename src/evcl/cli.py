@@ -23,7 +23,7 @@ from rich.table import Table
 
 from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, sweep_cli, tables_cli
 from evcl.errors import Diverged, EvclError, unknown
-from evcl.experiments import Config, Event
+from evcl.experiments import Config, Event, Result
 from evcl.options import Usage, settings, usage
 from evcl.sweep_cli import Address, EngineName, Workers
 
@@ -141,7 +141,7 @@ def run(
 DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
 
 
-def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float) -> dict[str, Any]:
+def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float) -> Result:
     """A run's result: found, or made here."""
     checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
     result = experiments.open_folder(folder, config, overwrite or checkpoints.resume)
@@ -153,7 +153,7 @@ def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds:
     return _kept(config, folder, checkpoints)
 
 
-def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> dict[str, Any] | None:
+def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> Result | None:
     """The same of a run that several processes share; the first of them finds it or writes it, and alone has it."""
     result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
     if group.first(result is not None, config.device):
@@ -167,7 +167,7 @@ def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -
     return result
 
 
-def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) -> dict[str, Any]:
+def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) -> Result:
     """The result of a run, written; until then its checkpoints are kept."""
     again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
     try:
@@ -267,8 +267,8 @@ def reproduce(
 def _forecast(total: int) -> Iterator[Any]:
     """One bar for all runs with the time that is left; yields what hears of events and of results."""
 
-    def on_result(count: int, config: Config, result: dict[str, Any]) -> None:
-        mean = result["average_accuracy"]["mean"]
+    def on_result(count: int, config: Config, result: Result) -> None:
+        mean = result.average_accuracy.mean
         accuracy = "lost" if mean is None else f"{100 * mean:.1f}%"
         console.print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
 
@@ -456,7 +456,7 @@ def _line(config: Config, event: Event) -> None:
         console.print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
 
 
-def _print_tables(results: list[dict[str, Any]]) -> None:
+def _print_tables(results: list[Result]) -> None:
     from evcl.report import COLUMNS, by_benchmark, caption, rows
 
     for name, group in by_benchmark(results).items():

@@ -8,10 +8,10 @@ from typing import Self
 
 
 class EvclError(ValueError):
-    """Something the caller can put right; the message says how. `setting` names the setting it is about, if any."""
+    """Something the caller can put right; the message says how. `setting`: the name of the setting it is about."""
 
-    def __init__(self, *message: object, setting: str | None = None) -> None:
-        super().__init__(*message)
+    def __init__(self, message: str = "", *, setting: str | None = None) -> None:
+        super().__init__(message)
         self.setting = setting
 
     def within(self, where: str) -> Self:
@@ -36,9 +36,9 @@ class NoWeight(EvclError, AttributeError):
     """A weight that a Bayesian layer does not have; an AttributeError too, so that `hasattr` says no."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None = None) -> UnknownName:
     """An unknown name: the nearest known one if there is one, else all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
-    return UnknownName(f"unknown {kind} {name!r}; {hint}")
+    return UnknownName(f"unknown {kind} {name!r}; {hint}", setting=setting)

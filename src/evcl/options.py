@@ -18,7 +18,7 @@ def usage() -> Iterator[None]:
     try:
         yield
     except EvclError as error:
-        raise Usage(str(error)) from error
+        raise Usage(str(error), setting=error.setting) from error
 
 
 def settings(pairs: list[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from evcl.errors import EvclError, unknown
 
 T = TypeVar("T")
+LONGEST_NAME = 200  # letters
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -20,6 +21,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def add(self, name: str, entry: T, *, overwrite: bool = False) -> None:
         if not isinstance(name, str) or not name or name != name.strip():
             raise EvclError(f"a {self._kind} needs a name without blanks around it, not {name!r}")
+        if len(name) > LONGEST_NAME:
+            raise EvclError(f"a {self._kind}'s name has at most {LONGEST_NAME} letters, not {len(name)}")
         if name in self._entries and not overwrite:
             raise EvclError(f"{self._kind} {name!r} is registered already: choose another name, or pass overwrite=True")
         self._entries[name] = entry

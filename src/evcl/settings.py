@@ -31,11 +31,11 @@ class Setting:
         if self.choices:
             if value in self.choices:
                 return str(value)
-            raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
+            raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}", setting=name)
         whole = isinstance(self.default, int)
         number = _whole(value) if whole else _real(value)
         if number is None or isinstance(value, bool) or not self._inside(number):
-            raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}")
+            raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}", setting=name)
         return number
 
     def _inside(self, number: float) -> bool:
@@ -153,7 +153,7 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
     """The defaults of `known` with the `given` values checked and put in their place."""
     for name in given:
         if name not in known:
-            raise unknown(f"setting of {owner}", name, known)
+            raise unknown(f"setting of {owner}", name, known, setting=name)
     return Settings({name: setting.check(name, given.get(name, setting.default)) for name, setting in known.items()})
 
 

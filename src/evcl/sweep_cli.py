@@ -18,7 +18,7 @@ from rich.table import Table
 
 from evcl import experiments
 from evcl.errors import EvclError
-from evcl.experiments import Config, Event, Failure
+from evcl.experiments import Config, Event, Failure, Result
 from evcl.options import Usage, usage
 
 console = Console(highlight=False)
@@ -93,17 +93,17 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
     """A line a cell and, on a terminal, a bar for all; yields what hears of events and of ends."""
     ended = 0
 
-    def line(cell: Config, outcome: dict[str, Any] | Failure) -> None:
-        how = (
-            f"failed: {outcome.message}"
-            if isinstance(outcome, Failure)
-            else f"{100 * outcome['average_accuracy']['mean']:.1f}%"
-        )
-        console.print(f"{ended} of {total}: {cell.name} seed {cell.seeds[0]}: {how}", soft_wrap=True)
+    def line(cell: Config, outcome: Result | Failure) -> None:
+        if isinstance(outcome, Failure):
+            how = f"failed: {outcome.message}"
+        else:
+            mean = outcome.average_accuracy.mean
+            how = "done" if mean is None else f"{100 * mean:.1f}%"
+        console.print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
 
     if not console.is_terminal:
 
-        def told(i: int, cell: Config, outcome: dict[str, Any] | Failure) -> None:
+        def told(i: int, cell: Config, outcome: Result | Failure) -> None:
             nonlocal ended
             ended += 1
             line(cell, outcome)
@@ -119,7 +119,7 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
             parts.update(dict.fromkeys(some, event.done))
             bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
 
-        def end(i: int, cell: Config, outcome: dict[str, Any] | Failure) -> None:
+        def end(i: int, cell: Config, outcome: Result | Failure) -> None:
             nonlocal ended
             ended += 1
             parts.pop(i, None)

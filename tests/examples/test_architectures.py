@@ -94,7 +94,7 @@ def test_the_other_networks_learn_too(name, example, subset, monkeypatch):
     monkeypatch.setenv("ARCHITECTURES_DATA", str(subset))
     given = {"epochs": 1, "batch_size": 500, "fisher_examples": 4, "predict_samples": 1, "init_std": 1e-3}
     result = execute(configure(name, "evcl", seeds=[0], tasks=1, given=given))
-    assert result["average_accuracy"]["mean"] > 0
+    assert result.average_accuracy.mean > 0
 
 
 def test_the_subset_is_written_and_read(example, tmp_path, monkeypatch, capsys):

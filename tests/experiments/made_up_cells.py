@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from evcl.experiments.run import MEASURES
+from msgspec.structs import replace
+
+from evcl.experiments import Environment, Result
+from evcl.experiments.result import MEASURES, summarise
 
 
 def result_of(config, accuracy=0.5):
     matrix = [[accuracy if k <= t else None for k in range(config.tasks)] for t in range(config.tasks)]
-    one = {"mean": accuracy, "std": None, "per_seed": [accuracy]}
-    return {
-        "schema": 1, "benchmark": config.benchmark, "method": config.method, "preset": config.preset,
-        "config": {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device},
-        "seeds": list(config.seeds), "accuracy": [matrix],
-        **dict.fromkeys(MEASURES, one), "seconds": 1.0,
-        "environment": {"device": "a", "platform": "b"},
-    }  # fmt: skip
+    return Result(
+        benchmark=config.benchmark,
+        method=config.method,
+        preset=config.preset,
+        config={**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device},
+        seeds=list(config.seeds),
+        accuracy=[matrix],
+        **dict.fromkeys(MEASURES, summarise([accuracy])),
+        seconds=1.0,
+        environment=Environment("0.1.0", "2.13.0", "a", 1, "b"),
+    )
+
+
+def untimed(result):
+    return replace(result, seconds=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import multiprocessing
 import os
 import random
@@ -13,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
+from made_up_cells import untimed
 
 from evcl.cli import main
-from evcl.experiments import configure, execute
-from evcl.experiments.run import merge
+from evcl.experiments import configure, execute, merge, read_result
 from evcl.training import Checkpoints, Run
 from evcl.training.checkpoint import newest
 
@@ -85,8 +83,8 @@ def never_interrupted(folder, seeds, epochs):
     """The result, and the bits, of the same run in this process."""
     config = configure("split-digits", "evcl", seeds=seeds, tasks=3, given={"epochs": epochs})
     kept = Checkpoints(folder / "r" / "checkpoint", 0)
-    results = [execute(replace(config, seeds=(seed,)), checkpoints=kept) for seed in seeds]
-    return {**merge(results), "seconds": 0}, bits(folder)
+    results = [execute(cell, checkpoints=kept) for cell in config.cells]
+    return untimed(merge(results)), bits(folder)
 
 
 @pytest.fixture
@@ -97,7 +95,7 @@ def gone_on_with(evcl, monkeypatch):
     def call(command, folder):
         status, _, err = evcl(*command, "--out", folder / "r", "--resume")
         assert (status, err) == (0, "")
-        return {**json.loads((folder / "r" / "result.json").read_text()), "seconds": 0}, bits(folder)
+        return untimed(read_result(folder / "r" / "result.json")), bits(folder)
 
     return call
 
@@ -194,7 +192,7 @@ def test_the_processes_of_the_seeds(tmp_path, gone_on_with):
     _, err = killed.communicate(timeout=120)
     assert (killed.returncode, err) == (0, "")
     whole = never_interrupted(tmp_path / "whole", (0, 1), 10)
-    assert {**json.loads((tmp_path / "r" / "result.json").read_text()), "seconds": 0} == whole[0]
+    assert untimed(read_result(tmp_path / "r" / "result.json")) == whole[0]
     again = tmp_path / "again"
     parent = start(command, again, AT_A_STEP.format(folder=again, whom="os.getppid()", how="SIGKILL"))
     parent.communicate(timeout=120)

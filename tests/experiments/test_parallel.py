@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import pytest
+from made_up_cells import untimed
 
-from evcl.experiments import configure, execute, execute_all
-from evcl.experiments.run import MEASURES, execute_together, programs
+from evcl.experiments import configure, execute, execute_all, merge
+from evcl.experiments.programs import programs
+from evcl.experiments.result import MEASURES
+from evcl.experiments.run import execute_together
 
 GIVEN = {"epochs": 1}
+
+
+def together(configs):
+    """Their results, when all their seeds share a program."""
+    found, count = execute_together([cell for config in configs for cell in config.cells]), len(configs[0].seeds)
+    return [merge(found[i : i + count]) for i in range(0, len(found), count)]
 
 
 def test_runs_in_parallel_are_the_runs_alone():
@@ -14,11 +23,10 @@ def test_runs_in_parallel_are_the_runs_alone():
     found = dict(execute_all(configs, lambda index, event: events.append((index, event.task)), workers=2))
     for index, config in enumerate(configs):
         alone = execute(config)  # both seeds in one program: they agree up to rounding
-        assert found[index].keys() == alone.keys()
         for key in ("benchmark", "method", "preset", "config", "seeds", "environment"):
-            assert found[index][key] == alone[key]
+            assert getattr(found[index], key) == getattr(alone, key)
         for key in MEASURES:
-            assert found[index][key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=1e-3)
+            assert found[index].measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=1e-3)
     assert {(0, 0), (0, 1), (1, 0), (1, 1)} == set(events)
 
 
@@ -27,7 +35,7 @@ def test_a_seed_alone_is_the_same_in_a_process_of_its_own():
     found = dict(execute_all(configs, lambda *_: None, workers=1))
     for index, config in enumerate(configs):
         alone = execute(config)
-        assert {**found[index], "seconds": 0} == {**alone, "seconds": 0}
+        assert untimed(found[index]) == untimed(alone)
 
 
 def test_progress_counts_every_seed():
@@ -56,12 +64,12 @@ def test_methods_that_share_a_program_learn_as_they_do_alone():
         configure("permuted-digits", method, "paper", [3, 1], tasks=3, given={**given, **more})
         for method, more in (("evcl", {"strength": 1.0}), ("vcl", {}), ("evcl", {"strength": 1e4}))
     ]
-    for config, found in zip(configs, execute_together(configs), strict=True):
+    for config, found in zip(configs, together(configs), strict=True):
         alone = execute(config)
-        assert found["config"] == alone["config"]
+        assert found.config == alone.config
         for key in MEASURES:
-            assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)
-        assert found["average_accuracy"]["per_seed"] == pytest.approx(alone["average_accuracy"]["per_seed"], abs=5e-3)
+            assert found.measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=0.02)
+        assert found.average_accuracy.per_seed == pytest.approx(alone.average_accuracy.per_seed, abs=5e-3)
 
 
 def test_one_that_fails_says_why():
@@ -81,8 +89,8 @@ def test_both_kinds_of_coreset_share_a_program():
             configure("permuted-digits", kind.format(name), seeds=[3, 1], tasks=2, given=given)
             for name in ("random", "kcenter")
         ]
-        for config, found in zip(configs, execute_together(configs), strict=True):
+        for config, found in zip(configs, together(configs), strict=True):
             alone = execute(config)
-            assert found["config"] == alone["config"]
+            assert found.config == alone.config
             for key in MEASURES:
-                assert found[key]["per_seed"] == pytest.approx(alone[key]["per_seed"], abs=0.02)
+                assert found.measure(key).per_seed == pytest.approx(alone.measure(key).per_seed, abs=0.02)

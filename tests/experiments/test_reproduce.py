@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 
 from evcl.errors import EvclError
-from evcl.experiments import Forecast, configure, execute, reproduce, standing
+from evcl.experiments import Forecast, configure, execute, read_result, reproduce, standing
 from evcl.experiments.engines import Inline
 from evcl.experiments.paper import work
 from evcl.report import find_results
@@ -58,9 +57,9 @@ def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
     first = dict(reproduce(wanted, tmp_path))
     assert first.keys() == {0, 1}
     for i, config in enumerate(wanted):
-        stored = json.loads((tmp_path / "split-digits" / config.method / "result.json").read_text())
+        stored = read_result(tmp_path / "split-digits" / config.method / "result.json")
         assert stored == first[i]
-        assert first[i]["seeds"] == [0, 1]
+        assert first[i].seeds == [0, 1]
     monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_, **__: pytest.fail("run again"))
     assert dict(reproduce(wanted, tmp_path)) == first
 
@@ -91,8 +90,8 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
     assert [path.name for path in (tmp_path / "split-digits" / "evcl").iterdir()] == ["result.json"]
     assert [each.state.kind for each in standing(tmp_path)] == ["done", "done"]
     alone = [execute(configs("evcl", seeds=(seed,))[0]) for seed in (0, 1)]
-    assert result["accuracy"] == [one["accuracy"][0] for one in alone]
-    assert result["nll"]["per_seed"] == [one["nll"]["mean"] for one in alone]
+    assert result.accuracy == [one.accuracy[0] for one in alone]
+    assert result.nll.per_seed == [one.nll.mean for one in alone]
     assert len(find_results(tmp_path)) == 1  # its cells are not shown beside it
 
 
@@ -102,7 +101,7 @@ def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_pa
     with pytest.raises(EvclError, match="holds another run"):
         list(reproduce([many], tmp_path))
     ((_, result),) = reproduce([many], tmp_path, overwrite=True)
-    assert result["config"]["epochs"] == 2
+    assert result.config["epochs"] == 2
 
 
 def test_one_that_diverges_does_not_stop_the_others(tmp_path):
@@ -110,9 +109,9 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path):
     each = list(reproduce([wild, *configs("naive")], tmp_path))
     assert sorted(i for i, _ in each) == [0, 1]  # one result each, though both seeds are lost
     found = dict(each)
-    assert found[0]["average_accuracy"]["mean"] is None
-    assert found[0]["nll"]["mean"] is None
-    assert found[1]["average_accuracy"]["mean"] > 0.5
+    assert found[0].average_accuracy.mean is None
+    assert found[0].nll.mean is None
+    assert found[1].average_accuracy.mean > 0.5
     assert [path.parent.name for path in tmp_path.glob("split-digits/*/*.json")] == ["naive"]
 
 

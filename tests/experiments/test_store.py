@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from made_up_cells import result_of
 
 from evcl.errors import EvclError
-from evcl.experiments import configure, store
+from evcl.experiments import Config, configure, store
+from evcl.experiments.resume import program_name
 from evcl.experiments.store import MISSED, Claim, Failure, Silence, Store, key
 from evcl.files import write_once
+from evcl.settings import Settings
 
 
 def cell(seed=0, method="naive", **given):
@@ -37,6 +39,16 @@ def test_a_key_names_what_decides_the_numbers_and_nothing_else(monkeypatch):
     assert len(names) == 1 + len(others)
     monkeypatch.setattr(store, "NUMBERS", store.NUMBERS + 1)
     assert key(config) not in names
+
+
+def test_keys_and_checkpoint_folders_are_those_of_earlier_versions():
+    """Stores are shared by users of several versions."""
+    both = [Settings({"lr": lr, "epochs": 1, "fisher": "exact"}) for lr in (1e-5, 1e-2)]
+    one, other = (Config("split-digits", "vcl", "tuned", (0, 7), 2, s, "cuda", "tf32") for s in both)
+    assert key(one.cells[1]) == "76a2fc967a7da3632a41"
+    assert program_name(one.cells[1:]) == "seed-7"
+    assert program_name([one]) == "program-c020cb7e97dd6ee7"
+    assert program_name([one, other]) == "program-c8067a79d4fa919a"
 
 
 def test_a_file_is_written_once_and_whole(tmp_path, monkeypatch):
@@ -74,7 +86,7 @@ def test_the_life_of_a_cell(tmp_path):
         assert mine.take(config, retry=True) is None  # it is being tried
         assert other.complete(again, result_of(config))
         assert mine.take(config) == result_of(config)
-        assert mine.take(replace(config, preset="paper"))["preset"] == "paper"
+        assert mine.take(replace(config, preset="paper")).preset == "paper"
         assert mine.look(key(config)).kind == "done"
         mine.forget([key(config)])
         assert mine.look(key(config)).kind == "todo"

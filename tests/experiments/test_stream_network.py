@@ -33,10 +33,10 @@ def test_it_is_what_learns(benchmark, monkeypatch):
     given = {"epochs": 5, "lr": 0.01, "batch_size": 32}
     results = [execute(configure(benchmark, "vcl", "paper", [0], 1, given)) for _ in range(2)]
     assert seen
-    assert results[0]["accuracy"] == results[1]["accuracy"]
-    assert results[0]["average_accuracy"]["mean"] > 0.9
-    assert results[0]["config"]["network"] == "convolutional"
-    assert "hidden" not in results[0]["config"]
+    assert results[0].accuracy == results[1].accuracy
+    assert results[0].average_accuracy.mean > 0.9
+    assert results[0].config["network"] == "convolutional"
+    assert "hidden" not in results[0].config
     assert settings(results[0])["network"] == "convolutional"
 
 

@@ -16,15 +16,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made_up_cells import result_of
+from made_up_cells import result_of, untimed
 
 from evcl import experiments, methods
 from evcl.errors import EvclError
 from evcl.experiments import (
     Failure,
     Store,
+    Summary,
     configure,
-    each_seed,
     engines,
     execute,
     load_plugins,
@@ -33,8 +33,10 @@ from evcl.experiments import (
     work,
 )
 from evcl.experiments import cells as cells_module
-from evcl.experiments.engines import Inline, bundle, execute_program, local
-from evcl.experiments.run import MEASURES, Event, execute_together, merge, split
+from evcl.experiments.engines import Inline, local
+from evcl.experiments.programs import bundle
+from evcl.experiments.result import merge
+from evcl.experiments.run import Event, execute_together
 from evcl.experiments.store import key
 from evcl.report import find_results
 
@@ -67,8 +69,7 @@ def file(tmp_path):
 
 
 def small(count, **given):
-    (config,) = [configure("split-digits", "naive", seeds=range(count), tasks=1, given={"epochs": 1, **given})]
-    return [cell for _, cell in each_seed([config])]
+    return configure("split-digits", "naive", seeds=range(count), tasks=1, given={"epochs": 1, **given}).cells
 
 
 class Here(Inline):
@@ -116,6 +117,8 @@ def test_a_file_asks_for_grids_times_draws_times_seeds(file):
         ("epochs = 1", "epochs = 0", r"line 7: settings\.epochs: epochs must be a whole number of at least 1"),
         ("[1, 10]", '[1, "a"]', r"line 10: methods\.evcl\.strength: strength must be a finite number"),
         ("[1, 10]", "[]", r"line 10: methods\.evcl\.strength: a grid needs one value"),
+        ("[1, 10]", '1\nfisher = "strength"', r"line 11: methods\.evcl\.fisher: fisher must be one of"),
+        ("draws = 3", "preset = []", r"line 4: preset: unknown preset"),
         ("strength =", "strenth =", r"line 10: methods\.evcl\.strenth: unknown setting of evcl 'strenth'; did you"),
         ("lr = {low = 1e-4", "lr = {low = 0", r"line 11: methods\.evcl\.lr: lr must be a value, choices"),
         ("draws = 3", "", r"line 11: methods\.evcl\.lr: is drawn: say how often"),
@@ -153,35 +156,44 @@ def test_a_file_is_a_file_of_a_sweep(tmp_path, evcl):
 # --- programs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_split_into_its_seeds_and_merged_again():
-    (config,) = [configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={"epochs": 1})]
-    result = execute(config)
-    parts = split(result)
-    assert [part["seeds"] for part in parts] == [[3], [1]]
-    assert {**merge(parts), "seconds": 0} == {**result, "seconds": 0}
+def test_the_results_of_seeds_side_by_side_are_merged_into_that_of_the_configuration():
+    config = configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={"epochs": 1})
+    parts = execute_together(config.cells)
+    assert [part.seeds for part in parts] == [[3], [1]]
+    assert all(part.average_accuracy.std is None for part in parts)
+    result = merge(parts)
+    assert untimed(result) == untimed(execute(config))
+    assert result.seeds == [3, 1]
+    assert result.accuracy == [part.accuracy[0] for part in parts]
+    assert result.nll.per_seed == [part.nll.mean for part in parts]
+    assert result.seconds == round(sum(part.seconds for part in parts), 3)
+
+
+def test_a_program_is_a_grid_of_configurations_and_seeds():
+    cells = [cell for s in (1, 9) for cell in configure("split-digits", "evcl", given={"strength": s}).cells]
+    with pytest.raises(ValueError, match="each with the same seeds"):
+        execute_together(cells[:4])
+    with pytest.raises(ValueError, match="each with the same seeds"):
+        execute_together([*cells[:3], *cells[:2:-1]])
 
 
 def test_cells_of_one_shape_share_a_program_and_each_gets_its_own_result():
     given = {"epochs": 1, "init_std": 0.05}
     configs = [configure("split-digits", "evcl", seeds=[3, 1], tasks=2, given={**given, "strength": s}) for s in (1, 9)]
     configs += [configure("split-digits", "ewc", seeds=[3, 1], tasks=2, given={"epochs": 1})]
-    cells = [cell for _, cell in each_seed(configs)]
+    cells = [cell for config in configs for cell in config.cells]
     shuffled = [cells[i] for i in (5, 0, 3, 2, 1, 4)]
     assert bundle(shuffled, 1) == [[i] for i in range(6)]
     groups = bundle(cells, 100)
     assert groups == [[0, 1, 2, 3], [4, 5]]
     assert bundle(cells, 2) == [[0, 1], [2, 3], [4, 5]]
     assert sorted(i for group in bundle(shuffled, 100) for i in group) == list(range(6))
-    found = execute_program([cells[i] for i in groups[0]], lambda some, event: None)
-    together = [part for whole in execute_together(configs[:2]) for part in split(whole)]
-    for cell, one, expected in zip(cells, found, together, strict=False):
-        assert one["seeds"] == list(cell.seeds)
-        assert one["config"]["strength"] == cell.settings.strength
-        assert all(one[name] == expected[name] for name in MEASURES)
+    found = execute_together([cells[i] for i in groups[0]])
+    assert [(one.seeds[0], one.config["strength"]) for one in found] == [(3, 1), (1, 1), (3, 9), (1, 9)]
 
 
 def test_whoever_takes_a_cell_over_goes_on_from_its_checkpoint(tmp_path):
-    (cell,) = (cell for _, cell in each_seed([configure("split-digits", "naive", seeds=[3], given={"epochs": 2})]))
+    cell = configure("split-digits", "naive", seeds=[3], given={"epochs": 2})
     whole = execute(cell)
 
     def stop(some, event):
@@ -195,12 +207,12 @@ def test_whoever_takes_a_cell_over_goes_on_from_its_checkpoint(tmp_path):
     heard = []
     ((_, found),) = work([cell], Store(tmp_path), Here(), lambda some, event: heard.append(event))
     assert min(event.task for event in heard if event.accuracy is None) == 2  # what is before it is learned
-    assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+    assert untimed(found) == untimed(whole)
     assert not kept.exists()
 
 
 def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(tmp_path):
-    cells = [cell for _, cell in each_seed([configure("split-digits", "naive", seeds=range(5), tasks=1)])]
+    cells = configure("split-digits", "naive", seeds=range(5), tasks=1).cells
 
     def run(some, on_event, checkpoints):
         if len(some) > 2:
@@ -212,22 +224,44 @@ def test_a_program_that_fails_is_run_in_halves_until_each_cell_fails_for_itself(
     engine = Here(replicas=100, run=run)
     found = dict(work(cells, Store(tmp_path), engine))
     assert found[3] == Failure("three is bad")
-    assert [found[i]["seeds"] for i in (0, 1, 2, 4)] == [[0], [1], [2], [4]]
+    assert [found[i].seeds for i in (0, 1, 2, 4)] == [[0], [1], [2], [4]]
     assert max(map(len, engine.started)) == 5
     again = Here(replicas=100, run=run)
     assert dict(work(cells, Store(tmp_path), again)) == found
     assert again.started == []
     later = Here(replicas=100, run=lambda some, *_: [result_of(cell) for cell in some])
-    assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3]["seeds"] == [3]
+    assert dict(work(cells, Store(tmp_path), later, retry_failed=True))[3].seeds == [3]
     assert [[cell.seeds for cell in program] for program in later.started] == [[(3,)]]
+
+
+def test_halves_of_a_program_are_programs_again(tmp_path):
+    """Three seeds of three configurations do not halve evenly: each part has the same seeds of all its own."""
+    rates = (0.1, 0.2, 0.3)
+    cells = [cell for lr in rates for cell in configure("split-digits", "naive", tasks=1, given={"lr": lr}).cells]
+
+    def run(some, on_event, checkpoints):
+        if len(some) > 4:
+            raise MemoryError("too many")
+        return [result_of(cell) for cell in some]
+
+    engine = Here(replicas=100, run=run)
+    found = dict(work(cells, Store(tmp_path), engine))
+    assert {i: (one.seeds, one.config["lr"]) for i, one in found.items()} == {
+        i: ([cell.seed], cell.settings.lr) for i, cell in enumerate(cells)
+    }
+    for program in engine.started:
+        configs = {cell.settings.lr for cell in program}
+        assert [cell.seed for cell in program] == [cell.seed for cell in program[: len(program) // len(configs)]] * len(
+            configs
+        )
 
 
 def test_a_loss_that_is_lost_is_a_failure_and_the_rest_goes_on(tmp_path):
     wild = configure("split-digits", "vcl", seeds=[0], tasks=1, given={"epochs": 1, "lr": 10, "std_lr_scale": 1000})
     found = dict(work([wild, *small(1)], Store(tmp_path), Here()))
     assert found[0].message.startswith("diverged")
-    assert found[0].result["average_accuracy"]["mean"] is None
-    assert found[1]["average_accuracy"]["mean"] > 0
+    assert found[0].result.average_accuracy.mean is None
+    assert found[1].average_accuracy.mean > 0
     assert dict(work([wild], Store(tmp_path), Here())) == {0: found[0]}
 
 
@@ -268,7 +302,7 @@ def test_a_process_that_dies_takes_no_other_cell_with_it(tmp_path, monkeypatch):
     assert "ended by SIGKILL, 2 times" in found[0].message
     assert (tmp_path / "log").read_text() == "xx"
     for i, cell in enumerate(small(3), 1):
-        assert {**found[i], "seconds": 0} == {**execute(cell), "seconds": 0}
+        assert untimed(found[i]) == untimed(execute(cell))
 
 
 DEADLY = """
@@ -291,22 +325,22 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     cells, meet = small(4), threading.Barrier(4)
 
-    def run(some, on_event, tolerant, checkpoints):
+    def run(some, on_event, tolerant, checkpoints=None):
         meet.wait(60)  # all four are running
         on_event([0], Event(some[0].seeds, 0, 1, 1.0))
         return [result_of(cell) for cell in some]
 
-    monkeypatch.setattr(engines, "execute_program", run)
+    monkeypatch.setattr(engines, "execute_together", run)
     monkeypatch.setattr(engines.Threads, "replicas", 1)
     heard = []
     found = dict(work(cells, Store(tmp_path), partial(engines.Threads, "fp32"), lambda some, event: heard.append(some)))
     assert found == {i: result_of(cell) for i, cell in enumerate(cells)}
     assert sorted(heard) == [[0], [1], [2], [3]]
 
-    def broken(some, on_event, tolerant, checkpoints):
+    def broken(some, on_event, tolerant, checkpoints=None):
         raise torch.AcceleratorError("an illegal memory access")
 
-    monkeypatch.setattr(engines, "execute_program", broken)
+    monkeypatch.setattr(engines, "execute_together", broken)
     with pytest.raises(EvclError, match="the GPU cannot be used any more"):
         list(work(small(5)[4:], Store(tmp_path), partial(engines.Threads, "fp32")))
     assert Store(tmp_path).look(key(small(5)[4])).kind == "stale"  # nobody's fault but the GPU's: to be run elsewhere
@@ -315,9 +349,9 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
 def test_a_report_puts_the_seeds_of_a_sweep_together(tmp_path):
     cells = small(3) + small(2, lr=0.5)
     list(work(cells, Store(tmp_path), Here(run=lambda some, *_: [result_of(cell) for cell in some])))
-    found = sorted(find_results(tmp_path), key=lambda result: result["config"]["lr"])
-    assert [result["seeds"] for result in found] == [[0, 1, 2], [0, 1]]
-    assert found[0]["average_accuracy"] == {"mean": 0.5, "std": 0.0, "per_seed": [0.5] * 3}
+    found = sorted(find_results(tmp_path), key=lambda result: result.config["lr"])
+    assert [result.seeds for result in found] == [[0, 1, 2], [0, 1]]
+    assert found[0].average_accuracy == Summary(0.5, 0.0, [0.5] * 3)
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
@@ -370,7 +404,7 @@ def test_two_processes_share_a_sweep_and_one_finishes_what_the_other_began(count
     store = Store(folder)
     checked = [cell for cell in cells if key(cell) in again] + cells[:2]
     for cell in checked:
-        assert {**store.result(cell), "seconds": 0} == {**execute(cell), "seconds": 0}
+        assert untimed(store.result(cell)) == untimed(execute(cell))
     assert {store.look(key(cell)).kind for cell in cells} == {"done"}
     status, out, _ = evcl("status", folder)
     assert status == 0

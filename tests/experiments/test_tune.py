@@ -97,7 +97,7 @@ def test_the_best_of_this_search_and_earlier_ones_are_measured_again(search, tmp
         assert best_trial(found, method) == again[0]
         settings = {**again[0]["settings"], "validation": 0.2}
         alone = execute(configure("split-digits", of, "paper", [9], given=settings))
-        assert again[0]["per_seed"] == pytest.approx(alone["average_accuracy"]["per_seed"])
+        assert again[0]["per_seed"] == pytest.approx(alone.average_accuracy.per_seed)
     (tmp_path / "first" / "split-digits.json").unlink()
     with pytest.raises(EvclError, match="not what a search found"):
         tune(asked, "split-digits")
@@ -113,7 +113,7 @@ def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
         best = found["tried"][method][0]
         settings = {**best["settings"], "validation": 0.2}
         alone = [execute(configure("split-digits", of, "paper", [seed], given=settings)) for seed in (7, 8)]
-        assert best["per_seed"] == pytest.approx([one["average_accuracy"]["mean"] for one in alone])
+        assert best["per_seed"] == pytest.approx([one.average_accuracy.mean for one in alone])
 
 
 def test_one_recipe_is_the_trial_that_loses_least_everywhere():
@@ -169,6 +169,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
             "line 11: methods.slow.strength",
         ),
         ("epochs = 1", "epochs = -1", "line 9: methods.slow.epochs: is refused on split-digits: epochs must be"),
+        ('"natural"', '"epochs"', "line 10: methods.slow.std_update: is refused on split-digits: std_update must be"),
         ("epochs = 1", "epoch = 1", "line 9: methods.slow.epoch: is refused"),
         ('"split-digits"', '"split-digits:99"', "line 2: benchmarks: is refused: tasks of split-digits must be"),
         ('"paper"', '"pepper"', "line 6: preset: is refused"),

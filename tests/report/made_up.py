@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from evcl import metrics
+from evcl.experiments import Environment, Result
+from evcl.experiments.result import summarise, to_json
 
-MACHINE = {"evcl": "0.1.0", "torch": "2.13.0", "device": "cpu", "threads": 1, "platform": "somewhere"}
-
-
-def summary(values):
-    if any(v is None or np.isnan(v) for v in values):
-        return {"mean": None, "std": None, "per_seed": [None] * len(values)}
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "std": std, "per_seed": [float(v) for v in values]}
+MACHINE = Environment(evcl="0.1.0", torch="2.13.0", device="cpu", threads=1, platform="somewhere")
 
 
 def matrix(last, tasks, joint):
@@ -34,27 +27,27 @@ def result(
 ):
     """A result whose average accuracy is `last`, a value a seed."""
     matrices = [matrix(value, tasks, method == "joint") for value in last]
-    return {
-        "schema": 1,
-        "benchmark": benchmark,
-        "method": method,
-        "preset": preset,
-        "config": {"epochs": 2, "validation": 0.0, "tasks": tasks, "hidden": [8], "precision": "fp32", "device": "cpu"}
-        | config,
-        "seeds": list(range(len(last))) if seeds is None else list(seeds),
-        "accuracy": [[[None if np.isnan(v) else v for v in row] for row in m.tolist()] for m in matrices],
-        "average_accuracy": summary([metrics.average_accuracy(m) for m in matrices]),
-        "forgetting": summary([metrics.forgetting(m) for m in matrices]),
-        "nll": summary([1 - value for value in last]),
-        "ece": summary([(1 - value) / 10 for value in last]),
-        "seconds": 1.234,
-        "environment": MACHINE,
-    }
+    usual = {"epochs": 2, "validation": 0.0, "tasks": tasks, "hidden": [8], "precision": "fp32", "device": "cpu"}
+    return Result(
+        benchmark=benchmark,
+        method=method,
+        preset=preset,
+        config=usual | config,
+        seeds=list(range(len(last))) if seeds is None else list(seeds),
+        accuracy=[[[None if np.isnan(v) else v for v in row] for row in m.tolist()] for m in matrices],
+        average_accuracy=summarise([metrics.average_accuracy(m) for m in matrices]),
+        forgetting=summarise([metrics.forgetting(m) for m in matrices]),
+        backward_transfer=summarise([metrics.backward_transfer(m) for m in matrices]),
+        nll=summarise([1 - value for value in last]),
+        ece=summarise([(1 - value) / 10 for value in last]),
+        seconds=1.234,
+        environment=MACHINE,
+    )
 
 
 def write(folder, *results):
     for number, one in enumerate(results):
         place = folder / f"{number}"
         place.mkdir(parents=True)
-        (place / "result.json").write_text(json.dumps(one), "utf-8")
+        (place / "result.json").write_text(to_json(one), "utf-8")
     return folder

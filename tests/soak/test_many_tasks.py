@@ -46,7 +46,7 @@ def check(seconds, memory, result, tasks):
     first, last = (statistics.median(part) for part in (seconds[10 : 10 + tenth], seconds[-tenth:]))
     assert last < 1.5 * first, f"{1000 * first:.1f} ms a task at first, {1000 * last:.1f} ms at the end"
     assert memory[-2] < memory[9] + 8, f"{memory[9]:.1f} MB after task 10, {memory[-2]:.1f} MB at the end"
-    (matrix,) = result["accuracy"]
+    (matrix,) = result.accuracy
     assert [sum(value is not None for value in row) for row in matrix] == list(range(1, tasks + 1))
 
 

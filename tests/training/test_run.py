@@ -269,7 +269,7 @@ def test_evcl_vcl_and_ewc_end_above_naive():
     found = {}
     for method in ("evcl", "vcl", "ewc", "naive"):
         config = configure("permuted-digits", method, seeds=[0], tasks=3, given={"epochs": 30})
-        found[method] = execute(config)["average_accuracy"]["mean"]
+        found[method] = execute(config).average_accuracy.mean
     assert found["naive"] < 0.75
     assert min(found["evcl"], found["vcl"], found["ewc"]) > found["naive"] + 0.05
     assert found["evcl"] > found["vcl"]

@@ -225,13 +225,13 @@ def test_a_coreset_restores_what_vcl_forgets():
     found = {}
     for method in ("vcl", *VCL):
         config = configure("permuted-digits", method, seeds=[0], given={"epochs": 10})
-        found[method] = execute(config)["average_accuracy"]["mean"]
+        found[method] = execute(config).average_accuracy.mean
     assert min(found[method] for method in VCL) > found["vcl"] + 0.1
 
 
 def test_the_result_names_the_coreset_and_a_name_is_not_contradicted():
     config = configure("split-digits", "evcl", seeds=[0], tasks=1, given={"epochs": 1, "coreset": "kcenter"})
-    assert execute(config)["config"]["coreset"] == "kcenter"
+    assert execute(config).config["coreset"] == "kcenter"
     for method, kind in (("vcl", "none"), (VCL[0], "random"), (VCL[1], "kcenter"), (ONLY[0], "random")):
         settings = configure("split-mnist", method, "paper").settings
         assert (settings.coreset, settings.coreset_size) == (kind, 200)

@@ -6,23 +6,21 @@ from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, re
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
+from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
 from evcl.experiments.resume import SECONDS, open_checkpoints
 from evcl.experiments.run import (
     MOST_SEEDS,
-    RESULT,
     Config,
     Event,
     check_writable,
     configure,
     execute,
-    merge,
     open_folder,
-    read_result,
     where,
     write_result,
 )
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
-from evcl.experiments.store import CELLS, HIDDEN, Failure, Store, each_seed
+from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 from evcl.training import Checkpoints, Stopped
 
@@ -38,18 +36,20 @@ __all__ = [
     "Checkpoints",
     "Config",
     "Died",
+    "Environment",
     "Event",
     "Failure",
     "Forecast",
     "MakeEngine",
+    "Result",
     "Standing",
     "Stopped",
     "Store",
+    "Summary",
     "best_trial",
     "check_writable",
     "configure",
     "cores",
-    "each_seed",
     "execute",
     "execute_all",
     "load_plugins",

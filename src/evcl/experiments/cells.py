@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from evcl.experiments.engines import Engine, OnEvent, Outcome, bundle
+from evcl.experiments.engines import Engine, OnEvent, Outcome
+from evcl.experiments.programs import bundle
+from evcl.experiments.result import Result
 from evcl.experiments.run import Config, Event
-from evcl.experiments.store import Claim, Failure, Result, Store, key
+from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]
 LOOKED_AT = 4096  # cells among which one program's are looked for
@@ -32,15 +34,15 @@ def work(
     failed before are tried once more. `on_event(indices, event)` hears of cells that share an event.
     """
     with store:
-        desk = _Desk(cells, store, retry_failed)
 
         def heard(number: int, some: Sequence[int], event: Event) -> None:
             on_event([i for k in some for i in desk.places[desk.running[number][k].key]], event)
 
         at = engine(heard)
         try:
+            desk = _Desk(cells, store, retry_failed, at.replicas)
             while desk.unfinished:
-                while at.free() > 0 and (number := desk.next(at.replicas)) is not None:
+                while at.free() > 0 and (number := desk.next()) is not None:
                     program = desk.configs(number)
                     at.start(number, program, store.checkpoints(program[0]))
                 yield from desk.found()
@@ -57,8 +59,8 @@ def work(
 class _Desk:
     """What is to be done, what is being done here, and what has been found out."""
 
-    def __init__(self, cells: Sequence[Config], store: Store, retry_failed: bool) -> None:
-        self.cells, self.store = cells, store
+    def __init__(self, cells: Sequence[Config], store: Store, retry_failed: bool, replicas: int) -> None:
+        self.cells, self.store, self.replicas = cells, store, replicas
         self.places: dict[str, list[int]] = {}  # cells that are asked for twice are run once
         for i, cell in enumerate(cells):
             self.places.setdefault(key(cell), []).append(i)
@@ -79,24 +81,24 @@ class _Desk:
     def configs(self, number: int) -> list[Config]:
         return [self.config(claim.key) for claim in self.running[number]]
 
-    def next(self, replicas: int) -> int | None:
+    def next(self) -> int | None:
         """The number of a program that has been claimed; None if there is none now."""
         if not self.ready and time.monotonic() >= self._next_look:
-            self._claim(replicas)
+            self._claim()
         if not self.ready:
             return None
         number = next(self.numbers)
         self.running[number] = self.ready.popleft()
         return number
 
-    def _claim(self, replicas: int) -> None:
+    def _claim(self) -> None:
         """Claim a program's cells. Where all are others' now, the next look is a while later, the longer looking takes:
         many who wait must not keep the file system busy.
         """
         begun, left = time.monotonic(), len(self.waiting)
         while left > 0:
-            some = [self.waiting[i] for i in range(min(left, LOOKED_AT if replicas > 1 else 1))]
-            group = {some[i] for i in bundle([self.config(name) for name in some], replicas)[0]}
+            some = [self.waiting[i] for i in range(min(left, LOOKED_AT if self.replicas > 1 else 1))]
+            group = {some[i] for i in bundle([self.config(name) for name in some], self.replicas)[0]}
             mine, theirs = [], []
             for _ in some:
                 self.waiting.popleft()
@@ -113,11 +115,14 @@ class _Desk:
             self.waiting.extend(theirs)
             left -= len(group)
             if mine:
-                for part in bundle([self.config(claim.key) for claim in mine], replicas):
-                    self.ready.append([mine[i] for i in part])
+                self._make_ready(mine)
                 return
         taken = time.monotonic() - begun
         self._next_look = time.monotonic() + min(max(POLL, 10 * taken), LONGEST)
+
+    def _make_ready(self, claims: Sequence[Claim]) -> None:
+        for part in bundle([self.config(claim.key) for claim in claims], self.replicas):
+            self.ready.append([claims[i] for i in part])
 
     def pause(self) -> float:
         """How long to wait for what runs here, at most."""
@@ -131,13 +136,14 @@ class _Desk:
         if isinstance(outcome, Exception):
             if len(claims) > 1:
                 half = len(claims) // 2
-                self.ready.extend([claims[:half], claims[half:]])
+                self._make_ready(claims[:half])
+                self._make_ready(claims[half:])
                 return
             message = " ".join(str(outcome).split()) or type(outcome).__name__
             self._failed(claims[0], Failure(message))
             return
         for claim, result in zip(claims, outcome, strict=True):
-            if result["average_accuracy"]["mean"] is None:
+            if result.diverged:
                 self._failed(claim, Failure("diverged: the loss stopped being a number", result))
             elif self.store.complete(claim, result):
                 self._ended.append((claim.key, result))

@@ -10,7 +10,6 @@ a few programs run at a time, each in a thread: one alone leaves gaps. `ray_engi
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import queue
@@ -30,15 +29,14 @@ import torch
 
 from evcl.errors import EvclError
 from evcl.experiments.plugins import load_plugins
-from evcl.experiments.resume import describe
-from evcl.experiments.run import Config, Event, execute_together, programs, split
+from evcl.experiments.result import Result
+from evcl.experiments.run import Config, Event, execute_together
 from evcl.interrupts import deferred
 from evcl.training import Checkpoints, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
 GRACE = 60.0  # seconds that processes have to save themselves
 RETRIES = 2  # of a program whose process died, which need not be its own fault
-Result = dict[str, Any]
 Outcome = list[Result] | Exception  # of a program: a result for each cell, or why there is none
 OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, where they stand
 
@@ -67,50 +65,6 @@ class Engine(Protocol):
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
-    """Which cells train in one program: seeds of one configuration, and configurations of one shape."""
-    if replicas == 1:
-        return [[i] for i in range(len(cells))]
-    groups = _by_configuration(cells, replicas)
-    merged = [_merged(cells, group) for group in groups]
-    return [[i for g in program for i in groups[g]] for program in programs(merged, replicas)]
-
-
-def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
-    """Which cells differ in their seed alone, at most so many together."""
-    groups: dict[str, list[list[int]]] = {}
-    for i, cell in enumerate(cells):
-        same = groups.setdefault(json.dumps({**describe(cell), "seeds": cell.preset}, sort_keys=True), [[]])
-        if len(same[-1]) == most:
-            same.append([])
-        same[-1].append(i)
-    return [group for same in groups.values() for group in same]
-
-
-def _merged(cells: Sequence[Config], group: Sequence[int]) -> Config:
-    return replace(cells[group[0]], seeds=tuple(seed for i in group for seed in cells[i].seeds))
-
-
-def execute_program(
-    cells: Sequence[Config],
-    on_event: Callable[[Sequence[int], Event], object],
-    tolerant: bool = True,
-    checkpoints: Checkpoints | None = None,
-) -> list[Result]:
-    """The results of cells that share a program (see `bundle`). A loss that is lost has no accuracy, if `tolerant`."""
-    groups = _by_configuration(cells, len(cells))
-    together = execute_together(
-        [_merged(cells, group) for group in groups],
-        lambda g, event: on_event(groups[g], event),
-        tolerant,
-        checkpoints=checkpoints,
-    )
-    found: dict[int, Result] = {}
-    for group, result in zip(groups, together, strict=True):
-        found |= zip(group, split(result) if len(group) > 1 else [result], strict=True)
-    return [found[i] for i in range(len(cells))]
 
 
 def local(device: str, precision: str, on_event: OnEvent, workers: int | None = None, tolerant: bool = True) -> Engine:
@@ -155,7 +109,7 @@ class Inline:
         on_event: Callable[[Sequence[int], Event], object],
         checkpoints: Checkpoints | None,
     ) -> list[Result]:
-        return execute_program(cells, on_event, self.tolerant, checkpoints)
+        return execute_together(cells, on_event, self.tolerant, checkpoints=checkpoints)
 
     def close(self) -> None:
         self.waiting = []
@@ -189,8 +143,8 @@ def _work(pipe: Connection, tolerant: bool) -> None:
         while True:
             cells, checkpoints = pipe.recv()
             try:
-                outcome: Outcome = execute_program(
-                    cells, lambda some, event: pipe.send((some, event)), tolerant, checkpoints
+                outcome: Outcome = execute_together(
+                    cells, lambda some, event: pipe.send((some, event)), tolerant, checkpoints=checkpoints
                 )
             except Exception as error:
                 outcome = portable(error)
@@ -343,7 +297,7 @@ class Threads:
 
         def work() -> list[Result]:
             with torch.cuda.stream(streams().run):
-                return execute_program(cells, tell, self.tolerant, own)
+                return execute_together(cells, tell, self.tolerant, checkpoints=own)
 
         self.pending[self.pool.submit(work)] = number
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from evcl import benchmarks, methods
 from evcl.experiments.cells import MakeEngine
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import RESULT, Config, Event, network, open_folder, write_result
-from evcl.experiments.store import HIDDEN, Store, each_seed, key
+from evcl.experiments.result import RESULT, Result
+from evcl.experiments.run import Config, Event, network, open_folder, write_result
+from evcl.experiments.store import HIDDEN, Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
 PAPER_METHODS = (
@@ -68,7 +68,7 @@ def reproduce(
     on_event: Callable[[int, Event, Forecast], None] = lambda i, event, forecast: None,
     overwrite: bool = False,
     engine: MakeEngine | None = None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration, as it is found or ends; results lie in FOLDER/BENCHMARK/METHOD.
 
     A seed is kept when it is done, in a store of its own beside them, so that several processes can share the work. A
@@ -80,7 +80,7 @@ def reproduce(
         for config, place in zip(configs, places, strict=True):
             open_folder(place, config, overwrite=True)
             (place / RESULT).unlink(missing_ok=True)
-        store.forget(key(cell) for _, cell in each_seed(configs))
+        store.forget(key(cell) for config in configs for cell in config.cells)
     todo = []
     for i, config in enumerate(configs):
         found = open_folder(places[i], config)
@@ -90,7 +90,7 @@ def reproduce(
             yield i, found
     if not todo:
         return
-    store.declare(cell for _, cell in each_seed(configs))
+    store.declare(cell for config in configs for cell in config.cells)
     forecast = Forecast([work(configs[i]) for i in todo])
 
     def heard(k: int, event: Event) -> None:
@@ -99,6 +99,6 @@ def reproduce(
 
     for k, result in execute_all([configs[i] for i in todo], heard, tolerant=True, store=store, engine=engine):
         forecast.update(k, 1.0)
-        if result["average_accuracy"]["mean"] is not None:
+        if not result.diverged:
             write_result(places[todo[k]], result)
         yield todo[k], result

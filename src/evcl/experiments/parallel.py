@@ -8,9 +8,10 @@ from functools import partial
 
 from evcl.errors import EvclError
 from evcl.experiments.cells import MakeEngine, work
-from evcl.experiments.engines import Inline, Result, local
-from evcl.experiments.run import Config, Event, execute, merge
-from evcl.experiments.store import Failure, Store, Unkept, each_seed
+from evcl.experiments.engines import Inline, local
+from evcl.experiments.result import Result, merge
+from evcl.experiments.run import Config, Event, execute
+from evcl.experiments.store import Failure, Store, Unkept
 from evcl.ranks import Ranks
 from evcl.training import Checkpoints
 
@@ -46,19 +47,19 @@ def execute_all(
         parts.setdefault((config.device, config.precision), []).append(i)
     failed: list[str] = []
     for (device, precision), members in parts.items():
-        cells = [(members[i], cell) for i, cell in each_seed([configs[i] for i in members])]
+        cells = [(i, cell) for i in members for cell in configs[i].cells]
         alone = device == "cpu" and len(cells) == 1
         here = (
             partial(Inline, tolerant=tolerant)
             if alone
             else partial(local, device, precision, workers=workers, tolerant=tolerant)
         )
-        yield from _merged(configs, cells, on_event, engine or here, store or Unkept(checkpoints), tolerant, failed)
+        yield from _gathered(configs, cells, on_event, engine or here, store or Unkept(checkpoints), tolerant, failed)
     if failed:
         raise EvclError(f"{len(failed)} failed, the first: {failed[0]}")
 
 
-def _merged(
+def _gathered(
     configs: Sequence[Config],
     cells: Sequence[tuple[int, Config]],
     on_event: OnEvent,
@@ -74,15 +75,17 @@ def _merged(
     def heard(some: Sequence[int], event: Event) -> None:
         for c in some:
             i, cell = cells[c]
-            parts[i][cell.seeds[0]] = event.done
+            parts[i][cell.seed] = event.done
         for i in dict.fromkeys(cells[c][0] for c in some):
             on_event(i, replace(event, done=sum(parts[i].values()) / len(parts[i])))
 
     for c, outcome in work([cell for _, cell in cells], store, engine, heard, retry_failed=True, tolerant=tolerant):
         i, cell = cells[c]
-        if isinstance(outcome, Failure) and outcome.result is None:
-            failed.append(f"{cell.name} seed {cell.seeds[0]}: {outcome.message}")
-            continue
-        ended[i][cell.seeds[0]] = (outcome.result or {}) if isinstance(outcome, Failure) else outcome
+        if isinstance(outcome, Failure):
+            if outcome.result is None:
+                failed.append(f"{cell.name} seed {cell.seed}: {outcome.message}")
+                continue
+            outcome = outcome.result  # it diverged
+        ended[i][cell.seed] = outcome
         if len(ended[i]) == len(configs[i].seeds):
             yield i, merge([ended[i][seed] for seed in configs[i].seeds])

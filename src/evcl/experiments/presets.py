@@ -33,7 +33,7 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     after its coreset.
     """
     if name not in SUMMARIES:
-        raise unknown("preset", name, SUMMARIES)
+        raise unknown("preset", name, SUMMARIES, setting="preset")
     groups = ["*"]
     if method.bayesian:
         groups.append("bayesian")
@@ -44,7 +44,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     found: dict[str, Any] = {}
     known = _table()[name]
     if name == "recipe" and method.name not in known["*"]:
-        raise EvclError(f"the preset recipe is there for {', '.join(known['*'])} only, not for {method.name}")
+        there = ", ".join(known["*"])
+        raise EvclError(f"the preset recipe is there for {there} only, not for {method.name}", setting="preset")
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})

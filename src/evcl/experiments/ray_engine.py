@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from evcl.errors import EvclError
-from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, execute_program, portable
+from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, portable
 from evcl.experiments.plugins import load_plugins
-from evcl.experiments.run import Config
+from evcl.experiments.run import Config, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
 PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # to the nodes
@@ -72,9 +72,9 @@ def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Ma
     try:
         load_plugins()
         if cells[0].device == "cpu":
-            return execute_program(cells, lambda some, event: None, checkpoints=checkpoints)
+            return execute_together(cells, tolerant=True, checkpoints=checkpoints)
         with matmul_precision(cells[0].precision), torch.cuda.stream(streams().run):
-            return execute_program(cells, lambda some, event: None, checkpoints=checkpoints)
+            return execute_together(cells, tolerant=True, checkpoints=checkpoints)
     except Exception as error:
         return portable(error)
 

@@ -45,7 +45,7 @@ def owner(config: Config) -> dict[str, Any]:
 def program_name(configs: Sequence[Config]) -> str:
     """The folder of a program's checkpoints; a program of one seed is called after it."""
     if len(configs) == len(configs[0].seeds) == 1:
-        return f"seed-{configs[0].seeds[0]}"
+        return f"seed-{configs[0].seed}"
     words = json.dumps([owner(config) for config in configs])
     return f"program-{hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
@@ -62,7 +62,7 @@ def open_checkpoints(
     found = checkpoints.programs()
     if found and not resume:
         raise EvclError(unfinished(folder))
-    parts = [config] if config.device == "cuda" else [replace(config, seeds=(seed,)) for seed in config.seeds]
+    parts = [config] if config.device == "cuda" else config.cells
     own = {program_name([part]): owner(part) for part in parts}
     for path in found:
         saved = newest(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import platform
 import threading
@@ -16,21 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
+from evcl.experiments.result import RESULT, Environment, Result, merge, read_result, summarise, to_json
 from evcl.experiments.resume import owner, program_name
-from evcl.files import parsed, read_text, write_atomically
+from evcl.files import write_atomically
 from evcl.interrupts import deferred
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import Checkpoints, Progress, Run, Saver, StreamResult, learn_stream
 
-SCHEMA = 1
-RESULT = "result.json"
-MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
 MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
 
@@ -52,6 +50,17 @@ class Config:
     def name(self) -> str:
         return f"{self.benchmark} {self.method}"
 
+    @property
+    def cells(self) -> list[Config]:
+        """One for each seed: a cell is a configuration of one seed."""
+        return [replace(self, seeds=(seed,)) for seed in self.seeds]
+
+    @property
+    def seed(self) -> int:
+        """A cell's."""
+        (seed,) = self.seeds
+        return seed
+
 
 def configure(
     benchmark: str,
@@ -72,10 +81,10 @@ def configure(
     count = benchmarks.check_tasks(entry, tasks)
     settings = resolve(method, known, {**get_preset(preset, benchmark, chosen, count), **(given or {})})
     if not 0 < len(seeds) <= MOST_SEEDS:
-        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}")
+        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
     if len(set(seeds)) != len(seeds):
-        raise EvclError(f"seeds must be different numbers, not {list(seeds)}")
+        raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
 
 
@@ -121,67 +130,44 @@ def execute(
     tolerant: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
-    A loss that is lost is an error or, if `tolerant`, a result without an accuracy. `checkpoints`: see
-    `execute_together`.
+    If a seed diverges, raise; if `tolerant`, the result has no average accuracy. `checkpoints`: see `execute_together`.
     """
-    return execute_together([config], lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)[0]
-
-
-def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
-    """Which configurations can share a program, of at most so many replicas: those that differ in real numbers only.
-
-    Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
-    """
-    found: list[tuple[Any, dict[str, Any], list[int]]] = []
-    for i, config in enumerate(configs):
-        method = methods.get(config.method)
-        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
-        key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
-        fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
-        if fixed.get("coreset", "none") != "none":
-            fixed["coreset"] = "some"  # which one is a replica's own
-        for other, known, members in found:
-            agree = all(known.get(name, value) == value for name, value in fixed.items())
-            if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
-                known.update(fixed)
-                members.append(i)
-                break
-        else:
-            found.append((key, fixed, [i]))
-    return [members for _, _, members in found]
+    return merge(
+        execute_together(config.cells, lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)
+    )
 
 
 def execute_together(
-    configs: Sequence[Config],
-    on_event: Callable[[int, Event], object] = lambda _, event: None,
+    cells: Sequence[Config],
+    on_event: Callable[[Sequence[int], Event], object] = lambda some, event: None,
     tolerant: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
-) -> list[dict[str, Any]]:
-    """The results of configurations that share a program (see `programs`), each seed a replica; they share its time.
+) -> list[Result]:
+    """The results of cells that share a program (see `bundle`), each a replica of it; they share its time.
 
-    A seed whose loss is lost is an error or, if `tolerant`, has no accuracy. `ranks`: the processes that train them
-    together, each of which calls this. With `checkpoints` the program saves itself on the way, at Ctrl-C and at
-    SIGTERM, in a folder of its own in theirs, and may go on from there. It is for the caller to remove them, once the
-    results are where they should be.
+    If a cell diverges, raise; if `tolerant`, its result has no accuracy. `on_event(indices, event)` hears of the cells
+    of one configuration. `ranks`: the processes that train them together, each of which calls this. With `checkpoints`
+    the program saves itself on the way, at Ctrl-C and at SIGTERM, in a folder of its own in theirs, and may go on from
+    there. It is for the caller to remove them, once the results are where they should be.
     """
+    configs = _configurations(cells)
     lead, count = configs[0], len(configs[0].seeds)
+    groups = [range(i, i + count) for i in range(0, len(cells), count)]  # of each configuration its cells
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
         benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
         for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
-    followed = [methods.get(config.method) for config in configs for _ in lead.seeds]
     everything = {name: value for config in configs for name, value in config.settings.items()}
-    settings = [Settings({**everything, **config.settings}) for config in configs for _ in lead.seeds]
     run = Run(
         network(streams[0]),
-        methods.together(followed),
-        settings,
-        lead.seeds * len(configs),
+        methods.together([methods.get(cell.method) for cell in cells]),
+        [Settings({**everything, **cell.settings}) for cell in cells],
+        [cell.seed for cell in cells],
         draw=True,
         device=lead.device,
         precision=lead.precision,
@@ -191,23 +177,24 @@ def execute_together(
     tasks = len(streams[0])
     now = Event(lead.seeds, 0, tasks, 0.0)
 
-    def hear(i: int, event: Event) -> None:
+    def hear(group: Sequence[int], event: Event) -> None:
         nonlocal now
         now = event
-        on_event(i, event)
+        on_event(group, event)
 
     def after_epoch(task: int, progress: Progress) -> None:
         done = progress.epoch / progress.epochs
-        for i, config in enumerate(configs):
-            hear(i, Event(config.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
+        for group in groups:
+            hear(group, Event(lead.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
 
     def after_task(task: int, accuracy: Tensor) -> None:
-        for i, (config, part) in enumerate(zip(configs, accuracy.split(count), strict=True)):
-            hear(i, Event(config.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
+        for group, part in zip(groups, accuracy.split(count), strict=True):
+            hear(group, Event(lead.seeds, task, tasks, (task + 1) / tasks, float(part.mean())))
 
     def note(text: str) -> None:
-        on_event(0, replace(now, seeds=lead.seeds, accuracy=None, note=text))
+        on_event(groups[0], replace(now, accuracy=None, note=text))
 
+    where = environment(lead.device)
     if checkpoints is None:
         start = time.perf_counter()
         found = learn_stream(run, streams, after_epoch, after_task)
@@ -215,23 +202,21 @@ def execute_together(
     else:
         with deferred() as asked:
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], environment(lead.device), note)
+            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], asdict(where), note)
             found = learn_stream(run, streams, after_epoch, after_task, saver)
             seconds = saver.seconds
-    seconds /= len(configs)
+    seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
-    return [
-        {
-            "schema": SCHEMA,
-            **_identity(config),
-            "config": {**config.settings, **shape},
-            "seeds": list(config.seeds),
-            **_measures(found, range(i * count, (i + 1) * count)),
-            "seconds": round(seconds, 3),
-            "environment": environment(config.device),
-        }
-        for i, config in enumerate(configs)
-    ]
+    return [_result(cell, r, found, shape, seconds, where) for r, cell in enumerate(cells)]
+
+
+def _configurations(cells: Sequence[Config]) -> list[Config]:
+    """What a program's cells are the seeds of."""
+    seeds = tuple(dict.fromkeys(cell.seed for cell in cells))
+    configs = [replace(cell, seeds=seeds) for cell in cells[:: len(seeds)]]
+    if [cell for config in configs for cell in config.cells] != list(cells):
+        raise ValueError("a program's cells are configurations one after the other, each with the same seeds")
+    return configs
 
 
 def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
@@ -252,46 +237,16 @@ def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
     return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
 
 
-def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of one configuration's seeds, run one by one, as one result."""
-    whole = dict(results[0])
-    whole["seeds"] = [seed for result in results for seed in result["seeds"]]
-    whole["accuracy"] = [matrix for result in results for matrix in result["accuracy"]]
-    whole["seconds"] = round(sum(result["seconds"] for result in results), 3)
-    for name in MEASURES:
-        each = [value for result in results for value in result[name]["per_seed"]]
-        whole[name] = _summary([math.nan if value is None else value for value in each])
-    return whole
-
-
-def split(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The result of several seeds as one of each: what `merge` makes one of. They share its time."""
-    count = len(result["seeds"])
-    parts = []
-    for k, seed in enumerate(result["seeds"]):
-        part = {**result, "seeds": [seed], "accuracy": [result["accuracy"][k]]}
-        part["seconds"] = round(result["seconds"] / count, 3)
-        for name in MEASURES:
-            value = result[name]["per_seed"][k]
-            part[name] = _summary([math.nan if value is None else value])
-        parts.append(part)
-    return parts
-
-
-def _identity(config: Config) -> dict[str, Any]:
-    return {"benchmark": config.benchmark, "method": config.method, "preset": config.preset}
-
-
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> Environment:
     from evcl import __version__
 
-    return {
-        "evcl": __version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
-        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-    }
+    return Environment(
+        evcl=__version__,
+        torch=str(torch.__version__),
+        device=torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        threads=torch.get_num_threads(),
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+    )
 
 
 @cache
@@ -304,46 +259,46 @@ def _processor() -> str:
     return platform.processor() or "cpu"
 
 
-MEASURES = ("average_accuracy", "forgetting", "backward_transfer", "nll", "ece")
+def _result(
+    cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, where: Environment
+) -> Result:
+    """What a cell came to, as replica r of its program."""
+    matrix = found.accuracy[r].numpy()
+    diverged = bool(np.isnan(matrix[-1]).all())  # the predictions are those from before
 
+    def per_task(measure: Callable[[Any, Any], float]) -> float:
+        """The mean over tasks, after the last one."""
+        each = zip(found.probabilities, found.labels, strict=True)
+        return math.nan if diverged else float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each]))
 
-def _measures(found: StreamResult, replicas: Sequence[int]) -> dict[str, Any]:
-    matrices = found.accuracy[list(replicas)].numpy()
-    tasks = list(zip(found.probabilities, found.labels, strict=True))
-
-    def per_task(measure: Callable[[Any, Any], float], r: int) -> float:
-        """The mean over tasks, after the last one, of a measure of replica r's predictions."""
-        if bool(found.accuracy[r, -1].isnan().all()):  # lost: these are predictions of what was there before
-            return math.nan
-        return float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in tasks]))
-
-    values = (
-        [metrics.average_accuracy(m) for m in matrices],
-        [metrics.forgetting(m) for m in matrices],
-        [metrics.backward_transfer(m) for m in matrices],
-        [per_task(metrics.nll, r) for r in replicas],
-        [per_task(metrics.expected_calibration_error, r) for r in replicas],
+    return Result(
+        benchmark=cell.benchmark,
+        method=cell.method,
+        preset=cell.preset,
+        config={**cell.settings, **shape},
+        seeds=list(cell.seeds),
+        accuracy=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
+        average_accuracy=summarise([metrics.average_accuracy(matrix)]),
+        forgetting=summarise([metrics.forgetting(matrix)]),
+        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
+        nll=summarise([per_task(metrics.nll)]),
+        ece=summarise([per_task(metrics.expected_calibration_error)]),
+        seconds=seconds,
+        environment=where,
     )
-    accuracy = [[[_number(v) for v in row] for row in matrix] for matrix in matrices.tolist()]
-    return {"accuracy": accuracy, **{name: _summary(each) for name, each in zip(MEASURES, values, strict=True)}}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _summary(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (n - 1; null for one seed) and the seeds' own values; null where not measured."""
-    if not all(math.isfinite(v) for v in values):
-        return {"mean": None, "std": None, "per_seed": [_number(v) for v in values]}
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "std": std, "per_seed": list(values)}
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------
 
 
-def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> dict[str, Any] | None:
+def is_of(result: Result, config: Config) -> bool:
+    """Whether a result is that of a configuration. Its preset, whose settings are all there, may have another name."""
+    wanted = {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device}
+    same = (result.benchmark, result.method, result.seeds) == (config.benchmark, config.method, list(config.seeds))
+    return same and result.config | wanted == result.config
+
+
+def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> Result | None:
     """Make sure that the folder can take this run's result; returns the result if it is there already."""
     found = None
     try:
@@ -355,14 +310,9 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     if found is not None and not overwrite:
-        usual = {**found["config"], **config.settings, "tasks": config.tasks}
-        usual |= {"precision": config.precision, "device": config.device}
-        wanted = {**_identity(config), "config": usual, "seeds": list(config.seeds)}
-        if wanted == {key: found[key] for key in wanted}:
+        if is_of(found, config) and found.preset == config.preset:
             return found
-        raise EvclError(
-            f"{folder} holds another run ({found['benchmark']} {found['method']}): pass --overwrite or --out"
-        )
+        raise EvclError(f"{folder} holds another run ({found.benchmark} {found.method}): pass --overwrite or --out")
     check_writable(folder)
     return None
 
@@ -384,9 +334,9 @@ def check_writable(folder: Path) -> None:
                 path.rmdir()
 
 
-def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:
+def write_result(folder: Path, result: Result | Mapping[str, Any], name: str = RESULT) -> Path:
     """Write `result.json`, whole or not at all."""
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    text = to_json(result)
 
     def write(temporary: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -394,25 +344,3 @@ def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) ->
 
     write_atomically(folder / name, write)
     return folder / name
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file, checked to be one."""
-    try:
-        found = parsed(read_text(path, MOST_RESULT_BYTES))
-        for key, kind in _KINDS.items():
-            if not isinstance(found[key], kind):
-                raise ValueError(f"{key} is {type(found[key]).__name__}")
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"schema {found['schema']}")
-        found["config"]["tasks"], found["environment"]["device"], found["environment"]["platform"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EvclError(f"{path} is not a result of evcl ({type(error).__name__} {error})") from error
-    return dict(found)
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "schema": int, "benchmark": str, "method": str, "preset": str, "config": dict, "seeds": list, "accuracy": list,
-    "average_accuracy": dict, "forgetting": dict, "nll": dict, "ece": dict, "seconds": (int, float),
-    "environment": dict,
-}  # fmt: skip

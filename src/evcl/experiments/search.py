@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,14 +34,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from msgspec.structs import asdict
 
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.errors import EvclError, unknown
 from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.run import MOST_RESULT_BYTES, MOST_SEEDS, Config, Event, configure, where
-from evcl.experiments.store import Store, each_seed
+from evcl.experiments.result import MOST_RESULT_BYTES
+from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
+from evcl.experiments.store import Store
 from evcl.files import parsed, read_text
 from evcl.settings import SEED
 
@@ -138,12 +139,11 @@ def _short(value: Any) -> str:
 
 
 def _try(file: ConfigFile, key: tuple[str, ...], check: Callable[[], T], where: str = "") -> T:
-    """What `check` finds; what it refuses stands at this key, or at one that its message names."""
+    """What `check` finds; what it refuses stands at the setting that it is about, or at this key."""
     try:
         return check()
     except EvclError as error:
-        words = [*re.findall(r"[\w-]+", str(error))[:2], *re.findall(r"'([\w-]+)'", str(error))]
-        places = [place for word in words for place in ((*key, word), (word,))]
+        places = [] if error.setting is None else [(*key, error.setting), (error.setting,)]
         named = [place for place in places if file.line(place) not in (None, file.line(key), file.line(place[:-1]))]
         file.bad((*named, key)[0], f"is refused{where}: {error}")
 
@@ -221,7 +221,8 @@ def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
     low, high = spec.get("low"), spec.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not 0 < low < high:
-        raise EvclError(f"{name} must be a value, choices = [...], or low and high, above 0, not {dict(spec)}")
+        wanted = "a value, choices = [...], or low and high, above 0"
+        raise EvclError(f"{name} must be {wanted}, not {dict(spec)}", setting=name)
     value = math.exp(math.log(low) + at * math.log(high / low))
     return min(max(float(f"{value:.3g}"), low), high)
 
@@ -260,7 +261,8 @@ def tune(
     With a `store` a search that is stopped goes on where it was, and several processes share it.
     """
     start = time.perf_counter()
-    begun, machine = 0, {}
+    begun = 0
+    machine: dict[str, Any] = {}
 
     def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
         """The trials with these settings, best first."""
@@ -269,16 +271,16 @@ def tune(
         configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
         before, begun = begun, begun + len(each)
         if store is not None:
-            store.declare(cell for _, cell in each_seed(configs))
+            store.declare(cell for config in configs for cell in config.cells)
         found = dict(
             execute_all(
                 configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine
             )
         )
-        machine = found[0]["environment"]
+        machine = asdict(found[0].environment)
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
-            made[method].append({"settings": settings, **found[i]["average_accuracy"]})
+            made[method].append({"settings": settings, **asdict(found[i].average_accuracy)})
         return {method: _ranked(some) for method, some in made.items()}
 
     earlier = _earlier(search, benchmark)
@@ -353,11 +355,11 @@ def read_found(path: Path, search: Search) -> dict[str, Any]:
     return found
 
 
-def recipe(results: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
+def recipe(searches: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
     """The one trial of a method that is best on all benchmarks together: by the mean of its distance to the best."""
     tables = [
-        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in result["tried"][method]}
-        for result in results
+        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in found["tried"][method]}
+        for found in searches
     ]
     best = [max(table.values()) for table in tables]
     everywhere = [key for key in tables[0] if all(key in table for table in tables)]

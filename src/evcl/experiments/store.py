@@ -27,14 +27,18 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from evcl.errors import EvclError
+from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.resume import FOLDER, describe
-from evcl.experiments.run import RESULT, Config, read_result
+from evcl.experiments.run import Config, is_of
 from evcl.files import parsed, read_text, write_once
 from evcl.training import Checkpoints
 
@@ -43,7 +47,6 @@ BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many
 MOST_BYTES = 256_000_000  # of a file: a list of 100,000 cells has a quarter of that
 CELLS = "cells"
 HIDDEN = ".cells"  # where `reproduce` and `tune` keep their cells, beside their results
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,10 @@ class Store:
             return self.result(config)
         return Claim(name, last + 1)
 
-    def complete(self, claim: Claim, result: Mapping[str, Any]) -> bool:
+    def complete(self, claim: Claim, result: Result) -> bool:
         """Keep a result; False if there is one already: then this one is dropped."""
         self._make(self.cell(claim.key))
-        kept = write_once(self.cell(claim.key) / RESULT, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        kept = write_once(self.cell(claim.key) / RESULT, to_json(result))
         self._saved(claim.key).remove()
         return kept
 
@@ -242,7 +245,7 @@ class Store:
         """Keep how a cell failed."""
         content = {"message": failure.message, "result": failure.result}
         self._make(self.cell(claim.key))
-        write_once(self.cell(claim.key) / f"failed-{claim.number}.json", json.dumps(content, indent=1) + "\n")
+        write_once(self.cell(claim.key) / f"failed-{claim.number}.json", to_json(content))
         self._saved(claim.key).remove()
 
     def checkpoints(self, config: Config) -> Checkpoints | None:
@@ -256,20 +259,20 @@ class Store:
         """A result that is there, checked to be of this configuration."""
         path = self.cell(key(config)) / RESULT
         found = read_result(path)
-        wanted = {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device}
-        same = (found["benchmark"], found["method"]) == (config.benchmark, config.method)
-        if not same or found["seeds"] != list(config.seeds) or found["config"] | wanted != found["config"]:
+        if not is_of(found, config):
             raise EvclError(f"{path} is not the result of {config.name}: remove its folder to run it again")
-        return {**found, "preset": config.preset}
+        return replace(found, preset=config.preset)
 
     def accuracy(self, key: str) -> float | None:
         """The average accuracy of a cell that is done."""
-        mean: float | None = read_result(self.cell(key) / RESULT)["average_accuracy"]["mean"]
-        return mean
+        return read_result(self.cell(key) / RESULT).average_accuracy.mean
 
     def failure(self, key: str, number: int) -> Failure:
-        content = _read(self.cell(key) / f"failed-{number}.json")
-        return Failure(str(content.get("message")), content.get("result"))
+        path = self.cell(key) / f"failed-{number}.json"
+        try:
+            return msgspec.json.decode(read_text(path, MOST_BYTES), type=Failure)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise EvclError(f"{path} cannot be read: {error}") from error
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove what there is of cells, so that they are run again."""
@@ -352,7 +355,7 @@ class Unkept(Store):
     def take(self, config: Config, retry: bool = False) -> Claim:
         return Claim(key(config), 1)
 
-    def complete(self, claim: Claim, result: Mapping[str, Any]) -> bool:
+    def complete(self, claim: Claim, result: Result) -> bool:
         return True
 
     def fail(self, claim: Claim, failure: Failure) -> None:
@@ -383,10 +386,3 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(parsed(text))
     except (ValueError, TypeError) as error:
         raise EvclError(f"{path} cannot be read: {error}") from error
-
-
-def each_seed(configs: Iterable[Config]) -> Iterator[tuple[int, Config]]:
-    """(index of the configuration, cell) of all seeds."""
-    for i, config in enumerate(configs):
-        for seed in config.seeds:
-            yield i, replace(config, seeds=(seed,))

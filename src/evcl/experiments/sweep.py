@@ -24,11 +24,10 @@ settings of their own, methods are a list: `methods = ["evcl", "vcl"]`.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from evcl import methods
 from evcl.errors import EvclError, unknown
@@ -52,7 +51,7 @@ def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list
             file.bad((name,), str(unknown("key", name, KEYS)))
     streams, seeds, spaces = _streams(file), _seeds(file), _spaces(file)
     preset = found.get("preset", "tuned")
-    if preset not in SUMMARIES:
+    if not isinstance(preset, str) or preset not in SUMMARIES:
         file.bad(("preset",), str(unknown("preset", str(preset), SUMMARIES)))
     cells: list[Config] = []
     for (benchmark, tasks), (table, space) in itertools.product(streams, spaces.items()):
@@ -60,9 +59,10 @@ def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list
         for point in _combinations(file, table, space):
             try:
                 config = configure(benchmark, method, preset, seeds, tasks, point)
-            except (EvclError, TypeError) as error:
-                _blame(file, table, point, str(error))
-            cells += [replace(config, seeds=(seed,), device=device, precision=precision) for seed in config.seeds]
+            except EvclError as error:
+                about = error.setting if error.setting in point else None
+                file.bad(("methods", table) if about is None else _where(file, table, about), str(error))
+            cells += replace(config, device=device, precision=precision).cells
             if len(cells) > MOST_CELLS:
                 raise EvclError(f"{path} asks for more than {MOST_CELLS} cells: make several sweeps of it")
     return cells
@@ -148,14 +148,6 @@ def _where(file: ConfigFile, table: str, name: str) -> tuple[str, ...]:
     tables = file.values["methods"]
     own = isinstance(tables, dict) and name in tables[table]
     return ("methods", table, name) if own else ("settings", name)
-
-
-def _blame(file: ConfigFile, table: str, point: Mapping[str, Any], message: str) -> NoReturn:
-    """The error, at the setting that its message names."""
-    for name in point:
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message):
-            file.bad(_where(file, table, name), message)
-    file.bad(("methods", table), message)
 
 
 # --- where a sweep stands -------------------------------------------------------------------------------------------

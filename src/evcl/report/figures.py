@@ -92,8 +92,8 @@ def _curves(axes: Any, group: Group, published: bool) -> None:
             else:
                 top = np.minimum(mean + spread, 100)
                 axes.fill_between(tasks, mean - spread, top, color=line.style.light, alpha=0.11, linewidth=0, zorder=1)
-        if published and line.published and line.result["method"] not in drawn:
-            drawn.add(line.result["method"])
+        if published and line.published and line.result.method not in drawn:
+            drawn.add(line.result.method)
             axes.plot(
                 tasks, 100 * np.array(line.published), color=line.style.light, linestyle=(0, (3, 2)), linewidth=0.9,
                 marker=line.style.marker, markersize=2.5 * line.style.size, markerfacecolor="white",
@@ -131,7 +131,7 @@ def enlarged(group: Group) -> tuple[float, float] | None:
     """The range of the better half of the curves, where it is less than 40% of that of all of them; else None."""
     if len(group.lines) < 3:
         return None
-    best = sorted(group.lines, key=lambda line: -line.summary("average_accuracy")["mean"])
+    best = sorted(group.lines, key=lambda line: -(line.result.average_accuracy.mean or 0))
     curves = [100 * line.curve[0] for line in best]
     low, high = _range([*_published(group), *curves])
     found = _range(curves[: math.ceil(len(best) / 2)])
@@ -226,13 +226,13 @@ def measures_figure(group: Group) -> Figure:
         panels = figure.subplots(1, 3, sharey=True)
         for panel, (measure, name, scale) in zip(panels, MEASURES, strict=True):
             for place, line in enumerate(group.lines):
-                summary = line.summary(measure)
-                if summary["mean"] is None:
+                summary = line.result.measure(measure)
+                if summary.mean is None:
                     continue
-                seeds = scale * np.array(summary["per_seed"])
+                seeds = scale * np.array(summary.measured)
                 panel.plot(seeds, np.full(len(seeds), place), "|", color=line.style.light, markersize=5, alpha=0.6)
                 panel.errorbar(
-                    scale * summary["mean"], place, xerr=scale * (summary["std"] or 0), color=line.style.light,
+                    scale * summary.mean, place, xerr=scale * (summary.std or 0), color=line.style.light,
                     marker=line.style.marker, markersize=4.5 * line.style.size, linewidth=1.2,
                     markeredgecolor="white", markeredgewidth=0.5,
                 )  # fmt: skip

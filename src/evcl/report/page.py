@@ -111,11 +111,11 @@ def _json(data: Any) -> str:
 
 
 def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    first = {line.result["method"]: line.label for line in reversed(group.lines)}
+    first = {line.result.method: line.label for line in reversed(group.lines)}
     curves = []
     for line in group.lines:
         mean, spread = line.curve
-        show = line.published is not None and first[line.result["method"]] == line.label  # once a method
+        show = line.published is not None and first[line.result.method] == line.label  # once a method
         curves.append(
             {
                 "series": numbers[line.label],
@@ -136,15 +136,11 @@ def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _measure(line: Line, measure: str, scale: float) -> dict[str, Any] | None:
-    found = line.summary(measure)
-    if found["mean"] is None:
+    found = line.result.measure(measure)
+    if found.mean is None:
         return None
-    spread = None if found["std"] is None else round(scale * found["std"], 5)
-    return {
-        "mean": round(scale * found["mean"], 5),
-        "sd": spread,
-        "seeds": _numbers([scale * v for v in found["per_seed"]]),
-    }
+    spread = None if found.std is None else round(scale * found.std, 5)
+    return {"mean": round(scale * found.mean, 5), "sd": spread, "seeds": _numbers([scale * v for v in found.measured])}
 
 
 def _numbers(values: Any) -> list[float | None]:
@@ -184,7 +180,7 @@ def _sign(style: Style) -> str:
 
 def _section(group: Group, numbers: Mapping[str, int], figure: int) -> str:
     name = escape(group.name)
-    benchmark = group.lines[0].result["benchmark"]
+    benchmark = group.lines[0].result.benchmark
     summary = f"{BENCHMARKS[benchmark].summary}. " if benchmark in BENCHMARKS else ""
     key = "".join(
         f'<li data-series="{numbers[line.label]}">{_sign(line.style)}{escape(line.label)}</li>' for line in group.lines
@@ -263,8 +259,8 @@ def _run(line: Line, number: int) -> str:
     pairs = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in settings(result).items()
     )
-    numbers = f"seed{'s' * (len(result['seeds']) > 1)} {seeds(result)}"
-    said = f"{numbers}; preset {result['preset']}; {result['seconds']:.1f} s on {machine(result)}"
+    numbers = f"seed{'s' * (len(result.seeds) > 1)} {seeds(result)}"
+    said = f"{numbers}; preset {result.preset}; {result.seconds:.1f} s on {machine(result)}"
     return f"""<details data-series="{number}"><summary>{escape(line.label)}
 <span class="soft">{escape(said)}</span></summary><p class="soft">{escape(software(result))}</p>
 <pre tabindex="0" aria-label="Command">{escape(command(result))}</pre><dl>{pairs}</dl></details>"""

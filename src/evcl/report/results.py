@@ -7,22 +7,19 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evcl.benchmarks import BENCHMARKS
 from evcl.errors import EvclError
-from evcl.experiments import CELLS, RESULT, merge, read_result
+from evcl.experiments import CELLS, RESULT, Result, merge, read_result
 from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve
 from evcl.report.published import Curve, published
 from evcl.report.styles import NAMES, STYLES, Style, assign
 
-Result = dict[str, Any]
 Floats = NDArray[np.float64]
-RANGES = {"average_accuracy": (0, 1), "forgetting": (-2, 2), "nll": (0, 1e6), "ece": (0, 1)}
 HELD_OUT = "held-out data"
 
 
@@ -36,15 +33,10 @@ class Line:
     result: Result
     published: Curve | None
 
-    def summary(self, measure: str) -> dict[str, Any]:
-        """Mean, standard deviation and the seeds' values of a measure; None where it was not measured."""
-        found: dict[str, Any] = self.result[measure]
-        return found
-
     @property
     def accuracy(self) -> Floats:
         """[seed, after task t, on task k]; NaN where not measured."""
-        return np.array(self.result["accuracy"], dtype=np.float64)
+        return np.array(self.result.accuracy, dtype=np.float64)
 
     @property
     def curve(self) -> tuple[Floats, Floats]:
@@ -67,7 +59,7 @@ class Group:
 
     @property
     def tasks(self) -> int:
-        return len(self.lines[0].result["accuracy"][0])
+        return self.lines[0].result.tasks
 
     @property
     def has_published(self) -> bool:
@@ -79,11 +71,14 @@ def find_results(folder: Path) -> list[Result]:
     if not folder.is_dir():
         raise EvclError(f"there is no folder {folder}")
     paths = sorted(path for path in folder.rglob(RESULT) if not _hidden(path.relative_to(folder)))
-    found = [_checked(path) for path in paths if path.parent.parent.name != CELLS]
-    cells = [_checked(path) for path in paths if path.parent.parent.name == CELLS]
     if not paths:
         raise EvclError(f"{folder} holds no {RESULT}: make one with evcl run")
-    return found + _joined(cells)
+    results = [(path, read_result(path)) for path in paths]
+    for path, result in results:
+        if result.accuracy is None:
+            raise EvclError(f"{path} holds no accuracy, and a report is about accuracies: move it elsewhere")
+    cells = [result for path, result in results if path.parent.parent.name == CELLS]
+    return [result for path, result in results if path.parent.parent.name != CELLS] + _joined(cells)
 
 
 def _hidden(path: Path) -> bool:
@@ -92,61 +87,33 @@ def _hidden(path: Path) -> bool:
 
 def _joined(cells: Sequence[Result]) -> list[Result]:
     """Results of one seed each, those of one configuration and machine as one."""
-    groups: dict[str, dict[int, Result]] = {}
+    groups: dict[object, dict[int, Result]] = {}
     for cell in cells:
-        same = [cell[name] for name in ("benchmark", "method", "preset", "config", "environment")]
-        groups.setdefault(json.dumps(same, sort_keys=True), {})[cell["seeds"][0]] = cell
+        config = json.dumps(cell.config, sort_keys=True)
+        same = (cell.benchmark, cell.method, cell.preset, config, cell.environment)
+        groups.setdefault(same, {})[cell.seeds[0]] = cell
     return [merge([group[seed] for seed in sorted(group)]) for group in groups.values()]
-
-
-def _checked(path: Path) -> Result:
-    """A result whose numbers have the shapes that they should have."""
-    result = read_result(path)
-    count, tasks = len(result["seeds"]), result["config"]["tasks"]
-    try:
-        whole = [*result["seeds"], tasks]
-        if any(type(number) is not int for number in whole) or len(set(result["seeds"])) != count:
-            raise ValueError("seeds and tasks should be whole numbers, and the seeds differ")
-        if not 0 <= result["config"].get("validation", 0.0) < 1:
-            raise ValueError("validation should be a part of 1")
-        accuracy = np.array(result["accuracy"], dtype=np.float64)  # None becomes NaN
-        if not count or accuracy.shape != (count, tasks, tasks):
-            raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
-        if (accuracy < 0).any() or (accuracy > 1).any():
-            raise ValueError("accuracy should lie between 0 and 1")
-        if np.isnan(accuracy[:, -1]).any():
-            raise ValueError("the last row of accuracy should be measured")
-        for measure, (low, high) in RANGES.items():
-            summary = result[measure]
-            values = [summary["mean"], summary["std"], *summary["per_seed"]]
-            if len(values) != count + 2 or any(v is not None and not low <= v <= high for v in values):
-                raise ValueError(f"{measure} should hold a number a seed, from {low:g} to {high:g}")
-        if result["average_accuracy"]["mean"] is None:
-            raise ValueError("average_accuracy should be measured")
-    except (TypeError, ValueError, KeyError) as error:
-        raise EvclError(f"{path} is not a result of evcl ({type(error).__name__} {error})") from error
-    return result
 
 
 def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
     """What can be compared, by name: benchmarks in the order of `evcl list`, methods in that of the paper."""
     order = list(BENCHMARKS)
     keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
-    in_order = sorted(results, key=lambda r: (_place(r["method"], [*STYLES, *METHODS]), r["preset"] != "tuned"))
+    in_order = sorted(results, key=lambda r: (_place(r.method, [*STYLES, *METHODS]), r.preset != "tuned"))
     members = {key: [r for r in in_order if _key(r) == key] for key in keys}
-    names = {id_: name for id_, name in NAMES.items() if name not in {r["method"] for r in results}}
+    names = {id_: name for id_, name in NAMES.items() if name not in {r.method for r in results}}
     suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
     labels = {
-        key: [names.get(r["method"], str(r["method"])) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
+        key: [names.get(r.method, r.method) + suffix for r, suffix in zip(group, suffixes[key], strict=True)]
         for key, group in members.items()
     }
-    pairs = [(label, r["method"]) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
+    pairs = [(label, r.method) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
     styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], [*STYLES, *METHODS])))
     groups: dict[str, Group] = {}
     slugs: set[str] = set()
     for key, group in members.items():
         lines = (
-            Line(label, result["method"] + suffix, styles[label], result, _published(key, result))
+            Line(label, result.method + suffix, styles[label], result, _published(key, result))
             for label, suffix, result in zip(labels[key], suffixes[key], group, strict=True)
         )
         name = _name(key)
@@ -157,7 +124,7 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
 def series(groups: Iterable[Group]) -> dict[str, Style]:
     """Every label of a report, in the order of its tables."""
     lines = [line for group in groups for line in group.lines]
-    lines.sort(key=lambda line: _place(line.result["method"], [*STYLES, *METHODS]))
+    lines.sort(key=lambda line: _place(line.result.method, [*STYLES, *METHODS]))
     return {line.label: line.style for line in lines}
 
 
@@ -165,7 +132,7 @@ Key = tuple[str, int, float]  # benchmark, tasks, part held out
 
 
 def _key(result: Result) -> Key:
-    return result["benchmark"], result["config"]["tasks"], result["config"].get("validation", 0.0)
+    return result.benchmark, result.tasks, result.validation
 
 
 def _place(name: str, order: list[str]) -> tuple[int, str]:
@@ -196,22 +163,22 @@ def _slug(name: str, taken: set[str]) -> str:
 
 def _published(key: Key, result: Result) -> Curve | None:
     benchmark, tasks, validation = key
-    curve = published().get((benchmark, result["method"]))
+    curve = published().get((benchmark, result.method))
     return curve if curve and len(curve) == tasks and not validation else None
 
 
 def _suffix(result: Result, group: Sequence[Result]) -> str:
     """What follows the method's name where there are several of it: preset, settings that differ, or a number."""
-    same = [r for r in group if r["method"] == result["method"]]
+    same = [r for r in group if r.method == result.method]
     return "" if len(same) == 1 else f" ({_distinction(result, same)})"
 
 
 def _distinction(result: Result, same: Sequence[Result]) -> str:
-    if len({r["preset"] for r in same}) == len(same):
-        return str(result["preset"])
-    names = sorted({name for r in same for name in r["config"]})
-    differing = [name for name in names if len({repr(r["config"].get(name)) for r in same}) > 1]
-    words = [", ".join(f"{name}={r['config'].get(name)}" for name in differing) for r in same]
+    if len({r.preset for r in same}) == len(same):
+        return result.preset
+    names = sorted({name for r in same for name in r.config})
+    differing = [name for name in names if len({repr(r.config.get(name)) for r in same}) > 1]
+    words = [", ".join(f"{name}={r.config.get(name)}" for name in differing) for r in same]
     position = next(i for i, r in enumerate(same) if r is result)
     if len(set(words)) == len(same) and max(map(len, words)) <= 40:
         return words[position]

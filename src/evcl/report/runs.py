@@ -6,52 +6,48 @@ import shlex
 from typing import Any
 
 from evcl.benchmarks import BENCHMARKS
-from evcl.experiments import SUMMARIES, preset
+from evcl.experiments import SUMMARIES, Result, preset
 from evcl.methods import METHODS
 
 SHAPE = ("tasks", "hidden", "network", "precision", "device")  # what a configuration holds beside settings
 UNUSED = ("validation", 0.0)
 
 
-def seeds(result: dict[str, Any]) -> str:
+def seeds(result: Result) -> str:
     """'0-4', or '0, 7, 9'."""
-    found = result["seeds"]
+    found = result.seeds
     if len(found) > 2 and found == list(range(found[0], found[0] + len(found))):
         return f"{found[0]}-{found[-1]}"
     return ", ".join(map(str, found))
 
 
-def machine(result: dict[str, Any]) -> str:
+def machine(result: Result) -> str:
     """The hardware, and the products' precision where it is not that of a CPU."""
-    found = result["environment"]
-    precision = result["config"].get("precision", "fp32")
-    return f"{found['device']}{'' if precision == 'fp32' else f' ({precision})'}, {found['platform']}"
+    found, precision = result.environment, result.config.get("precision", "fp32")
+    return f"{found.device}{'' if precision == 'fp32' else f' ({precision})'}, {found.platform}"
 
 
-def software(result: dict[str, Any]) -> str:
-    found = result["environment"]
-    parts = [f"{name} {found[name]}" for name in ("evcl", "torch") if name in found]
-    if "threads" in found:
-        parts.append(f"{found['threads']} thread{'s' * (found['threads'] != 1)}")
-    return ", ".join(parts)
+def software(result: Result) -> str:
+    found = result.environment
+    return f"evcl {found.evcl}, torch {found.torch}, {found.threads} thread{'s' * (found.threads != 1)}"
 
 
-def settings(result: dict[str, Any]) -> dict[str, str]:
+def settings(result: Result) -> dict[str, str]:
     """Every setting as text, and the hidden layers or the network."""
-    return {name: _text(value) for name, value in result["config"].items() if name not in ("precision", "device")}
+    return {name: _text(value) for name, value in result.config.items() if name not in ("precision", "device")}
 
 
-def command(result: dict[str, Any]) -> str:
+def command(result: Result) -> str:
     """The command that makes this result: what its preset gives is left out, what differs from it is said."""
-    config, benchmark, method = result["config"], result["benchmark"], result["method"]
-    words = ["evcl", "run", benchmark, "--method", method, "--preset", result["preset"]]
-    count = len(result["seeds"])
-    if result["seeds"] == list(range(count)):
+    config, benchmark, method = result.config, result.benchmark, result.method
+    words = ["evcl", "run", benchmark, "--method", method, "--preset", result.preset]
+    count = len(result.seeds)
+    if result.seeds == list(range(count)):
         words += ["--seeds", str(count)]
     else:
-        words += ["--seed-list", ",".join(map(str, result["seeds"]))]
-    if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != config["tasks"]:
-        words += ["--tasks", str(config["tasks"])]
+        words += ["--seed-list", ",".join(map(str, result.seeds))]
+    if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != result.tasks:
+        words += ["--tasks", str(result.tasks)]
     given = _given(result)
     for name in ("epochs", "validation"):
         if name in given:
@@ -66,14 +62,14 @@ def command(result: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _given(result: dict[str, Any]) -> dict[str, Any]:
+def _given(result: Result) -> dict[str, Any]:
     """The settings that the preset alone would not give; all of them for a method that is not registered here."""
-    named = {name: value for name, value in result["config"].items() if name not in SHAPE and (name, value) != UNUSED}
-    method = METHODS.get(result["method"])
-    if method is None or result["preset"] not in SUMMARIES:
+    named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
+    method = METHODS.get(result.method)
+    if method is None or result.preset not in SUMMARIES:
         return named
     usual = {name: setting.default for name, setting in method.known_settings.items()}
-    usual |= preset(result["preset"], result["benchmark"], method)
+    usual |= preset(result.preset, result.benchmark, method)
     return {name: value for name, value in named.items() if name not in usual or usual[name] != value}
 
 

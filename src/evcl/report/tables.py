@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from evcl.experiments import Summary
 from evcl.report.published import WHY
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
@@ -28,9 +28,9 @@ PAIRED = (
 )
 
 
-def percent(summary: Mapping[str, Any], places: int = 2) -> str:
+def percent(summary: Summary, places: int = 2) -> str:
     """'83.12 ± 2.04' from a fraction's mean and deviation."""
-    return plus_minus(summary["mean"], summary["std"], places, 100)
+    return plus_minus(summary.mean, summary.std, places, 100)
 
 
 def plus_minus(mean: float | None, spread: float | None, places: int, scale: float = 1) -> str:
@@ -52,11 +52,11 @@ def rows(group: Group) -> list[tuple[str, ...]]:
     return [
         (
             line.name,
-            percent(line.summary("average_accuracy"), 1),
-            percent(line.summary("forgetting"), 1),
-            plus_minus(line.summary("nll")["mean"], None, 2),
-            percent(line.summary("ece"), 1),
-            f"{line.result['seconds']:.1f}",
+            percent(line.result.average_accuracy, 1),
+            percent(line.result.forgetting, 1),
+            plus_minus(line.result.nll.mean, None, 2),
+            percent(line.result.ece, 1),
+            f"{line.result.seconds:.1f}",
         )
         for line in group.lines
     ]
@@ -66,7 +66,7 @@ def caption(group: Group) -> str:
     """What the numbers of a benchmark are: tasks, seeds, data, machine."""
     every = list(dict.fromkeys(seeds(line.result) for line in group.lines))
     data = HELD_OUT if HELD_OUT in group.name else "test data"
-    one = max(len(line.result["seeds"]) for line in group.lines) == 1
+    one = max(len(line.result.seeds) for line in group.lines) == 1
     over = f"seed{'s' * (not one)} {every[0]}" if len(every) == 1 else "differing seeds"
     machines = "; ".join(dict.fromkeys(machine(line.result) for line in group.lines))
     tasks = f"{group.tasks} task{'s' * (group.tasks != 1)}"
@@ -98,25 +98,26 @@ def full_table(group: Group) -> Table:
     columns += ["forgetting", "NLL", "ECE", "seconds"]
     made = []
     for line in group.lines:
-        cells = [line.label, seeds(line.result), percent(line.summary("average_accuracy"))]
+        cells = [line.label, seeds(line.result), percent(line.result.average_accuracy)]
         if shown:
             cells += _beside_published(line)
-        nll = line.summary("nll")
+        nll = line.result.nll
         cells += [
-            percent(line.summary("forgetting")),
-            plus_minus(nll["mean"], nll["std"], 3),
-            percent(line.summary("ece")),
-            f"{line.result['seconds']:.1f}",
+            percent(line.result.forgetting),
+            plus_minus(nll.mean, nll.std, 3),
+            percent(line.result.ece),
+            f"{line.result.seconds:.1f}",
         ]
         made.append(((line.label,), tuple(cells)))
     return Table(tuple(columns), tuple(made))
 
 
 def _beside_published(line: Line) -> list[str]:
-    if line.published is None:
+    mean = line.result.average_accuracy.mean
+    if line.published is None or mean is None:
         return ["-", "-"]
     last = line.published[-1]
-    return [f"{100 * last:.1f}", signed(100 * (line.summary("average_accuracy")["mean"] - last), 1)]
+    return [f"{100 * last:.1f}", signed(100 * (mean - last), 1)]
 
 
 def main_table(groups: Iterable[Group]) -> Table:
@@ -127,7 +128,7 @@ def main_table(groups: Iterable[Group]) -> Table:
         cells = [label]
         for group in groups:
             line = next((line for line in group.lines if line.label == label), None)
-            cell = "-" if line is None else percent(line.summary("average_accuracy"))
+            cell = "-" if line is None else percent(line.result.average_accuracy)
             cells.append(f"{cell} ({100 * line.published[-1]:.1f})" if line and line.published else cell)
         made.append(((label,), tuple(cells)))
     return Table(("method", *(group.name for group in groups)), tuple(made))
@@ -135,7 +136,7 @@ def main_table(groups: Iterable[Group]) -> Table:
 
 def reference(group: Group) -> Line | None:
     """What the others are compared with: EVCL, the first result of it."""
-    return next((line for line in group.lines if line.result["method"] == REFERENCE), None)
+    return next((line for line in group.lines if line.result.method == REFERENCE), None)
 
 
 def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]:
@@ -144,7 +145,8 @@ def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]
     The error is sd / sqrt(n) of the seeds' differences (n - 1 in the deviation); None for a single seed.
     """
     values = [
-        dict(zip(line.result["seeds"], line.summary("average_accuracy")["per_seed"], strict=True)) for line in (a, b)
+        {seed: value for seed, value in zip(r.seeds, r.average_accuracy.per_seed, strict=True) if value is not None}
+        for r in (a.result, b.result)
     ]
     common = sorted(values[0].keys() & values[1].keys())
     differences = np.array([values[0][seed] - values[1][seed] for seed in common])

@@ -1,0 +1,60 @@
+"""Which cells train side by side, as replicas of one program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from evcl import methods
+from evcl.experiments.resume import describe
+from evcl.experiments.run import Config
+
+
+def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
+    """The cells of each program, at most this many: configurations of one shape that have the same seeds.
+
+    A program's cells come one configuration after the other, and those of each in the same order of seeds.
+    """
+    if replicas == 1:
+        return [[i] for i in range(len(cells))]
+    groups = _by_configuration(cells, replicas)
+    configs = [replace(cells[group[0]], seeds=tuple(cells[i].seed for i in group)) for group in groups]
+    return [[i for g in program for i in groups[g]] for program in programs(configs, replicas)]
+
+
+def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
+    """Which cells differ only in their seed, at most this many together."""
+    groups: dict[tuple[str, str], list[list[int]]] = {}
+    for i, cell in enumerate(cells):
+        about = json.dumps(describe(replace(cell, seeds=())), sort_keys=True)
+        same = groups.setdefault((cell.preset, about), [[]])
+        if len(same[-1]) == most:
+            same.append([])
+        same[-1].append(i)
+    return [group for same in groups.values() for group in same]
+
+
+def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
+    """Which configurations can share a program of at most this many replicas: those that differ in real numbers only.
+
+    Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
+    """
+    found: list[tuple[Any, dict[str, Any], list[int]]] = []
+    for i, config in enumerate(configs):
+        method = methods.get(config.method)
+        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
+        key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
+        fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
+        if fixed.get("coreset", "none") != "none":
+            fixed["coreset"] = "some"  # which one is a replica's own
+        for other, known, members in found:
+            agree = all(known.get(name, value) == value for name, value in fixed.items())
+            if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
+                known.update(fixed)
+                members.append(i)
+                break
+        else:
+            found.append((key, fixed, [i]))
+    return [members for _, _, members in found]

@@ -1,0 +1,166 @@
+"""What `result.json` holds: its type, and the one place that reads and checks such a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from evcl.errors import EvclError
+from evcl.files import read_text
+from evcl.registry import LONGEST_NAME
+
+SCHEMA = 1
+RESULT = "result.json"
+MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
+RANGES = {
+    "average_accuracy": (0, 1),
+    "forgetting": (-2, 2),
+    "backward_transfer": (-2, 2),
+    "nll": (0, 1e6),
+    "ece": (0, 1),
+}
+MEASURES = tuple(RANGES)
+Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+
+
+class Summary(Struct, frozen=True):
+    """A measure over the seeds. None where it was not measured; one seed has no standard deviation."""
+
+    mean: float | None
+    std: float | None  # with n - 1
+    per_seed: list[float | None]
+
+    @property
+    def measured(self) -> list[float]:
+        """The values of the seeds that have one."""
+        return [value for value in self.per_seed if value is not None]
+
+
+class Environment(Struct, frozen=True):
+    """Where a result was computed, and by which versions."""
+
+    evcl: Name
+    torch: Name
+    device: Name
+    threads: int
+    platform: Name
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """The contents of `result.json`, in its order. Keys that a newer version has written are ignored."""
+
+    schema: int = SCHEMA
+    benchmark: Name
+    method: Name
+    preset: Name
+    config: dict[Name, Any]  # every setting, and the stream's and the network's shape
+    seeds: list[int]
+    accuracy: list[list[list[float | None]]] | None  # [seed][after task t][on task k]; None where not measured
+    average_accuracy: Summary
+    forgetting: Summary
+    backward_transfer: Summary
+    nll: Summary
+    ece: Summary
+    seconds: float
+    environment: Environment
+
+    @property
+    def tasks(self) -> int:
+        tasks: int = self.config["tasks"]
+        return tasks
+
+    @property
+    def validation(self) -> float:
+        """The part of each training set that was held out and measured on; 0: measured on the test sets."""
+        part: float = self.config.get("validation", 0.0)
+        return part
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a seed's loss stopped being a number."""
+        return self.accuracy is not None and self.average_accuracy.mean is None
+
+    def measure(self, name: str) -> Summary:
+        """One of MEASURES."""
+        summary: Summary = getattr(self, name)
+        return summary
+
+
+def summarise(values: Sequence[float | None]) -> Summary:
+    """The seeds' values of a measure; without a mean if one of them is missing or not finite."""
+    finite = [value if value is not None and math.isfinite(value) else None for value in values]
+    found = [value for value in finite if value is not None]
+    if len(found) < len(finite):
+        return Summary(None, None, finite)
+    return Summary(float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else None, finite)
+
+
+def merge(results: Sequence[Result]) -> Result:
+    """The results of one configuration's seeds as one result."""
+    matrices = [result.accuracy for result in results if result.accuracy is not None]
+    measures = {name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in MEASURES}
+    return replace(
+        results[0],
+        seeds=[seed for result in results for seed in result.seeds],
+        accuracy=[matrix for some in matrices for matrix in some] if matrices else None,
+        seconds=round(sum(result.seconds for result in results), 3),
+        **measures,
+    )
+
+
+def to_json(content: Result | Mapping[str, Any]) -> str:
+    """The text of a file. By `json`, not by msgspec, which prints some floats in another way."""
+    return json.dumps(msgspec.to_builtins(content), indent=1, allow_nan=False) + "\n"
+
+
+class _Version(Struct):
+    schema: int
+
+
+def read_result(path: Path) -> Result:
+    """A result file, checked to be one: its types, its sizes, and that its numbers are finite and in range."""
+    try:
+        text = read_text(path, MOST_RESULT_BYTES)
+        schema = msgspec.json.decode(text, type=_Version).schema
+        if schema != SCHEMA:
+            raise ValueError(f"schema {schema}")
+        result = msgspec.json.decode(text, type=Result)
+        _check(result)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise EvclError(f"{path} is not a result of evcl ({error})") from error
+    return result
+
+
+def _check(result: Result) -> None:
+    """What the types do not say."""
+    count, tasks, validation = len(result.seeds), result.config.get("tasks"), result.config.get("validation", 0.0)
+    if not count or len(set(result.seeds)) != count:
+        raise ValueError("seeds should be whole numbers, one or more, that differ")
+    if type(tasks) is not int or tasks < 1:
+        raise ValueError("config.tasks should be a whole number, at least 1")
+    if type(validation) not in (int, float) or not 0 <= validation < 1:
+        raise ValueError("config.validation should be a part of 1")
+    if result.seconds < 0:
+        raise ValueError("seconds should be at least 0")
+    for name, (low, high) in RANGES.items():
+        summary = result.measure(name)
+        values = [summary.mean, summary.std, *summary.per_seed]
+        if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
+            raise ValueError(f"{name} should hold a number per seed, from {low:g} to {high:g}")
+    if result.accuracy is None:
+        return
+    accuracy = np.array(result.accuracy, dtype=np.float64)  # None becomes NaN
+    if accuracy.shape != (count, tasks, tasks):
+        raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
+    if (accuracy < 0).any() or (accuracy > 1).any():
+        raise ValueError("accuracy should lie between 0 and 1")
+    if np.isnan(accuracy[:, -1]).any() or result.diverged:
+        raise ValueError("the last row of accuracy, and so its average, should be measured")

@@ -1,0 +1,100 @@
+"""`result.json`: written as it always was, and read only if it is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evcl.errors import EvclError
+from evcl.experiments import Summary, configure, execute, read_result, write_result
+from evcl.experiments.result import summarise
+
+KEPT = Path(__file__).with_name("kept") / "result.json"  # written before a result had a type
+
+
+def test_what_is_read_is_written_byte_for_byte(tmp_path):
+    found = read_result(KEPT)
+    assert (found.benchmark, found.seeds, found.tasks, found.config["lr"]) == ("split-digits", [0, 7], 2, 1e-5)
+    assert found.accuracy[1][0] == [0.5063291139240507, None]
+    assert found.average_accuracy.mean == pytest.approx(0.48418, abs=1e-5)
+    assert write_result(tmp_path, found).read_bytes() == KEPT.read_bytes()
+
+
+def test_a_run_writes_the_same_keys_in_the_same_order(tmp_path):
+    def keys(text):
+        return [line.partition(":")[0] for line in text.splitlines() if ":" in line]
+
+    config = configure("split-digits", "vcl", seeds=[0, 7], tasks=2, given={"epochs": 1, "lr": 1e-5})
+    path = write_result(tmp_path, execute(config))
+    assert keys(path.read_text()) == keys(KEPT.read_text())
+    assert json.loads(path.read_text())["config"] == json.loads(KEPT.read_text())["config"]
+
+
+def test_a_summary_is_worked_out_by_hand():
+    assert summarise([0.5, 1.0]) == Summary(0.75, pytest.approx(0.125**0.5), [0.5, 1.0])
+    assert summarise([0.5]) == Summary(0.5, None, [0.5])
+    assert summarise([0.5, None, float("nan")]) == Summary(None, None, [0.5, None, None])
+    assert summarise([0.5, None]).measured == [0.5]
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """The kept file with a change."""
+
+    def write(change):
+        content = json.loads(KEPT.read_text())
+        change(content)
+        (tmp_path / "result.json").write_text(json.dumps(content))
+        return tmp_path / "result.json"
+
+    return write
+
+
+def test_what_newer_versions_add_is_passed_over(changed):
+    def later(content):
+        content |= {"log_likelihood": content["nll"], "accuracy": None}
+        content["environment"]["gpus"] = 3
+
+    found = read_result(changed(later))
+    assert found.accuracy is None
+    assert not found.diverged
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(schema=7), "(schema 7)"),
+        (lambda r: r.pop("ece"), "missing required field `ece`"),
+        (lambda r: r.update(method="a" * 201), "length <= 200 - at `$.method`"),
+        (lambda r: r["config"].update({"a" * 201: 1}), "length <= 200"),
+        (lambda r: r.update(seconds="1"), "Expected `float`, got `str` - at `$.seconds`"),
+        (lambda r: r.update(seconds=float("nan")), "JSON is malformed"),
+        (lambda r: r.update(seconds=-1), "seconds should be at least 0"),
+        (lambda r: r.update(seeds=[0, 0]), "seeds should be"),
+        (lambda r: r.update(seeds=[]), "seeds should be"),
+        (lambda r: r.update(seeds=["0", "7"]), "Expected `int`, got `str` - at `$.seeds[0]`"),
+        (lambda r: r["config"].pop("tasks"), "config.tasks should be"),
+        (lambda r: r["config"].update(tasks=True), "config.tasks should be"),
+        (lambda r: r["config"].update(validation=2), "config.validation should be a part of 1"),
+        (lambda r: r["config"].update(validation="0"), "config.validation should be a part of 1"),
+        (lambda r: r["accuracy"].pop(), "accuracy has the shape (1, 2, 2), not (2, 2, 2)"),
+        (lambda r: r["accuracy"][0].pop(), "inhomogeneous"),
+        (lambda r: r["accuracy"][0][0].__setitem__(0, 1.5), "accuracy should lie between 0 and 1"),
+        (lambda r: r["accuracy"][0][1].__setitem__(0, None), "the last row of accuracy"),
+        (lambda r: r["average_accuracy"].update(mean=None), "the last row of accuracy, and so its average"),
+        (lambda r: r["nll"]["per_seed"].pop(), "nll should hold a number per seed, from 0 to 1e+06"),
+        (lambda r: r["backward_transfer"].update(std=9), "backward_transfer should hold a number per seed"),
+        (lambda r: r["ece"].update(mean="high"), "Expected `float | null`, got `str` - at `$.ece.mean`"),
+        (lambda r: r["environment"].pop("torch"), "missing required field `torch` - at `$.environment`"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused_in_one_line(change, message, changed):
+    path = changed(change)
+    with pytest.raises(EvclError) as raised:
+        read_result(path)
+    text = str(raised.value)
+    assert text.startswith(f"{path} is not a result of evcl (")
+    assert message in text
+    assert "\n" not in text
