@@ -164,7 +164,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         sizes = np.atleast_1d(self.hidden_layer_sizes).tolist()
         network = mlp(width, sizes)
-        if get_method(self.method).joint:
+        if get_method(self.method).jointly:
             raise EvclError(f"{self.method} trains on all tasks at once, and EVCLClassifier on one after another")
         return Learner(network, self.method, seed=seed, device=self.device, **{**given, **(self.settings or {})})
 

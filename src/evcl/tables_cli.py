@@ -61,7 +61,7 @@ def learn(
         if image_side is not None:
             new["side"] = int(Setting(64, "", low=1, high=1000).check("--image-side", image_side))
         chosen = methods.get(method or "evcl")
-        if chosen.joint:
+        if chosen.jointly:
             raise Usage(f"{chosen.name} trains on all tasks at once, and evcl learn on one after another")
         given = settings(set_ or [])
         if epochs is not None:

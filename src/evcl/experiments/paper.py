@@ -50,7 +50,7 @@ def work(config: Config) -> float:
     weights, shown = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
     tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, on all so far
-    shown = tuned if method.coreset_only else shown + tuned
+    shown = tuned if method.shares == "coresets" else shown + tuned
     return float(shown * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
 
 

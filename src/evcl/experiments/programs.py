@@ -10,6 +10,8 @@ from typing import Any
 from evcl import methods
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
+from evcl.methods.together import kind
+from evcl.settings import BAYESIAN, TRAINING
 
 
 def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
@@ -37,18 +39,17 @@ def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
-    """Which configurations can share a program of at most this many replicas: those that differ in real numbers only.
+    """Which configurations can share a program of at most this many replicas: those whose methods are of one kind, and
+    that differ in real numbers and in words of their methods' own.
 
     Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
     """
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
-        method = methods.get(config.method)
+        method = methods.for_settings(methods.get(config.method), config.settings)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
-        key = (*where, config.settings.validation, method.bayesian, method.joint, method.coreset_only)
-        fixed = {name: value for name, value in config.settings.items() if not isinstance(value, float)}
-        if fixed.get("coreset", "none") != "none":
-            fixed["coreset"] = "some"  # which one is a replica's own
+        key = (*where, config.settings.validation, *kind(method))
+        fixed = {name: value for name, value in config.settings.items() if _must_agree(name, value)}
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())
             if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
@@ -58,3 +59,10 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         else:
             found.append((key, fixed, [i]))
     return [members for _, _, members in found]
+
+
+def _must_agree(name: str, value: Any) -> bool:
+    """Whether all replicas of a program need the same value: whole numbers, and words that training itself reads."""
+    if isinstance(value, str):
+        return name in TRAINING or name in BAYESIAN
+    return not isinstance(value, float)

@@ -13,7 +13,7 @@ from evcl.errors import EvclError
 from evcl.settings import Setting
 from evcl.training import Checkpoints
 from evcl.training.checkpoint import newest
-from evcl.training.saver import check_owner, unfinished
+from evcl.training.checkpointer import check_owner, unfinished
 
 if TYPE_CHECKING:
     from evcl.experiments.run import Config

@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,21 @@ from evcl.experiments.result import RESULT, Environment, Result, merge, read_res
 from evcl.experiments.resume import owner, program_name
 from evcl.files import write_atomically
 from evcl.interrupts import deferred
+from evcl.logs import Log
 from evcl.ranks import Ranks
+from evcl.ranks import own as ranks_own
 from evcl.settings import SEED, VALIDATION, Settings, resolve
-from evcl.training import Checkpoints, Progress, Run, Saver, StreamResult, learn_stream
+from evcl.training import (
+    Checkpointer,
+    Checkpoints,
+    History,
+    Observer,
+    Observers,
+    Progress,
+    Run,
+    StreamResult,
+    learn_stream,
+)
 
 MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
@@ -45,6 +57,7 @@ class Config:
     settings: Settings  # the method's, and `validation`
     device: str = "cpu"
     precision: str = "fp32"
+    log: Log | None = field(default=None, compare=False)  # which decides nothing
 
     @property
     def name(self) -> str:
@@ -165,7 +178,7 @@ def execute_together(
     everything = {name: value for config in configs for name, value in config.settings.items()}
     run = Run(
         network(streams[0]),
-        methods.together([methods.get(cell.method) for cell in cells]),
+        [methods.get(cell.method) for cell in cells],
         [Settings({**everything, **cell.settings}) for cell in cells],
         [cell.seed for cell in cells],
         draw=True,
@@ -182,10 +195,23 @@ def execute_together(
         now = event
         on_event(group, event)
 
-    def after_epoch(task: int, progress: Progress) -> None:
-        done = progress.epoch / progress.epochs
-        for group in groups:
-            hear(group, Event(lead.seeds, task, tasks, done if run.method.joint else (task + done) / tasks))
+    class Reporter(Observer):
+        """Tells where the cells stand in a round whose last task is `task`."""
+
+        def __init__(self, task: int) -> None:
+            self.task = task
+
+        def end_epoch(self, progress: Progress) -> None:
+            done = progress.epoch / progress.epochs
+            whole = done if run.method.jointly else (self.task + done) / tasks
+            for group in groups:
+                hear(group, Event(lead.seeds, self.task, tasks, whole))
+
+    logs = [None if cell.log is None or ranks_own() else cell.log.callback(cell.seed) for cell in cells]
+
+    def watch(task: int, names: str) -> Observer:
+        histories = [History(names, [log], r) for r, log in enumerate(logs) if log is not None]
+        return Observers(Reporter(task), *histories)
 
     def after_task(task: int, accuracy: Tensor) -> None:
         for group, part in zip(groups, accuracy.split(count), strict=True):
@@ -197,14 +223,18 @@ def execute_together(
     where = environment(lead.device)
     if checkpoints is None:
         start = time.perf_counter()
-        found = learn_stream(run, streams, after_epoch, after_task)
+        found = learn_stream(run, streams, watch, after_task)
         seconds = time.perf_counter() - start
     else:
         with deferred() as asked:
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            saver = Saver(replace(own, stop=stop), [owner(one) for one in configs], asdict(where), note)
-            found = learn_stream(run, streams, after_epoch, after_task, saver)
-            seconds = saver.seconds
+            owners = [owner(one) for one in configs]
+            checkpointer = Checkpointer(replace(own, stop=stop), owners, asdict(where), note, ranks)
+            found = learn_stream(run, streams, watch, after_task, checkpointer)
+            seconds = checkpointer.seconds
+    for log in logs:
+        if log is not None:
+            log.close()
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [_result(cell, r, found, shape, seconds, where) for r, cell in enumerate(cells)]

@@ -54,8 +54,8 @@ def with_coreset(method: Method, **changes: Any) -> Method:
             tuned = fitted.q
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
-    changes = {"memory": memory, "learn": learn, "predictor": _tuned, "stages": method.stages + 1, **changes}
-    return replace(method, **changes)
+    wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, stages=method.stages + 1)
+    return replace(wrapped, shares=f"{method.shares} and coresets", **changes)
 
 
 def for_settings(method: Method, s: Settings) -> Method:
@@ -126,6 +126,7 @@ RANDOM = Method(
     memory=KeptAlone,
     predictor=_tuned,
     settings=_fixed("random"),
+    shares="coresets",
 )
 KCENTER = replace(
     RANDOM,

@@ -193,7 +193,8 @@ class Method:
     stages          how many fits a round has, for those who watch it
     apart           it needs examples that do not touch in the network: the Fisher does, and replicas always do
     jointly         it learns all tasks in one round: not a continual learner but a ceiling
-    alone           its fits cannot be merged with those of other methods on one device: its data or networks are others
+    shares          what its fits learn from: methods that say the same word can share a program on a GPU. A method whose
+                    fits have other data, order or networks than the round's tasks says a word of its own
     """
 
     name: str
@@ -206,7 +207,7 @@ class Method:
     stages: int = 1
     apart: bool = False
     jointly: bool = False
-    alone: bool = False
+    shares: str = "task"
 
     @property
     def known_settings(self) -> dict[str, Setting]:

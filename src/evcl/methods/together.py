@@ -36,11 +36,14 @@ def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tup
         found.setdefault((method.name, words), (method, []))[1].append(r)
     groups = list(found.values())
     names = " and ".join(dict.fromkeys(method.name for method, _ in groups))
-    if len({(method.bayesian, method.jointly) for method, _ in groups}) > 1:
+    if len({kind(method) for method, _ in groups}) > 1:
         raise EvclError(f"{names} are of different kinds and cannot share a program")
-    if len({method.name for method, _ in groups}) > 1 and any(method.alone for method, _ in groups):
-        raise EvclError(f"{names} cannot share a program: one of them has fits of its own kind")
     return groups
+
+
+def kind(method: Method) -> tuple[object, ...]:
+    """What methods that share a program have in common."""
+    return method.bayesian, method.jointly, method.stages, method.shares
 
 
 def round_of(round_: Round, rows: Rows) -> Round:
@@ -63,11 +66,11 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
 
     def same(what: str) -> Any:
         if any(getattr(fit, what) != getattr(first, what) for fit in fits):
-            raise EvclError(f"{names} cannot share a program: their fits differ in {what}; declare alone=True")
+            raise EvclError(f"{names} cannot share a program: their fits differ in {what}; give shares= a word of its own")
         return getattr(first, what)
 
     if any(fit.model is not None or fit.moves is not None for fit in fits):
-        raise EvclError(f"{names} cannot share a program: one trains another network or a part; declare alone=True")
+        raise EvclError(f"{names} cannot share a program: one trains another network or a part; give shares= a word of its own")
     count = len(round_.seeds)
     terms = [_term(term, group.rows, count) for fit, group in zip(fits, groups, strict=True) for term in fit.terms]
     losses = [LossOf(loss, group.rows) for fit, group in zip(fits, groups, strict=True) for loss in fit.losses]
@@ -121,7 +124,7 @@ def _data(
 
 def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskData, ...]]:
     if len({len(data) for data in each}) > 1:
-        raise EvclError(f"{names} cannot share a program: they learn from different tasks; declare alone=True")
+        raise EvclError(f"{names} cannot share a program: they learn from different tasks; give shares= a word of its own")
     return list(zip(*each, strict=True))
 
 
@@ -186,7 +189,7 @@ class LossOf(Loss):
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         total = batch.x.new_zeros(len(batch.rows))
-        with network.replicas_alone(self.rows):
+        with network.narrowed(self.rows):
             own = self.loss(network, Minibatch(*(t[self.rows] for t in batch)))
         return total.index_add(0, torch.tensor(self.rows, device=total.device), own)
 

@@ -57,6 +57,7 @@ class BayesianNetwork(nn.Module):
         so that an update in place is seen by the next forward pass. With `grads`, flat buffers too, a backward pass
         and then `collect_gradients` add the gradients to those.
         """
+        self.weights.replicas = len(mean)
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
@@ -81,7 +82,7 @@ class BayesianNetwork(nn.Module):
         """As replica 0 alone, at the posterior's mean, for as long as this lasts."""
         weights = self.weights
         before = dict(vars(weights))
-        weights.replicas, weights.noise = 1, None
+        weights.rows, weights.noise = [0], None
         self.bind(self.posterior.mean[:1], None, self.layout)
         try:
             yield
@@ -89,11 +90,20 @@ class BayesianNetwork(nn.Module):
             vars(weights).update(before)
 
     @contextmanager
-    def replicas_alone(self, rows: Sequence[int]) -> Iterator[None]:
-        """As the network of these replicas alone, for as long as this lasts; gradients come by autograd."""
+    def only(self, rows: Sequence[int]) -> Iterator[None]:
+        """What is bound belongs to these replicas, for as long as this lasts."""
+        before, self.weights.rows = self.weights.rows, rows
+        try:
+            yield
+        finally:
+            self.weights.rows = before
+
+    @contextmanager
+    def narrowed(self, rows: Sequence[int]) -> Iterator[None]:
+        """As the network of these replicas alone, of those bound, for as long as this lasts; gradients by autograd."""
         weights = self.weights
         before = dict(vars(weights))
-        weights.replicas, weights.grads = len(rows), None
+        weights.replicas, weights.rows, weights.grads = len(rows), rows, None
         weights.mean = {name: value[rows] for name, value in weights.mean.items()}
         if weights.variance is not None:
             weights.variance = {name: value[rows] for name, value in weights.variance.items()}

@@ -141,10 +141,13 @@ class BatchNorm(Norm):
     def normalise(self, x: Tensor) -> Tensor:
         """Replicas become channels: [B, R*c, ...]."""
         r = self.weights.replicas
-        mean, variance = self.running_mean[:r].flatten(), self.running_var[:r].flatten()
+        rows = self.weights.rows
+        mean, variance = (t if rows is None else t[rows] for t in (self.running_mean, self.running_var))
+        mean, variance = mean.flatten(), variance.flatten()
         flat = x if r == 1 else self.unfold(x).transpose(0, 1).flatten(1, 2)
         values = flat.numel() // flat.shape[1]
-        if self.open and self.weights.noise is not None and values > 1:  # one value has no variance
+        measures = self.open and rows is None and self.weights.noise is not None
+        if measures and values > 1:  # one value has no variance
             y = self._measure(flat, mean, variance)
         else:
             y = F.batch_norm(flat, mean, variance, eps=self.eps)

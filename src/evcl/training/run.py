@@ -284,9 +284,10 @@ class Run:
             fits: list[Fit] = []
             ended: list[Learned] = []
             with capturing if self.network.posterior.mean.is_cuda else nullcontext():
-                for one, answer in zip(asked, answers, strict=True):
+                for one, answer, group in zip(asked, answers, self.groups, strict=True):
                     try:
-                        fits.append(one.send(answer))  # type: ignore[arg-type]
+                        with nullcontext() if alone else self.network.only(group.rows):
+                            fits.append(one.send(answer))  # type: ignore[arg-type]
                     except StopIteration as end:
                         ended.append(end.value)
             if ended and not fits:
