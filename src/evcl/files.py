@@ -7,9 +7,10 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from evcl.errors import EvclError
 
@@ -27,10 +28,42 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("evcl"))
 
 
+OTHERS = {  # what may stand where a file is expected
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: Path | int) -> None:
+    """An OSError unless this is a regular file, or a link to one: whoever opens a pipe may wait for ever."""
+    mode = (os.fstat(path) if isinstance(path, int) else path.stat()).st_mode
+    if not stat.S_ISREG(mode):
+        found = OTHERS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {found}, and a regular file is expected")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read its bytes; without waiting, whatever it is."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+        try:
+            check_regular(number)
+        except OSError:
+            os.close(number)
+            raise
+        return number
+
+    return open(path, "rb", opener=opener)
+
+
 def read_text(path: Path, most: int) -> str:
-    """A text file in UTF-8 of at most so many bytes."""
+    """A text file in UTF-8 of at most this many bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(most + 1)
     except (OSError, ValueError) as error:
         raise EvclError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
@@ -51,15 +84,21 @@ def parsed(text: str) -> Any:
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary neighbour of `path`, then put it in its place."""
+    """Call `write` on a temporary neighbour of `path`, then put it in its place.
+
+    A link stays a link: the file that it leads to is written. What is there and is no regular file is refused.
+    """
     try:
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        real = Path(os.path.realpath(path))
+        temporary = real.with_name(f".{real.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     except (TypeError, ValueError) as error:
         raise EvclError(f"cannot write to {str(path)!r}: {error}") from error
     try:
+        with contextlib.suppress(FileNotFoundError):
+            check_regular(path)
         write(temporary)
-        temporary.replace(path)
+        temporary.replace(real)
     except EvclError:  # a ValueError too, and of something else than writing
         raise
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.resume import owner, program_name
-from evcl.files import parsed, read_text, write_atomically
+from evcl.files import check_regular, parsed, read_text, write_atomically
 from evcl.interrupts import deferred
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
@@ -348,12 +348,13 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
     found = None
     try:
         if (folder / name).exists():
+            check_regular(folder / name)
             found = read_result(folder / name)
     except EvclError as error:
         if not overwrite:
             raise EvclError(f"{error}: pass --overwrite or another --out") from None
     except OSError as error:
-        raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+        raise EvclError(f"cannot write {folder / name}: {error.strerror or error}") from error
     if found is not None and not overwrite:
         usual = {**found["config"], **config.settings, "tasks": config.tasks}
         usual |= {"precision": config.precision, "device": config.device}

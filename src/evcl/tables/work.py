@@ -11,7 +11,7 @@ from typing import Any
 
 from evcl.callbacks import Callback
 from evcl.errors import EvclError
-from evcl.files import write_atomically
+from evcl.files import check_regular, write_atomically
 from evcl.learner import INFER, NEW
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
@@ -40,8 +40,9 @@ def open_source(path: Path, model: Model | None = None, side: int | None = None)
             return ImageFolder(path, size, **({} if side is None else {"side": side}))
         if path.suffix.lower() not in READERS:
             bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
-        if not path.is_file():
+        if not path.exists():
             raise EvclError(f"there is no file {path}")
+        check_regular(path)
         return READERS[path.suffix.lower()](path)
     except OSError as error:
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
