@@ -1,4 +1,6 @@
-"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once."""
+"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once;
+holding one against other processes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import errno
 import json
 import os
 import secrets
+import socket
 import stat
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -136,6 +140,35 @@ def write_once(path: Path, text: str) -> bool:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return True
+
+
+@contextlib.contextmanager
+def locked(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock file for this process alone, and remove it at the end. While another holds it: an EvclError that
+    begins with `what`, and says who and since when.
+
+    The system frees what a process held when it ends, however it ends: a file that a killed one left holds nobody up.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        holder = read_text(lock, 1000).strip()
+    except EvclError:  # there is none
+        holder = ""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise EvclError(f"{what}{holder and f' ({holder})'}; wait for it to end") from None
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        with contextlib.suppress(OSError):  # a disk that is full, say: it is for others to read
+            lock.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", "utf-8")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()  # while it is held: nobody else can have it
+        held.release()
 
 
 def save_tensors(

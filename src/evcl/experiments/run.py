@@ -8,7 +8,7 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from evcl import benchmarks, methods, metrics, nn
 from evcl.errors import EvclError
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.resume import owner, program_name
-from evcl.files import check_regular, parsed, read_text, write_atomically
+from evcl.files import check_regular, locked, parsed, read_text, write_atomically
 from evcl.interrupts import deferred
 from evcl.ranks import Ranks
 from evcl.settings import SEED, VALIDATION, Settings, resolve
@@ -30,6 +30,7 @@ from evcl.training import Checkpoints, Progress, Run, Saver, StreamResult, learn
 
 SCHEMA = 1
 RESULT = "result.json"
+LOCK = ".evcl-run.lock"  # in the folder of a result, while a run is at work there
 MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
 MOST_SEEDS = 10_000  # of a run
 _drawing = threading.Lock()  # there is one generator for all threads
@@ -370,31 +371,58 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
 
 def check_writable(folder: Path) -> None:
     """Make sure, before hours of training, that a result can be written there; nothing is left behind."""
+    try:
+        with _made(folder):
+            probe = folder / ".evcl-writable"
+            probe.touch()
+            probe.unlink()
+    except (OSError, ValueError) as error:
+        raise EvclError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The folder is there for as long as this lasts, and if it was made for it, only then or with something in it."""
     made: list[Path] = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".evcl-writable"
-        probe.touch()
-        probe.unlink()
-    except (OSError, ValueError) as error:
-        raise EvclError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+        yield
     finally:  # a run that fails leaves nothing behind; `write_result` makes them again
         for path in made:
             with contextlib.suppress(OSError, ValueError):
                 path.rmdir()
 
 
-def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT) -> Path:
-    """Write `result.json`, whole or not at all."""
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """One run at a time in the folder of a result: a second is refused, so that neither is lost."""
+    with contextlib.ExitStack() as stack:
+        # Where nothing can be written, `open_folder` says so if it matters; some file systems have no locks.
+        with contextlib.suppress(OSError, NotImplementedError):
+            stack.enter_context(_made(folder))
+            stack.enter_context(locked(folder / LOCK, f"{folder}: another evcl is at work on it"))
+        yield
+
+
+def write_result(folder: Path, result: Mapping[str, Any], name: str = RESULT, overwrite: bool = False) -> Path:
+    """Write `result.json`, whole or not at all. One that came there since `open_folder` looked is not replaced, unless
+    with `overwrite`: if it is of the same run it is as good, and if of another this is an error.
+    """
+    path, text = folder / name, json.dumps(result, indent=1, allow_nan=False) + "\n"
+    if path.exists() and not overwrite:
+        found, own = read_result(path), parsed(text)
+        if any(found[key] != own[key] for key in ("benchmark", "method", "preset", "config", "seeds")):
+            other = f"{found['benchmark']} {found['method']}"
+            raise EvclError(f"{path} is the result of another run ({other}) that ended meanwhile: move it away")
+        return path
 
     def write(temporary: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, "utf-8")
 
-    write_atomically(folder / name, write)
-    return folder / name
+    write_atomically(path, write)
+    return path
 
 
 def read_result(path: Path) -> dict[str, Any]:
