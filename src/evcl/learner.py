@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
-from evcl.errors import EvclError, unknown
+from evcl.errors import BadExample, EvclError, unknown
 from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.methods import Method
@@ -387,9 +387,14 @@ class Learner:
         """What `predict` finds through a head, without the axis of replicas."""
         self._check_idle()
         try:
-            return [found[0] for found in predict(x.unsqueeze(0), list(self._heads).index(head))]
+            found = [each[0] for each in predict(x.unsqueeze(0), list(self._heads).index(head))]
         except RuntimeError as error:
             raise self._refused(x, error) from error
+        finite = found[0].isfinite().all(1)
+        if not bool(finite.all()):
+            row = int(finite.int().argmin())
+            raise BadExample("its probabilities are not finite: its inputs are too large for the network", row)
+        return found
 
     @staticmethod
     def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:

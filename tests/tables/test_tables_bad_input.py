@@ -321,6 +321,34 @@ def test_a_second_learn_at_the_same_time_is_refused(model):
     assert sorted(path.name for path in Path().iterdir()) == ["good.csv", "m"]  # no lock is left
 
 
+LARGE = "1e38,-1e38,2e38,-3e38,1e38,2e38"
+
+
+@pytest.fixture
+def deep(evcl):
+    """A model whose network overflows where its inputs are large."""
+    source = np.random.default_rng(0)
+    lines = [",".join(f"{v:.3f}" for v in row) + f",{int(row[0] > 0)}\n" for row in source.normal(size=(40, 6))]
+    Path("a.csv").write_text("a,b,c,d,e,f,y\n" + "".join(lines))
+    learn = ["learn", "--model", "m", "--data", "a.csv", "--target", "y", "--hidden", "50,50,50", "--epochs", "3"]
+    assert evcl(*learn)[0] == 0
+    return evcl
+
+
+@pytest.mark.parametrize("task", [[], ["--task", "infer"]])
+def test_a_prediction_that_is_no_number_is_refused(deep, task):
+    Path("p.csv").write_text("of yesterday")
+    Path("b.csv").write_text(f"a,b,c,d,e,f\n1,2,3,4,5,6\n\n{LARGE}\n1,2,3,4,5,6\n")
+    found = refused(deep, "predict", "--model", "m", "--data", "b.csv", "--out", "p.csv", *task)
+    assert found == "b.csv: line 4: its probabilities are not finite: its inputs are too large for the network"
+
+
+def test_a_row_held_out_that_cannot_be_predicted_is_refused(deep):
+    Path("b.csv").write_text("a,b,c,d,e,f,y\n" + f"{LARGE},0\n{LARGE},1\n" * 10)
+    found = refused(deep, "learn", "--model", "m", "--data", "b.csv")
+    assert found.startswith("b.csv: a row that was held out: its probabilities are not finite")
+
+
 def test_a_model_and_a_link_to_it_are_one_model(model):
     Path("there").mkdir()
     Path("m").rename("there/m")

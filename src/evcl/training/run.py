@@ -41,6 +41,7 @@ from evcl.training.watch import Watch
 # are, and their last bit may differ, which must not depend on R.
 ALIGNED = 16
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
+MOST = {"mean": 1e18, "log_std": 50.0}  # of a weight that is loaded: beyond it predictions may not be finite
 
 
 @dataclass(frozen=True)
@@ -544,9 +545,11 @@ class Run:
         if bool(coreset_heads) if tuned is None else tuned:
             own |= {name.replace("posterior", "tuned"): t for name, t in own.items() if name.startswith("posterior")}
         for name, wanted in own.items():
-            found = tensors[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype or not _finite(found):
-                raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
+            found, kind = tensors[name], name.rpartition(".")[2]
+            most = math.inf if name.startswith("statistics.") else MOST.get(kind, math.inf)
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not _finite(found, most):
+                size = "finite" if most == math.inf else f"below {most:g} in size"
+                raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it {size}")
         if bool((tensors["importance"] < 0).any() | ((tensors["used"] != 0) & (tensors["used"] != 1)).any()):
             raise EvclError("importance should be at least 0, and used 0 or 1")
         checked = {name: tensors[name] for name in own}
@@ -594,9 +597,11 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _finite(tensor: Tensor) -> bool:
-    """Whether all of it is; without the copies that `isfinite` makes, which may be as large as the file."""
-    return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
+def _finite(tensor: Tensor, most: float = math.inf) -> bool:
+    """Whether all of it is, and below `most`; without the copies that `isfinite` makes, which may be as large as the
+    file.
+    """
+    return tensor.numel() == 0 or all(abs(float(end)) < most for end in tensor.aminmax())
 
 
 def _part(task: TaskData, rows: Tensor) -> TaskData:
