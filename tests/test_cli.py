@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from evcl import experiments
+from evcl.errors import EvclError
+
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
 
 
@@ -104,6 +107,90 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
     assert status == 1
     assert "is not a result of evcl" in err
     assert evcl(*command, "--overwrite")[0] == 0
+
+
+ELSE = ["run", "split-digits", "--method", "naive", "--epochs", "1", "--seeds", "1", "--tasks", "1"]
+
+
+def meanwhile(monkeypatch, happens):
+    """Something happens while a run trains."""
+    train = experiments.execute_all
+
+    def execute_all(*arguments, **options):
+        happens()
+        yield from train(*arguments, **options)
+
+    monkeypatch.setattr(experiments, "execute_all", execute_all)
+
+
+def test_a_second_run_in_the_folder_is_refused_while_the_first_is_at_work(evcl, monkeypatch):
+    ends = []
+
+    def second():
+        command = [sys.executable, "-m", "evcl", *ELSE, "--overwrite", "--out", "link"]
+        ends.append(subprocess.run(command, capture_output=True, text=True, check=False))
+
+    Path("link").symlink_to("r")
+    meanwhile(monkeypatch, second)
+    assert evcl("run", "permuted-digits", *FAST, "--out", "r")[0] == 0
+    assert (ends[0].returncode, ends[0].stdout) == (1, "")
+    who = rf"process {os.getpid()} on \S+, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.fullmatch(rf"evcl: link: another evcl is at work on it \({who}\); wait for it to end\n", ends[0].stderr)
+    assert json.loads(Path("r/result.json").read_text())["benchmark"] == "permuted-digits"
+    assert [p.name for p in Path("r").iterdir()] == ["result.json"]
+
+
+def test_a_run_that_was_killed_holds_no_folder(evcl):
+    code = "import sys; from pathlib import Path; from evcl.experiments import claimed\n"
+    code += "with claimed(Path('r')): print('held', flush=True); sys.stdin.readline()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        status, _, err = evcl(*ELSE, "--out", "r")
+        assert (status, f"(process {other.pid} on " in err) == (1, True)
+        other.kill()
+    assert list(Path("r").iterdir())  # what it left
+    assert evcl(*ELSE, "--out", "r")[0] == 0
+    assert [p.name for p in Path("r").iterdir()] == ["result.json"]
+
+
+def test_a_demo_holds_the_folders_of_its_results(evcl, monkeypatch):
+    refused = []
+
+    def others():
+        for benchmark in ("permuted-digits", "split-digits"):
+            for method in ("evcl", "vcl", "ewc", "naive"):
+                with pytest.raises(EvclError, match="another evcl is at work on it"):
+                    experiments.claimed(Path("d", benchmark, method)).__enter__()
+                refused.append(method)
+        raise EvclError("enough")
+
+    meanwhile(monkeypatch, others)
+    status, _, err = evcl("demo", "--out", "d", "--epochs", "1")
+    assert (status, err, len(refused)) == (1, "evcl: enough\n", 8)
+    assert not Path("d").exists()
+
+
+def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
+    """By hand, say, or on a file system without locks."""
+    evcl(*ELSE, "--out", "other")
+    finished = Path("other/result.json").read_bytes()
+    run = ["run", "permuted-digits", *FAST, "--out", "r"]
+    with monkeypatch.context() as patch:
+        meanwhile(patch, lambda: Path("r/result.json").write_bytes(finished))
+        status, out, err = evcl(*run)
+    assert status == 1
+    assert err.startswith("evcl: r/result.json is the result of another run (split-digits naive) that ended meanwhile")
+    assert "the run is done: it is kept in r/checkpoint, and the same command with --resume goes on from there" in err
+    assert "forgetting" in out  # the table
+    assert Path("r/result.json").read_bytes() == finished
+    Path("r/result.json").unlink()
+    assert evcl(*run, "--resume")[0] == 0
+    assert json.loads(Path("r/result.json").read_text())["benchmark"] == "permuted-digits"
+    with monkeypatch.context() as patch:
+        meanwhile(patch, lambda: Path("r/result.json").write_bytes(finished))
+        assert evcl(*run, "--overwrite")[0] == 0
+    assert json.loads(Path("r/result.json").read_text())["benchmark"] == "permuted-digits"
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,18 @@ def test_a_network_of_ones_own_of_any_shape():
     assert learner.predict_proba(torch.randn(2, 1, 9, 9, generator=source)).dtype == torch.float64
 
 
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "predictions"])
+@pytest.mark.parametrize("task", [0, "infer"])
+def test_probabilities_are_numbers_or_an_error(method, task):
+    learner = evcl.Naive(evcl.nn.mlp(4, [50, 50, 50]), epochs=1)
+    learner.learn(blobs())
+    x = blobs()[0][:5]
+    assert len(getattr(learner, method)(x, task)) > 0
+    x[3:] = 1e38, -3e38, 2e38, -1e38
+    with pytest.raises(evcl.EvclError, match=r"^example 3: its probabilities are not finite"):
+        getattr(learner, method)(x, task)
+
+
 # --- save and load -------------------------------------------------------------------------------------------------
 
 
@@ -504,6 +516,18 @@ def test_odd_but_honest_data_is_taken():
     assert learner.classes(np.int64(0)) == (0, 1)
     small(seed=2**63 - 1)
     assert small(seed=2**53 + 1).seed == 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("posterior.log_std", 200), ("prior.log_std", -60), ("posterior.mean", 3e38)]
+)
+def test_weights_that_would_predict_no_numbers_are_not_loaded(saved, name, value):
+    learner, path = saved
+    tensors = learner.described()[1]
+    tensors[name][0, 3] = value
+    save_file(tensors, path, {"evcl": json.dumps(learner.described()[0])})
+    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name} should be .*, all of it below"):
+        evcl.load(path)
 
 
 def test_odd_paths_are_one_clear_line(tmp_path, monkeypatch):

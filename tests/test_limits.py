@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 import evcl
 from evcl.errors import EvclError
 from evcl.experiments import configure, read_result
-from evcl.files import parsed, read_text
+from evcl.files import parsed, read_text, write_atomically
 from evcl.tables.work import open_source
 
 
@@ -28,6 +31,59 @@ def test_a_text_has_a_size(tmp_path):
         read_text(path, 5)
     with pytest.raises(EvclError, match="cannot read"):
         read_text(tmp_path, 5)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+def test_only_regular_files_are_read_and_replaced(tmp_path, kind):
+    """A pipe would be waited at for ever, and a rename would put a file in the place of a device."""
+    path = tmp_path / "it"
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "socket": bound, "device": lambda p: p.symlink_to(os.devnull)}
+    make[kind](path)
+    before = path.lstat()
+    with pytest.raises(EvclError, match=r"cannot read .*it: "):
+        read_text(path, 5)
+    with pytest.raises(EvclError, match=f"cannot write .*it: it is a {kind}, and a regular file is expected"):
+        write_atomically(path, lambda temporary: temporary.write_text("new"))
+    assert path.lstat() == before
+    assert Path(os.devnull).is_char_device()
+    assert [found.name for found in tmp_path.iterdir()] == ["it"]
+
+
+def bound(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def test_what_a_link_leads_to_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("old", "new"):  # a file that is there, and one that is not
+        (tmp_path / name).symlink_to(f"folder/{name}.txt")
+    (tmp_path / "folder" / "old.txt").write_text("old")
+    for name in ("old", "new"):
+        write_atomically(tmp_path / name, lambda temporary: temporary.write_text("written"))
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "folder" / f"{name}.txt").read_text() == "written"
+    assert len(list(tmp_path.rglob("*"))) == 5
+
+
+def test_a_pipe_is_no_hang(tmp_path):
+    """In a process of their own, which is stopped if one of them waits."""
+    for name in ("runs/a/result.json", "sweep.toml", "data.csv", "imgs/cat/pipe.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    commands = {
+        "report runs": "evcl: runs/a/result.json is not a result of evcl (EvclError cannot read runs/a/result.json: ",
+        "sweep sweep.toml --out s": "evcl: cannot read sweep.toml: ",
+        "learn --model m --target y --data data.csv": "evcl: cannot read data.csv: ",
+        "learn --model m --data imgs": "evcl: imgs/cat/pipe.png: it is no image that can be read (",
+    }
+    code = "import sys; from evcl.cli import main\nfor words in sys.argv[1:]:\n sys.argv = ['evcl', *words.split()]\n"
+    code += " try: main()\n except SystemExit as end: print(end.code)"
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 100}
+    ended = subprocess.run([sys.executable, "-c", code, *commands], check=False, **options)
+    assert ended.stdout.split() == ["1", "2", "1", "1"]  # 2: a file that says what is asked for is usage
+    for line, begin in zip(ended.stderr.splitlines(), commands.values(), strict=True):
+        assert line.startswith(f"{begin}it is a pipe, and a regular file is expected")
 
 
 def test_json_has_a_depth():

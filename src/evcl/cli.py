@@ -143,32 +143,36 @@ DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
 
 def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float) -> Result:
     """A run's result: found, or made here."""
-    checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
-    result = experiments.open_folder(folder, config, overwrite or checkpoints.resume)
-    if result is not None:
-        console.print(DONE.format(folder))
-        return result
-    if resume and not checkpoints.resume:
-        console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
-    return _kept(config, folder, checkpoints)
+    with experiments.claimed(folder):
+        checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
+        replaces = overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
+        result = experiments.open_folder(folder, config, replaces)
+        if result is not None:
+            console.print(DONE.format(folder))
+            return result
+        if resume and not checkpoints.resume:
+            console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+        return _kept(config, folder, checkpoints, replaces)
 
 
 def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> Result | None:
     """The same of a run that several processes share; the first of them finds it or writes it, and alone has it."""
-    result = experiments.open_folder(folder, config, overwrite) if ranks.own() == 0 else None
-    if group.first(result is not None, config.device):
-        console.print(DONE.format(folder))
+    first = ranks.own() == 0
+    with experiments.claimed(folder) if first else contextlib.nullcontext():
+        result = experiments.open_folder(folder, config, overwrite) if first else None
+        if group.first(result is not None, config.device):
+            console.print(DONE.format(folder))
+            return result
+        with _progress([config]) as on_event:
+            ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
+        if not first:
+            return None
+        experiments.write_result(folder, result, overwrite=overwrite)
         return result
-    with _progress([config]) as on_event:
-        ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
-    if ranks.own() > 0:
-        return None
-    experiments.write_result(folder, result)
-    return result
 
 
-def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) -> Result:
-    """The result of a run, written; until then its checkpoints are kept."""
+def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool) -> Result:
+    """The result of a run, written, if it `replaces` another in its place; until then its checkpoints are kept."""
     again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
     try:
         with _progress([config]) as on_event:
@@ -181,7 +185,7 @@ def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints) ->
     except experiments.Died as error:
         raise EvclError(f"{error} {again}" if checkpoints.programs() else str(error)) from error
     try:
-        experiments.write_result(folder, result)
+        experiments.write_result(folder, result, overwrite=replaces)
     except EvclError as error:
         _print_tables([result])
         raise EvclError(f"{error}; the run is done: {again}" if checkpoints.programs() else str(error)) from error
@@ -204,19 +208,21 @@ def demo(
     folders = [out / config.benchmark / config.method for config in configs]
     results = []
     todo = []
-    for config, folder in zip(configs, folders, strict=True):
-        found = experiments.open_folder(folder, config, overwrite)
-        if found is None:
-            todo.append((config, folder))
-        else:
-            results.append(found)
-    if results:
-        console.print(f"{len(results)} of {len(configs)} results are in {out} already (--overwrite trains again)")
-    if todo:
-        with _progress([config for config, _ in todo]) as on_event:
-            for index, result in experiments.execute_all([config for config, _ in todo], on_event):
-                experiments.write_result(todo[index][1], result)
-                results.append(result)
+    with contextlib.ExitStack() as claims:
+        for config, folder in zip(configs, folders, strict=True):
+            claims.enter_context(experiments.claimed(folder))
+            found = experiments.open_folder(folder, config, overwrite)
+            if found is None:
+                todo.append((config, folder))
+            else:
+                results.append(found)
+        if results:
+            console.print(f"{len(results)} of {len(configs)} results are in {out} already (--overwrite trains again)")
+        if todo:
+            with _progress([config for config, _ in todo]) as on_event:
+                for index, result in experiments.execute_all([config for config, _ in todo], on_event):
+                    experiments.write_result(todo[index][1], result, overwrite=overwrite)
+                    results.append(result)
     _print_tables(results)
     _report(out, "Four methods learn five tasks, one after another")
 
@@ -332,7 +338,9 @@ def tune(
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with _bar() as on_part:
                 found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
-            experiments.write_result(folder, found[-1], path.name)
+            if path.exists() and not overwrite:  # it came meanwhile: of this search it is as good, another's stays
+                experiments.read_found(path, wanted)
+            experiments.write_result(folder, found[-1], path.name, overwrite=True)
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)

@@ -25,6 +25,14 @@ class Diverged(EvclError):
     """The loss stopped being a number; the state from before the task is kept."""
 
 
+class BadExample(EvclError):
+    """An example of which nothing can be said; `row` is its number among those given, `what` is the matter with it."""
+
+    def __init__(self, what: str, row: int | None = None) -> None:
+        super().__init__(what if row is None else f"example {row}: {what}")
+        self.what, self.row = what, row or 0
+
+
 class UnknownName(EvclError, KeyError):
     """A name that is not in a table; a KeyError too, so that a table's `get` gives its default."""
 

@@ -1,4 +1,6 @@
-"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once."""
+"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once;
+holding one against other processes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,12 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from evcl.errors import EvclError
 
@@ -27,10 +32,42 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("evcl"))
 
 
+OTHERS = {  # what may stand where a file is expected
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: Path | int) -> None:
+    """An OSError unless this is a regular file, or a link to one: whoever opens a pipe may wait for ever."""
+    mode = (os.fstat(path) if isinstance(path, int) else path.stat()).st_mode
+    if not stat.S_ISREG(mode):
+        found = OTHERS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {found}, and a regular file is expected")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read its bytes; without waiting, whatever it is."""
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+        try:
+            check_regular(number)
+        except OSError:
+            os.close(number)
+            raise
+        return number
+
+    return open(path, "rb", opener=opener)
+
+
 def read_text(path: Path, most: int) -> str:
-    """A text file in UTF-8 of at most so many bytes."""
+    """A text file in UTF-8 of at most this many bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(most + 1)
     except (OSError, ValueError) as error:
         raise EvclError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
@@ -51,15 +88,21 @@ def parsed(text: str) -> Any:
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary neighbour of `path`, then put it in its place."""
+    """Call `write` on a temporary neighbour of `path`, then put it in its place.
+
+    A link stays a link: the file that it leads to is written. What is there and is no regular file is refused.
+    """
     try:
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        real = Path(os.path.realpath(path))
+        temporary = real.with_name(f".{real.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     except (TypeError, ValueError) as error:
         raise EvclError(f"cannot write to {str(path)!r}: {error}") from error
     try:
+        with contextlib.suppress(FileNotFoundError):
+            check_regular(path)
         write(temporary)
-        temporary.replace(path)
+        temporary.replace(real)
     except EvclError:  # a ValueError too, and of something else than writing
         raise
     except (OSError, ValueError) as error:
@@ -97,6 +140,35 @@ def write_once(path: Path, text: str) -> bool:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return True
+
+
+@contextlib.contextmanager
+def locked(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock file for this process alone, and remove it at the end. While another holds it: an EvclError that
+    begins with `what`, and says who and since when.
+
+    The system frees what a process held when it ends, however it ends: a file that a killed one left holds nobody up.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        holder = read_text(lock, 1000).strip()
+    except EvclError:  # there is none
+        holder = ""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise EvclError(f"{what}{holder and f' ({holder})'}; wait for it to end") from None
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        with contextlib.suppress(OSError):  # a disk that is full, say: it is for others to read
+            lock.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", "utf-8")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()  # while it is held: nobody else can have it
+        held.release()
 
 
 def save_tensors(

@@ -25,7 +25,7 @@ from evcl import metrics
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
-from evcl.errors import EvclError, unknown
+from evcl.errors import BadExample, EvclError, unknown
 from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.interrupts import deferred
@@ -43,14 +43,6 @@ NEW = "new"  # as a head: one of its own
 INFER = "infer"  # as a task: the one whose head is least uncertain of an example
 MOST_HEADS = 10_000  # of a file
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
-
-
-class NotFinite(EvclError):
-    """A prediction that is no number: `row` is the first example that has one."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(f"example {row}: its prediction is not a number: its inputs are too large for the network")
-        self.row = row
 
 
 class Predictions(NamedTuple):
@@ -464,7 +456,7 @@ class Learner:
         for tensor in found:
             if not bool(tensor.isfinite().all()):
                 row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
-                raise NotFinite(row)
+                raise BadExample("its probabilities are not finite: its inputs are too large for the network", row)
         return found
 
     def _number(self, task: str | int | None) -> int | None:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from evcl.errors import EvclError
-from evcl.experiments import Forecast, configure, execute, read_result, reproduce, standing
+from evcl.experiments import Forecast, configure, execute, read_result, reproduce, standing, write_result
 from evcl.experiments.engines import Inline
 from evcl.experiments.paper import work
 from evcl.report import find_results
@@ -62,6 +62,25 @@ def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
         assert first[i].seeds == [0, 1]
     monkeypatch.setattr("evcl.experiments.paper.execute_all", lambda *_, **__: pytest.fail("run again"))
     assert dict(reproduce(wanted, tmp_path)) == first
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_result_that_came_meanwhile_is_not_replaced(same, tmp_path):
+    """One of the same run, by a process that shares the folder, is as good as ours; another is an error."""
+    (wanted,) = configs("naive", seeds=(0,))
+    came = execute(wanted if same else configs("naive", epochs=2)[0])
+
+    class Sharing(Inline):
+        def run(self, cells, on_event, checkpoints):
+            write_result(tmp_path / "split-digits" / "naive", came)
+            return super().run(cells, on_event, checkpoints)
+
+    if same:
+        assert dict(reproduce([wanted], tmp_path, engine=Sharing)).keys() == {0}
+    else:
+        with pytest.raises(EvclError, match=r"is the result of another run \(split-digits naive\)"):
+            list(reproduce([wanted], tmp_path, engine=Sharing))
+    assert json.loads((tmp_path / "split-digits" / "naive" / "result.json").read_text()) == came
 
 
 class Stopping(Inline):

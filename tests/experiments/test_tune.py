@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from evcl import experiments
 from evcl.errors import EvclError
 from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune
 from evcl.experiments.engines import Inline
-from evcl.experiments.search import refinement, trials
+from evcl.experiments.search import _asked, refinement, trials
 
 SEARCH = """
 benchmarks = ["split-digits"]
@@ -202,6 +203,22 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert (status, err.count("\n")) == (1, 1)
     assert "is not what a search found" in err
+
+
+def test_what_another_search_found_meanwhile_is_not_replaced(evcl, search, monkeypatch):
+    path, came = search(), Path("o/split-digits.json")
+
+    def tune(*_):
+        came.parent.mkdir()
+        asked = _asked(read_search(path))
+        came.write_text(json.dumps({**asked, "trials": 99, "tried": {}, "benchmark": "split-digits"}))
+        return {}
+
+    monkeypatch.setattr(experiments, "tune", tune)
+    status, _, err = evcl("tune", str(path), "--device", "cpu", "--out", "o")
+    assert status == 1
+    assert err == "evcl: o/split-digits.json holds what another search found: pass --overwrite or another --out\n"
+    assert json.loads(came.read_text())["trials"] == 99
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_was(search, tmp_path):

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from rich.console import Console
 import evcl as package
 from evcl import tables
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Category, Encoder, Fitting
+from evcl.tables.encoding import Category, Encoder, Fitting, labels_of
 from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
+from evcl.tables.parquet_file import ParquetFile
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -217,6 +219,68 @@ def test_a_whole_number_is_one_class_however_it_is_spelt(evcl):
     assert " against its labels" in evcl("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")[1]
     Path("april.csv").write_text("x,y\n1,1.e999\n2,1.\n")  # no number of ours: a text
     assert "new classes: 1.e999\n" in evcl("learn", "--model", "m", "--data", "april.csv", "--epochs", "1")[1]
+
+
+LARGE = [2**53, 2**53 + 1, 2**53 + 2, 2**63 - 1]  # as float64 the first two are one number
+
+
+def large(form, column):
+    """A file whose `column` holds each of these ten times, the other column 0 and 1."""
+    numbers, other = LARGE * 10, {"y" if column == "x" else "x": np.arange(40) % 2}
+    if form == "npz":
+        np.savez("f.npz", **{column: np.array(numbers, ">u8")}, **other)
+        return "f.npz"
+    if form in ("parquet", "missing"):
+        numbers[0] = None if form == "missing" else numbers[0]
+        pd.DataFrame({column: pd.array(numbers, dtype="Int64"), **other}).to_parquet("f.parquet")
+        return "f.parquet"
+    texts = [f"{number}.0" if form == "spelt" else str(number) for number in numbers]
+    pd.DataFrame({column: texts, **other}).to_csv("f.csv", index=False)
+    return "f.csv"
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet", "csv", "spelt"])
+def test_whole_numbers_beyond_float64_stay_apart_as_labels(evcl, form):
+    data = large(form, "y")
+    status, _, err = evcl("learn", "--model", "m", "--data", data, "--target", "y", "--epochs", "1")
+    assert (status, err) == (0, "")
+    assert sorted(tables.load_model(Path("m")).labels) == sorted(map(str, LARGE))
+    assert " against its labels" in evcl("predict", "--model", "m", "--data", data, "--out", "p.csv")[1]
+
+
+def test_labels_that_are_missing_leave_the_others_as_they_are(evcl):
+    evcl("learn", "--model", "m", "--data", large("parquet", "y"), "--target", "y", "--epochs", "1")
+    status, out, _ = evcl("predict", "--model", "m", "--data", large("missing", "y"), "--out", "p.csv")
+    assert (status, "against the 39 labels it has" in out) == (0, True)
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet", "missing", "csv"])
+def test_whole_numbers_beyond_float64_are_categories_but_no_inputs(evcl, form):
+    data = large(form, "x")
+    learn = ["learn", "--model", "m", "--data", data, "--target", "y", "--epochs", "1"]
+    status, _, err = evcl(*learn)
+    place = "line 3" if form == "csv" else "row 2"
+    expected = f"evcl: {data}: {place}, column 'x': 9007199254740993 is a whole number that a float64 does not hold"
+    assert (status, err[: len(expected)]) == (1, expected)
+    assert evcl(*learn, "--category", "x")[0] == 0
+    assert len(tables.load_model(Path("m")).encoder.columns[0].texts) == 4
+
+
+def test_decimals_without_a_fraction_are_whole_numbers(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = pa.array([Decimal(2**53), Decimal(2**53 + 1), None], pa.decimal128(20, 0))
+    pq.write_table(pa.table({"y": whole}), tmp_path / "f.parquet")
+    (piece,) = ParquetFile(tmp_path / "f.parquet").pieces(["y"])
+    assert list(labels_of(ParquetFile(tmp_path / "f.parquet"), piece, "y")) == [str(2**53), str(2**53 + 1), None]
+
+
+def test_whole_numbers_that_float64_does_hold_are_inputs(evcl):
+    np.savez("f.npz", x=np.array([2**53, -(2**60), 2**63, 5] * 10, float).astype("f8"), y=np.arange(40) % 2)
+    np.savez("g.npz", x=np.array([2**53, -(2**60), 2**62, 5] * 10), y=np.arange(40) % 2)
+    assert evcl("learn", "--model", "m", "--data", "f.npz", "--target", "y", "--epochs", "1")[0] == 0
+    assert evcl("learn", "--model", "m", "--data", "g.npz", "--epochs", "1")[0] == 0
 
 
 def test_a_new_model_says_how_it_took_the_columns(evcl):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -271,7 +272,7 @@ def test_files_that_are_not_there_or_not_known(model):
     found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
     assert found == "cannot write no/where/m: there is no folder no/where"
     found = refused(model, "learn", "--model", ".", "--data", "good.csv", "--target", "label")
-    assert found == "cannot write .: it is a folder, and a model is a file"
+    assert found == "cannot write .: it is a folder, and a regular file is expected"
 
 
 def test_training_that_is_lost_leaves_the_model(model):
@@ -314,10 +315,61 @@ def test_a_second_learn_at_the_same_time_is_refused(model):
     with subprocess.Popen([sys.executable, "-c", code], **pipes, text=True) as other:
         assert other.stdout.readline() == "held\n"
         found = refused(model, "learn", "--model", "m", "--data", "good.csv", "--task", "b")
-        assert found == "m: another evcl learn is at work on it; wait for it to end"
+        assert found.startswith(f"m: another evcl learn is at work on it (process {other.pid} on ")
         other.communicate("\n", timeout=60)
     assert model("learn", "--model", "m", "--data", "good.csv", "--task", "b", *FAST)[0] == 0
     assert sorted(path.name for path in Path().iterdir()) == ["good.csv", "m"]  # no lock is left
+
+
+LARGE = "1e38,-1e38,2e38,-3e38,1e38,2e38"
+
+
+@pytest.fixture
+def deep(evcl):
+    """A model whose network overflows where its inputs are large."""
+    source = np.random.default_rng(0)
+    lines = [",".join(f"{v:.3f}" for v in row) + f",{int(row[0] > 0)}\n" for row in source.normal(size=(40, 6))]
+    Path("a.csv").write_text("a,b,c,d,e,f,y\n" + "".join(lines))
+    learn = ["learn", "--model", "m", "--data", "a.csv", "--target", "y", "--hidden", "50,50,50", "--epochs", "3"]
+    assert evcl(*learn)[0] == 0
+    return evcl
+
+
+@pytest.mark.parametrize("task", [[], ["--task", "infer"]])
+def test_a_prediction_that_is_no_number_is_refused(deep, task):
+    Path("p.csv").write_text("of yesterday")
+    Path("b.csv").write_text(f"a,b,c,d,e,f\n1,2,3,4,5,6\n\n{LARGE}\n1,2,3,4,5,6\n")
+    found = refused(deep, "predict", "--model", "m", "--data", "b.csv", "--out", "p.csv", *task)
+    assert found == "b.csv: line 4: its probabilities are not finite: its inputs are too large for the network"
+
+
+def test_a_row_held_out_that_cannot_be_predicted_is_refused(deep):
+    Path("b.csv").write_text("a,b,c,d,e,f,y\n" + f"{LARGE},0\n{LARGE},1\n" * 10)
+    found = refused(deep, "learn", "--model", "m", "--data", "b.csv")
+    assert found.startswith("b.csv: a row that was held out: its probabilities are not finite")
+
+
+def test_a_model_and_a_link_to_it_are_one_model(model):
+    Path("there").mkdir()
+    Path("m").rename("there/m")
+    Path("m").symlink_to("there/m")
+    with tables.work.claimed(Path("there/m")):
+        assert "m: another evcl learn is at work on it" in refused(
+            model, "learn", "--model", "m", "--data", "good.csv", "--task", "b"
+        )
+    assert "2 tasks" in model("learn", "--model", "m", "--data", "good.csv", "--task", "b", *FAST)[1]
+    assert Path("m").is_symlink()
+    assert tables.load_model(Path("there/m")).learner.tasks == ("good", "b")
+    assert [path.name for path in Path("there").iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_predictions_and_models_replace_files_alone(model, kind):
+    os.mkfifo("it") if kind == "pipe" else Path("it").symlink_to(os.devnull)
+    expected = f"cannot write it: it is a {kind}, and a regular file is expected"
+    assert refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "it") == expected
+    assert refused(model, "learn", "--model", "it", "--data", "good.csv", "--target", "label") == expected
+    assert Path("it").is_fifo() or (Path("it").is_symlink() and Path(os.devnull).is_char_device())
 
 
 def test_a_model_that_changed_under_a_learn_is_not_written_over(model, monkeypatch):

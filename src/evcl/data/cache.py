@@ -20,7 +20,7 @@ from evcl.data import progress
 from evcl.data.catalog import Entry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 from evcl.errors import EvclError
-from evcl.files import cache_folder, parsed, read_text, write_atomically
+from evcl.files import cache_folder, check_regular, parsed, read_text, write_atomically
 
 SOURCE = "source.json"
 MOST_JSON_BYTES = 100_000  # of it
@@ -89,6 +89,7 @@ def load(path: Path, shape: tuple[int, ...]) -> UInt8:
     Copy on write: torch wants writable memory, and nothing written to it reaches the file.
     """
     try:
+        check_regular(path)
         array: UInt8 = np.lib.format.open_memmap(path, mode="c")  # no pickle, and no .zip, as np.load would take
     except BROKEN:
         raise SourceFailed(f"{path} is {'damaged' if path.exists() else 'missing'}") from None

@@ -39,7 +39,7 @@ from evcl.errors import EvclError
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.resume import FOLDER, describe
 from evcl.experiments.run import Config, is_of
-from evcl.files import parsed, read_text, write_once
+from evcl.files import open_regular, parsed, read_text, write_once
 from evcl.training import Checkpoints
 
 NUMBERS = 2  # the numerical version: raised when the same settings give other numbers
@@ -298,8 +298,8 @@ class Store:
     def _owner(self, name: str) -> tuple[Owner | None, int]:
         """An owner and its last sign of life, in ns of the file system's clock; None if it has ended."""
         try:
-            with self._owner_path(name).open(encoding="utf-8") as file:  # opening asks the server, not a cache
-                content, stamp = parsed(file.read(MOST_BYTES)), os.fstat(file.fileno()).st_mtime_ns
+            with open_regular(self._owner_path(name)) as file:  # opening asks the server, not a cache
+                content, stamp = parsed(file.read(MOST_BYTES).decode()), os.fstat(file.fileno()).st_mtime_ns
             machine, pid, started = str(content["machine"]), int(content["pid"]), str(content["started"])
             return Owner(name, machine, pid, started, float(content["beat"])), stamp
         except FileNotFoundError:

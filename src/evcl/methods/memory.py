@@ -221,6 +221,13 @@ def check_finite(memory: Any) -> None:
             raise EvclError(f"the {name.split('/')[0]} of some weights is not finite: the run is left as it was")
 
 
+def check_size(name: str, tensor: Tensor) -> None:
+    """Refuse means and log standard deviations of a file that are so large that predictions would not be finite."""
+    most = 50.0 if name.endswith("log_std") else 1e18
+    if tensor.numel() and float(tensor.abs().max()) >= most:
+        raise EvclError(f"{name} should be below {most:g} in size")
+
+
 def finite(tensor: Tensor) -> bool:
     """Whether all of it is; without the copies that `isfinite` makes, which may be as large as a file."""
     return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())
@@ -352,6 +359,7 @@ def _check_weights(how: PerWeight, value: Any, name: str, like: Tensor) -> None:
     for key, tensor in tensors({"": value}).items():
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
             raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite")
+        check_size(f"{name}{key}", tensor)
         if not key.endswith("log_std") and tensor.numel():
             least, most = (float(end) for end in tensor.aminmax())
             if least < how.low or most > how.high:

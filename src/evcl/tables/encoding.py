@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from evcl.errors import EvclError
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Piece, Source, Values, as_number, bad
 
 Floats = NDArray[np.float64]
+WHOLE = 2**53  # up to this float64 has every whole number
+INEXACT = "is a whole number that a float64 does not hold exactly; --drop leaves the column out, --category takes texts"
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,27 @@ class _Where:
 
 
 def _numbers(values: Values, where: _Where) -> Floats:
+    """Numbers as float64 (NaN: missing). A whole number that would become another one, as an id may, is refused."""
     if values.dtype == object:
         found = np.empty(len(values))
         for row, text in enumerate(values):
             number = np.nan if text is None else as_number(text)
             if number is None:
                 where.bad(row, f"{text!r} is not a number, and the column is one of numbers")
+            if WHOLE <= abs(number) < math.inf and text.lstrip("+-").isdecimal() and int(text) != number:
+                where.bad(row, f"{text} {INEXACT}")
             found[row] = number
     else:
-        found = values.astype(np.float64, copy=False)
+        given = np.ma.getdata(values)
+        found = given.astype(np.float64, copy=False)
+        if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+            with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, which is too large to go back
+                other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
+            if other.any():
+                place = tuple(np.argwhere(other)[0])
+                where.bad(int(place[0]), f"{given[place]} {INEXACT}")
+        if np.ma.isMaskedArray(values):
+            found = np.where(np.ma.getmaskarray(values), np.nan, found)
     if np.isinf(found).any():
         where.bad(
             int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number to learn from"
@@ -108,7 +123,7 @@ def as_text(values: Values, where: _Where) -> Sequence[str | None]:
         where.bad(0, f"one text or whole number is expected, not an array of shape {values.shape[1:]}")
     found: list[str | None] = []
     for row, value in enumerate(values.tolist()):
-        if math.isnan(value):
+        if value is None or math.isnan(value):
             found.append(None)
         elif math.isfinite(value) and value == int(value):
             found.append(str(int(value)))
@@ -125,9 +140,10 @@ def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]
         number = None if label is None or "." not in label else as_number(label)
         if number is None or math.isinf(number):
             continue
-        if number != int(number):
+        exact = number if abs(number) < WHOLE else Decimal(str(label))
+        if exact != int(exact):
             where.bad(row, f"{label} is a number with a fraction, and classes are expected: there is no regression")
-        found[row] = str(int(number))
+        found[row] = str(int(exact))
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from evcl.data.formats import quiet
 from evcl.errors import EvclError
+from evcl.files import check_regular
 from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
@@ -63,6 +64,7 @@ class ImageFolder:
         except ImportError:
             raise EvclError(f"{self.path}: images need Pillow: pip install pillow") from None
         try:
+            check_regular(file)
             with quiet(), Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     bad(file, f"{image.width} x {image.height} pixels, and the most is {MOST_PIXELS:,} in all")
@@ -78,7 +80,8 @@ class ImageFolder:
         except EvclError:
             raise
         except (OSError, ValueError, SyntaxError, TypeError, ArithmeticError, EOFError, RuntimeError) as error:
-            bad(file, f"it is no image that can be read ({(str(error).splitlines() or ['damaged'])[0]})")
+            why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
+            bad(file, f"it is no image that can be read ({why})")
         except Image.DecompressionBombError:
             bad(file, f"it has more than the {MOST_PIXELS:,} pixels that an image may have")
         return array[..., None] if grey else array

@@ -21,7 +21,7 @@ from torch import Tensor
 from evcl.benchmarks import Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
-from evcl.errors import EvclError
+from evcl.errors import BadExample, EvclError
 from evcl.files import parsed
 from evcl.learner import Learner, Predictions, load
 from evcl.nn import mlp
@@ -73,7 +73,7 @@ class Model:
             bad(source.path, f"with it there would be {len(labels):,} classes, and the most is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
         train, held = self._inputs(source, y, validation, lenient)
-        before = None if held is None or shared == "new" else self._measured(held, shared)["accuracy"]
+        before = None if held is None or shared == "new" else self._measured(held, shared, source)["accuracy"]
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
         self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, callbacks=callbacks)
         known_before, self.labels = len(self.labels), labels
@@ -88,7 +88,7 @@ class Model:
                 "classes": len(rows.names),
                 "known_before": known_before,  # of the model's labels, so that those behind came with this task
                 "accuracy_before": before,
-                **({} if held is None else self._measured(held, name)),
+                **({} if held is None else self._measured(held, name, source)),
             }
         )
         return self.history[-1]
@@ -117,9 +117,12 @@ class Model:
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
-    def _measured(self, held: Examples, task: str) -> dict[str, float]:
+    def _measured(self, held: Examples, task: str, source: Source) -> dict[str, float]:
         """How well, and how surely, a task's head does on examples: means, in nats but for the accuracy."""
-        found = self.learner.predictions(held.x, task)
+        try:
+            found = self.learner.predictions(held.x, task)
+        except BadExample as error:
+            bad(source.path, "a row that was held out", error.what)
         place = {label: k for k, label in enumerate(self.learner.classes(task))}
         columns = torch.tensor([place.get(int(label), -1) for label in held.y.tolist()])
         p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
@@ -140,7 +143,10 @@ class Model:
         for piece in source.pieces(names):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, lenient)
-            found = self.learner.predictions(encoded, task)
+            try:
+                found = self.learner.predictions(encoded, task)
+            except BadExample as error:
+                bad(source.path, piece.place(error.row), error.what)
             given: Sequence[str | None] = labels_of(source, piece, str(own)) if there else [None] * piece.rows
             yield found, given, [piece.place(i) for i in range(piece.rows)]
             rows += piece.rows

@@ -90,6 +90,8 @@ class NpzFile:
         except BROKEN as error:
             self._broken(error)
         found = np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+        if dtype.kind in "iu":
+            return found.astype(dtype.newbyteorder("="), copy=False)
         if dtype.kind != "U":
             return found.astype(np.float64)
         letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))

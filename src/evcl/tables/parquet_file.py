@@ -56,11 +56,20 @@ class ParquetFile:
                 start += len(batch)
 
     def _values(self, name: str, column: Any) -> Values:
-        """Numbers as float64, text and truth values as text."""
+        """Whole numbers as integers, other numbers as float64, text and truth values as text."""
         types, kind = self._pa.types, self._types[name]
         if types.is_dictionary(kind):
             kind, column = kind.value_type, column.dictionary_decode()
-        if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        if types.is_decimal(kind) and kind.scale <= 0:
+            try:
+                kind, column = self._pa.int64(), column.cast(self._pa.int64())
+            except self._pa.ArrowInvalid:
+                bad(self.path, f"column {name!r}", "it holds whole numbers of more than 64 bits; save it as text")
+        if types.is_integer(kind):
+            whole: Values = column.fill_null(0).to_numpy(zero_copy_only=False)
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            return np.ma.masked_array(whole, missing) if missing.any() else whole
+        if types.is_floating(kind) or types.is_decimal(kind):
             found: Values = column.cast(self._pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             return found
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind)):

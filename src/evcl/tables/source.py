@@ -26,7 +26,8 @@ MOST_TEXT = 10_000  # letters of a text in an NPZ file, where all take the room 
 MOST_PIXELS = 16_000_000  # of an image as it is stored
 MISSING = ("", "NA", "NaN", "nan", "null", "NULL")  # in a CSV file, an empty cell
 
-Values = NDArray[Any]  # numbers [n, ...] (NaN: missing), or text [n] as objects (None: missing)
+# Numbers [n, ...], whole ones as integers (NaN, or masked: missing); or text [n] as objects (None: missing).
+Values = NDArray[Any]
 
 
 @dataclass(frozen=True)

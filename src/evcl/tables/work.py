@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evcl.callbacks import Callback
 from evcl.errors import EvclError
-from evcl.files import write_atomically
+from evcl.files import check_regular, locked, write_atomically
 from evcl.learner import INFER, NEW
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
@@ -40,8 +41,9 @@ def open_source(path: Path, model: Model | None = None, side: int | None = None)
             return ImageFolder(path, size, **({} if side is None else {"side": side}))
         if path.suffix.lower() not in READERS:
             bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
-        if not path.is_file():
+        if not path.exists():
             raise EvclError(f"there is no file {path}")
+        check_regular(path)
         return READERS[path.suffix.lower()](path)
     except OSError as error:
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
@@ -150,25 +152,22 @@ def predict(
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """One `learn` at a time on a model: a second is refused, so that neither is lost."""
-    from filelock import FileLock, Timeout
+    """One `learn` at a time on a model: a second is refused, so that neither is lost.
 
-    if path.is_dir():
-        raise EvclError(f"cannot write {path}: it is a folder, and a model is a file")
+    The lock lies beside the file itself: a model has one, whatever links lead to it.
+    """
     if not path.parent.is_dir():
         raise EvclError(f"cannot write {path}: there is no folder {path.parent}")
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise EvclError(f"{path}: another evcl learn is at work on it; wait for it to end") from None
-    except OSError as error:
-        raise EvclError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            if path.exists():
+                check_regular(path)
+            real = Path(os.path.realpath(path))
+            lock = real.with_name(f".{real.name}.lock")
+            stack.enter_context(locked(lock, f"{path}: another evcl learn is at work on it"))
+        except OSError as error:
+            raise EvclError(f"cannot write {path}: {error.strerror or error}") from None
         yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: nobody else can have it
-        lock.release()
 
 
 def _fingerprint(path: Path) -> tuple[int, ...] | None:

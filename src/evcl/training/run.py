@@ -17,7 +17,7 @@ from evcl.errors import EvclError
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Fit, Fitted, Learned, Method, Model, Round, TaskData, for_settings
 from evcl.methods import memory as memories
-from evcl.methods.memory import Fits, Fresh, finite
+from evcl.methods.memory import Fits, Fresh, check_size, finite
 from evcl.methods.together import Group, fitted_of, grouped, merged, round_of
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Linear, Names, Slot, bayesianize, he_uniform, head, outputs
 from evcl.nn.examine import examine
@@ -32,7 +32,6 @@ from evcl.training.predict import draws
 from evcl.training.step import matmul_precision
 
 KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
-MOST_STD, MOST_MEAN = 50.0, 1e18  # of |log sigma| and |mean| in a file
 
 
 @dataclass(frozen=True)
@@ -475,9 +474,8 @@ class Run:
             found = tensors[name]
             if found.shape != wanted.shape or found.dtype != wanted.dtype or not finite(found):
                 raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
-        for name, most in (("posterior.mean", MOST_MEAN), ("posterior.log_std", MOST_STD)):
-            if name in own and tensors[name].numel() and float(tensors[name].abs().max()) >= most:
-                raise EvclError(f"{name} should be below {most:g} in size")
+            if name.startswith("posterior."):
+                check_size(name, found)
         if not isinstance(outline, list) or len(outline) != len(self.memories):
             raise EvclError("what it remembers is not of this method")
         found = []
