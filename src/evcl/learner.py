@@ -34,8 +34,8 @@ from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, Names, head_names
 from evcl.randomness import generator
 from evcl.ranks import Ranks
-from evcl.settings import SEED, VALIDATION, Setting, Settings, resolve
 from evcl.saved import FORMAT, upgraded
+from evcl.settings import SEED, VALIDATION, Setting, resolve
 from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
 
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers

@@ -61,7 +61,7 @@ class TensorBoard(Callback):
         self.writer = writer
 
     def end_epoch(self, epoch: Epoch) -> None:
-        metrics = {"loss": epoch.loss, "nll": epoch.nll, **epoch.terms, "lr": epoch.lr}
+        metrics: dict[str, float | None] = {"loss": epoch.loss, "nll": epoch.nll, **epoch.terms, "lr": epoch.lr}
         metrics |= {"validation_nll": epoch.validation_nll, "validation_accuracy": epoch.validation_accuracy}
         for metric, value in metrics.items():
             if value is not None:

@@ -385,9 +385,7 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_result(
-    folder: Path, result: Result | Mapping[str, Any], name: str = RESULT, overwrite: bool = False
-) -> Path:
+def write_result(folder: Path, result: Result | Mapping[str, Any], name: str = RESULT, overwrite: bool = False) -> Path:
     """Write `result.json`, whole or not at all. One that came there since `open_folder` looked is not replaced, unless
     with `overwrite`: if it is of the same run it is as good, and if of another this is an error.
     """

@@ -1,4 +1,4 @@
-"""What each method does; a short file each. methods/method.py has the contract, methods/memory.py what is remembered."""
+"""What each method does, a short file each. method.py has the contract, memory.py what a method may remember."""
 
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled

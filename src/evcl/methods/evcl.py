@@ -14,8 +14,8 @@ from evcl.settings import ELASTIC, Settings
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    terms = [KL(memory.prior, s.tempering / round_.n), elastic(memory, s, round_.n)]
-    fitted = yield Fit(round_.tasks, terms=terms)
+    kl = KL(memory.prior, s.tempering / round_.n)
+    fitted = yield Fit(round_.tasks, terms=[kl, elastic(memory, s, round_.n)])
     return Learned(fitted.q, memory.after(fitted, fisher(fitted, round_, s), s.fisher_decay))
 
 

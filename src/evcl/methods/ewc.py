@@ -57,9 +57,7 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
     return whole
 
 
-def _of_task(
-    fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings
-) -> Tensor:
+def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
     """At the weights, at the posterior's means, or averaged over draws from it; over the fit's weights."""
     rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[: s.fisher_examples] for g in generators])
     rows = rows.to(task.y.device)

@@ -40,8 +40,11 @@ class Distillation(Loss):
         warm = _column(self.temperature, logits)
         for said, z in zip(self.said, logits.split([said.shape[2] for said in self.said], 2), strict=True):
             target = said[replicas % len(said), batch.rows]
-            total = total + F.kl_div((z / warm).log_softmax(2), target, reduction="none", log_target=True).sum(2).mean(1)
-        return (_column(self.strength, logits) * warm.square()).flatten() * total
+            total = total + F.kl_div((z / warm).log_softmax(2), target, reduction="none", log_target=True).sum(2).mean(
+                1
+            )
+        weight: Tensor = _column(self.strength, logits) * warm.square()
+        return weight.flatten() * total
 
 
 def _column(value: Tensor | float, like: Tensor) -> Tensor:
@@ -50,7 +53,9 @@ def _column(value: Tensor | float, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def teach(tasks: Sequence[TaskData], round_: Round, temperature: Tensor | float, strength: Tensor | float) -> list[Loss]:
+def teach(
+    tasks: Sequence[TaskData], round_: Round, temperature: Tensor | float, strength: Tensor | float
+) -> list[Loss]:
     """The lessons of the network that the last round left, on these examples; none if it has no head to teach."""
     own = {task.head for task in tasks}
     heads = [k for k in dict.fromkeys(round_.seen) if k not in own]
@@ -80,6 +85,8 @@ LWF = Method(
     learn=learn,
     settings={
         "strength": Setting(1.0, "weight of the distillation loss", high=1e6),
-        "distill_temperature": Setting(2.0, "softens what teacher and network say: softmax(logits / T)", low=1e-2, high=1e3),
+        "distill_temperature": Setting(
+            2.0, "softens what teacher and network say: softmax(logits / T)", low=1e-2, high=1e3
+        ),
     },
 )

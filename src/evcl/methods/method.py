@@ -193,8 +193,8 @@ class Method:
     stages          how many fits a round has, for those who watch it
     apart           it needs examples that do not touch in the network: the Fisher does, and replicas always do
     jointly         it learns all tasks in one round: not a continual learner but a ceiling
-    shares          what its fits learn from: methods that say the same word can share a program on a GPU. A method whose
-                    fits have other data, order or networks than the round's tasks says a word of its own
+    shares          what its fits learn from: methods that say the same word can share a program on a GPU. A method
+                    whose fits have other data, order or networks than the round's tasks says a word of its own
     """
 
     name: str

@@ -66,11 +66,15 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
 
     def same(what: str) -> Any:
         if any(getattr(fit, what) != getattr(first, what) for fit in fits):
-            raise EvclError(f"{names} cannot share a program: their fits differ in {what}; give shares= a word of its own")
+            raise EvclError(
+                f"{names} cannot share a program: their fits differ in {what}; give shares= a word of its own"
+            )
         return getattr(first, what)
 
     if any(fit.model is not None or fit.moves is not None for fit in fits):
-        raise EvclError(f"{names} cannot share a program: one trains another network or a part; give shares= a word of its own")
+        raise EvclError(
+            f"{names} cannot share a program: one trains another network or a part; give shares= a word of its own"
+        )
     count = len(round_.seeds)
     terms = [_term(term, group.rows, count) for fit, group in zip(fits, groups, strict=True) for term in fit.terms]
     losses = [LossOf(loss, group.rows) for fit, group in zip(fits, groups, strict=True) for loss in fit.losses]
@@ -98,9 +102,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
     )
 
 
-def _data(
-    each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: Round, names: str
-) -> Sequence[TaskData]:
+def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: Round, names: str) -> Sequence[TaskData]:
     """The groups' data side by side: as it is where all learn from the round's own."""
     own = [[task.replicas(group.rows) for task in round_.tasks] for group in groups]
     if all(
@@ -112,7 +114,9 @@ def _data(
     for parts in _zipped(each, names):
         x, y = parts[0].x, parts[0].y
         count = len(round_.seeds)
-        whole = TaskData(x.new_empty(count, *x.shape[1:]), y.new_empty(count, *y.shape[1:]), parts[0].head, None, parts[0].task)
+        whole = TaskData(
+            x.new_empty(count, *x.shape[1:]), y.new_empty(count, *y.shape[1:]), parts[0].head, None, parts[0].task
+        )
         for part, group in zip(parts, groups, strict=True):
             if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head or part.weights is not None:
                 raise EvclError(f"{names} cannot share a program: their examples are of other numbers or shapes")
@@ -124,7 +128,9 @@ def _data(
 
 def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskData, ...]]:
     if len({len(data) for data in each}) > 1:
-        raise EvclError(f"{names} cannot share a program: they learn from different tasks; give shares= a word of its own")
+        raise EvclError(
+            f"{names} cannot share a program: they learn from different tasks; give shares= a word of its own"
+        )
     return list(zip(*each, strict=True))
 
 

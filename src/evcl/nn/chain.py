@@ -330,4 +330,3 @@ class _Pass:
 def _each(flat: Tensor) -> list[Tensor]:
     """[S, R, ...] -> S * R parts."""
     return list(flat.flatten(0, 1).unbind(0))
-

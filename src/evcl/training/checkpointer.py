@@ -1,8 +1,9 @@
 """A program that saves itself on its way through a stream, and is resumed from there, bit for bit.
 
 What lies between two steps is: the run before this round (a round either ends well or leaves the run as it was), what
-the round's earlier fits ended with, every buffer of the step, and a `Position`. Batches, coresets and draws are functions
-of (seed, round, epoch) and are made again; so is the evaluation of a round that was learned.
+the round's earlier fits ended with, every buffer of the step, and a `Position`. Batches, what a method draws and the
+draws of predictions are functions of (seed, round, epoch) and are made again; so is the evaluation of a round that was
+learned.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.methods import memory as memories
+from evcl.methods import packing
 from evcl.ranks import Ranks
 from evcl.training.checkpoint import Checkpoints, Saved, clear, files, newest, write
 from evcl.training.observer import Observer, Position
@@ -190,7 +191,7 @@ class Checkpointer(Observer):
         tensors = {f"run {name}": t for name, t in tensors_of(state).items()}
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
         tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"lost": self._run.lost, **more}
-        where = {"round": self._round, "outline": [memories.outline(m) for m in state.memories], **place}
+        where = {"round": self._round, "outline": [packing.outline(m) for m in state.memories], **place}
         about = {"owner": self.owner, "environment": self.environment}
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"

@@ -15,8 +15,8 @@ from evcl.nn import BayesianNetwork
 class Pool:
     """The examples of one fit: one task's or, jointly, several tasks', each through its own head.
 
-    x [U, N, ...] and y [U, N]: replica r learns from row r mod U. Where some tasks are shared by all replicas and others
-    are not, everything lies in one row, U = 1, and `own` [R, n] says where in it the examples of each replica are.
+    x [U, N, ...] and y [U, N]: replica r learns from row r mod U. Where some tasks are shared by all replicas and
+    others are not, everything lies in one row, U = 1, and `own` [R, n] says where in it a replica's examples are.
     """
 
     def __init__(

@@ -85,10 +85,11 @@ class Observers(Observer):
             one.begin_epoch(epoch)
 
     def end_epoch(self, progress: Progress) -> bool:
-        return any([one.end_epoch(progress) is True for one in self.observers])  # all of them hear of it
+        answers = [one.end_epoch(progress) is True for one in self.observers]  # all of them hear of it
+        return any(answers)
 
     def due(self) -> bool:
-        return any([one.due() for one in self.observers])
+        return any(one.due() for one in self.observers)
 
     def save(self, position: Position) -> None:
         for one in self.observers:

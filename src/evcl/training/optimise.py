@@ -22,7 +22,7 @@ class Steps(Protocol):
     """How the steps of an epoch are run."""
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
-        """One pass over the data, or what is left of it from `position` on; returns the sum of the examples' NLL, [R]."""
+        """One pass over the data, or what is left of it from `position` on; returns the sum of the NLL, [R]."""
         ...
 
 
@@ -36,7 +36,7 @@ def optimise(
     observer: Observer,
     diverged: Tensor | None = None,
 ) -> None:
-    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or the observer says that it is enough.
+    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or the observer says to stop.
 
     `length` is the number of examples of an epoch. A replica whose loss or weights are no numbers is an error, or is
     marked in `diverged` [R]. The observer may save the fit on the way; it is then resumed from there.

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from evcl.errors import EvclError
 from evcl.likelihoods import CATEGORICAL, Likelihood
-from evcl.methods import Fit, Fitted, Learned, Method, Model, Round, TaskData, for_settings
+from evcl.methods import Fit, Fitted, Learned, Method, Model, Round, TaskData, for_settings, packing
 from evcl.methods import memory as memories
-from evcl.methods.memory import Fits, Fresh, check_size, finite
+from evcl.methods.memory import Fresh
 from evcl.methods.together import Group, fitted_of, grouped, merged, round_of
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Linear, Names, Slot, bayesianize, he_uniform, head, outputs
 from evcl.nn.examine import examine
@@ -71,8 +71,8 @@ class Run:
         ranks: Ranks | None = None,
         likelihood: Likelihood = CATEGORICAL,
     ) -> None:
-        """`method`: of all replicas, or one each. `draw`: initial means are drawn from each seed; otherwise they are the
-        module's own weights.
+        """`method`: of all replicas, or one each. `draw`: initial means are drawn from each seed; otherwise they are
+        the module's own weights.
 
         `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
         `tolerant`: replicas that diverge are noted in `lost`, and the others go on. `ranks`: the processes that train
@@ -124,7 +124,7 @@ class Run:
             )
             return Model(made, made.posterior, made.statistics())
 
-        self.memories = tuple(
+        self.memories: tuple[Any, ...] = tuple(
             memories.initial(group.method.memory, self._of(fresh, group), lambda *a, g=group: another(g.rows, *a))
             for group in self.groups
         )
@@ -305,7 +305,7 @@ class Run:
     def _take(self, learned: Sequence[Learned]) -> None:
         """What the methods' rounds ended with becomes the run's state."""
         for one in learned:
-            memories.check_finite(one.memory)
+            packing.check_finite(one.memory)
         if len(learned) == 1:
             posterior = learned[0].posterior
         else:
@@ -465,25 +465,25 @@ class Run:
 
     def outline(self) -> list[Any]:
         """What JSON has to say of what is remembered."""
-        return [memories.outline(memory) for memory in self.memories]
+        return [packing.outline(memory) for memory in self.memories]
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
         """Take up the buffers of `tensors()` in the present layout; whatever does not fit is an error."""
         own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
         for name, wanted in own.items():
             found = tensors[name]
-            if found.shape != wanted.shape or found.dtype != wanted.dtype or not finite(found):
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
                 raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
             if name.startswith("posterior."):
-                check_size(name, found)
+                packing.check_size(name, found)
         if not isinstance(outline, list) or len(outline) != len(self.memories):
             raise EvclError("what it remembers is not of this method")
-        found = []
+        remembered = []
         for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
-            fits = Fits(own["posterior.mean"][group.rows], self.classes)
+            fits = packing.Fits(own["posterior.mean"][group.rows], self.classes)
             given = _under(_prefix(i, len(outline)), tensors)
-            found.append(memories.from_tensors(memory, outline[i], given, fits))
-        self.memories = tuple(found)
+            remembered.append(packing.from_tensors(memory, outline[i], given, fits))
+        self.memories = tuple(remembered)
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)
@@ -516,7 +516,7 @@ def tensors_of(state: State) -> dict[str, Tensor]:
         named["posterior.log_std"] = state.posterior.log_std
     for i, memory in enumerate(state.memories):
         prefix = _prefix(i, len(state.memories))
-        named |= {f"{prefix}{name}": tensor for name, tensor in memories.tensors(memory).items()}
+        named |= {f"{prefix}{name}": tensor for name, tensor in packing.tensors(memory).items()}
     return named
 
 

@@ -112,8 +112,8 @@ class Shared:
 class Step:
     """One step of training on flat buffers; everything that a step changes is in `buffers()`.
 
-    `chain` names the network's layers if it is one. `moves` [R, P] says which weights move; None: all. `reference` sends
-    the method's terms through autograd: slow, obvious, for the tests.
+    `chain` names the network's layers if it is one. `moves` [R, P] says which weights move; None: all. `reference`
+    sends the method's terms through autograd: slow, obvious, for the tests.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class Step:
             self._copy.copy_(self._values)
 
     def losses_now(self) -> dict[str, Tensor]:
-        """[R] each, by name: the method's terms as they are now, and its losses at the last step; with the mean NLL they
-        add up to the objective.
+        """[R] each, by name: the method's terms as they are now, and its losses at the last step. With the mean NLL
+        they add up to the objective.
         """
         found: dict[str, Tensor] = {}
         parts = [(term_name(term), term.loss(self.q)) for term in self.terms]

@@ -57,7 +57,9 @@ def learn_stream(
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(number, run, session.seen(), own_heads, {"accuracy": accuracy})
             if not learned:
-                watching = watch(last, " + ".join(tasks[k][0].name for k in round_)) if watch is not None else Observer()
+                watching = (
+                    watch(last, " + ".join(tasks[k][0].name for k in round_)) if watch is not None else Observer()
+                )
                 own = watching if checkpointer is None else Observers(watching, checkpointer)
                 run.learn(training, observer=own)
                 if checkpointer is not None:

@@ -10,8 +10,8 @@ from torch import Tensor
 class Rule(Protocol):
     """Moves q and its variances, [R, P] each, in place, by the gradient in `grads` [S, R, P] and the springs of `pull`.
 
-    `grads[1]` holds twice the gradient with respect to the variances. On a GPU a step is captured as a graph, unless the
-    fit says otherwise: a rule then reads nothing on the host.
+    `grads[1]` holds twice the gradient with respect to the variances. On a GPU a step is captured as a graph, unless
+    the fit says otherwise: a rule then reads nothing on the host.
     """
 
     count: Tensor  # of steps taken, on the device
