@@ -19,7 +19,7 @@ from evcl.nn.chain import Chain, find_chain, find_places
 from evcl.settings import resolve
 from evcl.tensorboard import METRICS, TensorBoard
 from evcl.training import Pool, Run, TaskData
-from evcl.training.task import ByAutograd
+from evcl.training.step import Bound, ByAutograd
 
 linear = partial(nn.utils.skip_init, nn.Linear)
 
@@ -563,7 +563,7 @@ def test_weights_in_a_chain_are_those_of_autograd(replicas, bayesian, dtype, com
             chain = find_chain(network, pool.x)
             gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, None)
         else:
-            gradients = ByAutograd(network, layout, values, grads, pool)
+            gradients = ByAutograd(Bound(network, layout, values, grads), pool)
         found.append((gradients(rows, Handed()).clone(), grads))
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(*found, **close)

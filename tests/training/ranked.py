@@ -62,7 +62,7 @@ def train(name: str, ranks: Ranks | None) -> dict[str, torch.Tensor]:
         run.add_head(run.features(task(head, dtype).x[0, :1]), 2)
         if name == "noise handed in":
             noise = GeneratorNoise([generator(seed, "of one's own", head) for seed in (0, 1)])
-            run.train([task(head, dtype)], noise=noise, on_epoch=lambda p: epochs.append(p.nll))
+            run.learn([task(head, dtype)], noise=noise, on_epoch=lambda p: epochs.append(p.nll))
         else:
             run.learn([task(head, dtype)], on_epoch=lambda p: epochs.append(p.nll))
     return {**run.tensors(), "nll": torch.stack(epochs)}

@@ -14,7 +14,7 @@ from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.randomness import DeviceNoise
 from evcl.settings import resolve, stack
 from evcl.training import Pool, Run, TaskData, matmul_precision
-from evcl.training.update import Update, gpu_kernels
+from evcl.training.rules import Update, gpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

@@ -93,16 +93,16 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
         kept = set(coreset.x[0, :, 0].tolist())
         rest = [i for i in range(N) if float(task.x[0, i, 0]) not in kept]
         plain.add_head(6, task.head + 2)
-        plain.train([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
+        plain.learn([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
     assert same(run.network.posterior, plain.network.posterior)
-    assert same(run.prior, plain.prior)
-    assert torch.equal(run.importance, plain.importance)
+    assert same(run.memory.prior, plain.prior)
+    assert torch.equal(run.memory.importance, plain.importance)
     assert torch.equal(run.used, plain.used)
     assert run.rounds == plain.rounds == 2
 
     before = plain.predict(data[0].x, 0)
     plain.rounds = -2  # the batches and the noise of tuning after the second round
-    plain.train(run.coresets)
+    plain.learn(run.coresets)
     assert same(run.tuned, plain.network.posterior)
     assert torch.equal(run.predict(data[0].x, 0), plain.predict(data[0].x, 0))
     assert not torch.allclose(run.predict(data[0].x, 0), before, atol=1e-3)
@@ -143,7 +143,7 @@ def test_coreset_only_learns_from_the_coresets_alone_and_afresh(method, seen, ge
     for task in data:
         fresh.add_head(6, task.head + 2)
     fresh.rounds = -2
-    fresh.train(run.coresets)
+    fresh.learn(run.coresets)
     assert same(run.tuned, fresh.network.posterior)
 
 

@@ -8,7 +8,7 @@ from evcl.methods import KL, METHODS, Elastic
 from evcl.nn import Gaussian
 from evcl.settings import resolve
 from evcl.training import Run, TaskData
-from evcl.training.update import Update
+from evcl.training.rules import Update
 
 F64 = torch.float64
 
@@ -75,7 +75,7 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
         each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
         run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []
         run.add_head(8, 2)
-        run.train([TaskData(x, y, 0)], on_epoch=seen.append)
+        run.learn([TaskData(x, y, 0)], on_epoch=seen.append)
         return run.network.posterior.mean, seen
 
     mean, seen = trained([0.3, 0.0], 30)
@@ -100,5 +100,5 @@ def test_one_that_stopped_goes_on_with_the_next_task():
     run.add_head(8, 2)
     for k in range(2):
         before = run.network.posterior.mean.clone()
-        run.train([TaskData(x, (x[..., k] > 0).long(), 0)])
+        run.learn([TaskData(x, (x[..., k] > 0).long(), 0)])
         assert (run.network.posterior.mean != before).any(1).all()
