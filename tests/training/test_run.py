@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -90,8 +89,7 @@ def test_replicas_are_their_solo_runs(method, network):
     for r in range(3):
         alone = trained(make(), method, given[r : r + 1], [5 + r], lambda k, r=r: Slice(noise(), 3, r))
         for name, found in together.items():
-            one = found if name == "used" else found[r : r + 1]
-            torch.testing.assert_close(one, alone[name], rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(found[r : r + 1], alone[name], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("evcl", 1), ("vcl", 1), ("ewc", 2)])
@@ -152,7 +150,6 @@ def test_a_step_follows_the_objective_as_written(method, monkeypatch):
     given = {"strength": 50.0, "fisher_floor": 0.7} if method != "vcl" else {}
     run, task = second_task(method, recorder, **given)
     old, new = run.memory.prior, run.network.posterior
-    importance = run.memory.importance
     moved = new.mean + 0.1, None if new.log_std is None else new.log_std + 0.2
     run.network.posterior = Gaussian(*moved)
 
@@ -170,7 +167,7 @@ def test_a_step_follows_the_objective_as_written(method, monkeypatch):
         change = (mean - old.mean) ** 2
         if log_std is not None:
             change = change + ((2 * log_std).exp() - (2 * old.log_std).exp()) ** 2
-        loss = loss + 0.5 * ((50.0 * importance + 0.7) * change).sum()
+        loss = loss + 0.5 * ((50.0 * run.memory.importance + 0.7) * change).sum()
     loss.backward()
 
     recorder.grads.clear()
@@ -196,9 +193,14 @@ def test_importance_accumulates(decay, monkeypatch):
 
 def test_the_fisher_is_measured_on_as_many_examples_as_asked(monkeypatch):
     seen = []
-    method = replace(METHODS["ewc"], importance=lambda task: seen.append(task.x.shape) or torch.zeros_like(task.mean))
-    settings = resolve("ewc", method.known_settings, {"epochs": 1, "fisher_examples": 7})
-    run = Run(evcl.nn.mlp(5, [4]), method, [settings], [0], draw=True)
+
+    def noted(network, mean, layout, x, *rest, **options):
+        seen.append(x.shape)
+        return fisher(network, mean, layout, x, *rest, **options)
+
+    monkeypatch.setattr("evcl.curvature.fisher", noted)
+    settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 1, "fisher_examples": 7})
+    run = Run(evcl.nn.mlp(5, [4]), METHODS["ewc"], [settings], [0], draw=True)
     run.add_head(4, 2)
     for n in (30, 5):
         run.learn([TaskData(torch.zeros(1, n, 5), torch.arange(n).unsqueeze(0) % 2, 0)])
@@ -262,6 +264,22 @@ def test_a_label_that_is_not_among_the_classes_is_refused():
     run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True)
     with pytest.raises(evcl.EvclError, match=r"label 1 is not among the classes \[0, 2\]"):
         learn_stream(run, [stream])
+
+
+def test_streams_may_have_classes_of_their_own():
+    """Each replica's labels are places among its own stream's classes."""
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    parts = [Examples(x, torch.tensor(classes)[torch.arange(6) % 2]) for classes in ((0, 2), (7, 5))]
+    streams = [
+        Benchmark("odd", [Task("odd", "odd", classes, part, part)], hidden=[4])
+        for part, classes in zip(parts, ((0, 2), (7, 5)), strict=True)
+    ]
+    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 1})
+    run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings] * 2, [0, 0], draw=True)
+    found = learn_stream(run, streams)
+    assert run.classes(0) == 2
+    assert found.labels[0].tolist() == [[0, 1] * 3] * 2
+    assert torch.equal(found.probabilities[0][0], found.probabilities[0][1])
 
 
 def test_evcl_vcl_and_ewc_end_above_naive():
