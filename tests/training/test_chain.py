@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.methods import METHODS, Memory
+from evcl.methods import METHODS, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
 from evcl.randomness import GeneratorNoise
@@ -109,7 +109,8 @@ def test_a_step_takes_no_memory():
     task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), head)
     run.learn([task])
     pool, network = Pool([task], run.classes), run.network
-    terms = run.method.terms(Memory(run.memory.prior, run.memory.importance, run.used), run.settings, len(pool))
+    round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
+    terms = next(run.method.learn(run.memory, round_, run.settings)).terms
     chain = find_chain(network, pool.x)
     step = Step(network, network.layout, network.posterior.snapshot(), terms, run.settings, pool, chain)
     source = GeneratorNoise([torch.Generator().manual_seed(0)])
