@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +25,9 @@ from rich.table import Table
 from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, sweep_cli, tables_cli
 from evcl.errors import Diverged, EvclError, unknown
 from evcl.experiments import Config, Event, Result
+from evcl.interrupts import Interrupted
+from evcl.logs import KINDS as LOGS
+from evcl.logs import Log
 from evcl.options import Usage, settings, usage
 from evcl.sweep_cli import Address, EngineName, Workers
 
@@ -39,10 +43,6 @@ for command in (tables_cli.learn, tables_cli.predict, tables_cli.inspect, sweep_
 console = Console(highlight=False)
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt, which typer answers in its own way."""
 
 
 def _interrupted(*_: object) -> None:
@@ -102,6 +102,9 @@ def run(
     device: Device = "auto",
     precision: Precision = None,
     data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="Write each epoch's metrics to the folder's log: csv or tensorboard.")
+    ] = None,
 ) -> None:
     """Train one method on one benchmark; the result is result.json in the folder."""
     if resume and overwrite:
@@ -122,16 +125,14 @@ def run(
         config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
         experiments.SECONDS.check("--checkpoint-seconds", checkpoint_seconds)
         ranks.check_batch(config.settings.batch_size, ranks.world())
-        if resume and ranks.world() > 1:
-            raise Usage("--resume is for one process: several that share a run keep no checkpoints")
+        if log is not None and log not in LOGS:
+            raise Usage(f"--log must be {' or '.join(LOGS)}, not {log!r}")
     folder = out or Path("runs") / benchmark / method
+    if log is not None:
+        config = replace(config, log=Log(log, folder / "log"))
     torch.set_num_threads(1)
     with ranks.joined(config.device) as group:
-        result = (
-            _alone(config, folder, overwrite, resume, checkpoint_seconds)
-            if group is None
-            else _shared(config, folder, overwrite, group)
-        )
+        result = _found_or_made(config, folder, overwrite, resume, checkpoint_seconds, group)
     if result is None:
         return
     _print_tables([result])
@@ -141,42 +142,40 @@ def run(
 DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
 
 
-def _alone(config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float) -> Result:
-    """A run's result: found, or made here."""
-    with experiments.claimed(folder):
-        checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
-        replaces = overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
-        result = experiments.open_folder(folder, config, replaces)
-        if result is not None:
-            console.print(DONE.format(folder))
-            return result
-        if resume and not checkpoints.resume:
-            console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
-        return _kept(config, folder, checkpoints, replaces)
-
-
-def _shared(config: Config, folder: Path, overwrite: bool, group: ranks.Ranks) -> Result | None:
-    """The same of a run that several processes share; the first of them finds it or writes it, and alone has it."""
-    first = ranks.own() == 0
+def _found_or_made(
+    config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: ranks.Ranks | None
+) -> Result | None:
+    """A run's result: found, or made here. Of several processes that share the run (`group`), the first looks and
+    writes, and alone has it.
+    """
+    first = group is None or group.rank == 0
     with experiments.claimed(folder) if first else contextlib.nullcontext():
-        result = experiments.open_folder(folder, config, overwrite) if first else None
-        if group.first(result is not None, config.device):
-            console.print(DONE.format(folder))
+        result = None
+        if first:
+            checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
+            replaces = overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
+            result = experiments.open_folder(folder, config, replaces)
+        if result is not None if group is None else group.first(result is not None, config.device):
+            if first:
+                console.print(DONE.format(folder))
             return result
-        with _progress([config]) as on_event:
-            ((_, result),) = experiments.execute_all([config], on_event, ranks=group)
-        if not first:
-            return None
-        experiments.write_result(folder, result, overwrite=overwrite)
-        return result
+        if not first:  # now that the first has removed what is to be overwritten
+            checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
+        elif resume and not checkpoints.resume:
+            console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+        if first and config.log is not None and not checkpoints.resume:
+            shutil.rmtree(config.log.folder, ignore_errors=True)  # of a run that is made anew
+        return _kept(config, folder, checkpoints, replaces, group)
 
 
-def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool) -> Result:
+def _kept(
+    config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: ranks.Ranks | None
+) -> Result | None:
     """The result of a run, written, if it `replaces` another in its place; until then its checkpoints are kept."""
     again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
     try:
         with _progress([config]) as on_event:
-            ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints)
+            ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints, ranks=group)
     except (Interrupted, experiments.Stopped):
         raise Interrupted(again if checkpoints.programs() else "there was nothing to keep yet") from None
     except Diverged:  # as it would again
@@ -184,6 +183,8 @@ def _kept(config: Config, folder: Path, checkpoints: experiments.Checkpoints, re
         raise
     except experiments.Died as error:
         raise EvclError(f"{error} {again}" if checkpoints.programs() else str(error)) from error
+    if group is not None and group.rank > 0:
+        return None
     try:
         experiments.write_result(folder, result, overwrite=replaces)
     except EvclError as error:

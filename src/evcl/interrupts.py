@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM in a command, with what there is to say of it. Not a KeyboardInterrupt, which typer answers in
+    its own way.
+    """
+
+
 @contextmanager
 def deferred(again: bool = False) -> Iterator[Callable[[], bool]]:
     """SIGINT and SIGTERM do nothing in here but make the function that this yields true; they come at the end of it.

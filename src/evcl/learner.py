@@ -37,6 +37,7 @@ from evcl.ranks import Ranks
 from evcl.saved import FORMAT, upgraded
 from evcl.settings import SEED, VALIDATION, Setting, resolve
 from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
+from evcl.training.checkpointer import AnotherOwner
 
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 NEW = "new"  # as a head: one of its own
@@ -315,7 +316,11 @@ class Learner:
         environment = {"torch": torch.__version__, "device": str(run.network.posterior.mean.device)}
         with deferred() as asked:
             checkpoints = Checkpoints(folder, resume=True, stop=asked)
-            checkpointer = Checkpointer(checkpoints, owner, environment, warnings.warn, run.ranks)
+            try:
+                checkpointer = Checkpointer(checkpoints, owner, environment, warnings.warn, run.ranks)
+            except AnotherOwner as error:
+                what = f"{folder} holds the checkpoint of another task ({error.difference})"
+                raise EvclError(f"{what}: finish that one, or remove the folder") from None
             own = [task.head for task in tasks]
             checkpointer.enter(run.rounds, run, run.seen, own)
             yield checkpointer

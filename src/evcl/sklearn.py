@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from evcl.benchmarks import Examples, Task
+from evcl.benchmarks import Examples
 from evcl.errors import EvclError
 from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
@@ -141,16 +141,16 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         place = {label: k for k, label in enumerate(labels.tolist())}
         examples = Examples(torch.from_numpy(x), torch.tensor([place[label] for label in y.tolist()]))
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
-        name = str(len(learner.tasks)) if task is None else task
-        head = learner.tasks[0] if learner.tasks else name
         weight: Any = self.class_weight
         if isinstance(weight, Mapping):
             if unknown := [label for label in weight if label not in place]:
                 raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {list(place)}")
             weight = {place[label]: value for label, value in weight.items()}
         learner.learn(
-            Task(name, head, tuple(range(len(labels))), examples, examples),
+            examples,
+            str(len(learner.tasks)) if task is None else task,
             head=0 if learner.tasks else "new",
+            classes=range(len(labels)),
             validation=self.validation_fraction if self.early_stopping else None,
             patience=self.n_iter_no_change if self.early_stopping else None,
             class_weight=weight,

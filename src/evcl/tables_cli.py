@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -16,12 +16,14 @@ from rich.table import Table
 
 from evcl import methods, tables
 from evcl.callbacks import Callback, Epoch
+from evcl.interrupts import Interrupted
 from evcl.options import Usage, settings, usage
 from evcl.settings import SEED, Setting, resolve
 from evcl.tables.encoding import Category
 
 console = Console(highlight=False)
 VALIDATION = Setting(0.1, "part of a file that is held out", high=0.5)
+SIDE = Setting(64, "longest side of images", low=1, high=1000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file, a .safetensors.")]
 Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with a folder a class.")]
@@ -51,15 +53,8 @@ def learn(
     unknown: Unknown = "error",
 ) -> None:
     """Learn a file as one task more; the first time, make the model."""
-    new: dict[str, Any] = {}
     with usage():
         VALIDATION.check("--validation", validation)
-        if hidden is not None:
-            new["hidden"] = _widths(hidden)
-        if seed is not None:
-            new["seed"] = SEED.check("--seed", seed)
-        if image_side is not None:
-            new["side"] = int(Setting(64, "", low=1, high=1000).check("--image-side", image_side))
         chosen = methods.get(method or "evcl")
         if chosen.jointly:
             raise Usage(f"{chosen.name} trains on all tasks at once, and evcl learn on one after another")
@@ -68,28 +63,36 @@ def learn(
             epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
         if given and not model.exists():
             resolve(chosen.name, chosen.known_settings, given)
-    if given:
-        new["settings"] = given
-    if method is not None:
-        new["method"] = method
-    if category:
-        new["categories"] = category
+        options = {
+            "hidden": hidden and _widths(hidden),
+            "seed": None if seed is None else SEED.check("--seed", seed),
+            "side": None if image_side is None else SIDE.check("--image-side", image_side),
+            "settings": given or None,
+            "method": method,
+            "categories": category or None,
+        }
+        new = {name: value for name, value in options.items() if value is not None}
     torch.set_num_threads(1)
     lenient = _lenient(unknown)
-    with _progress(task or data.stem) as callbacks:
-        found = tables.learn(
-            model,
-            data,
-            target,
-            task=task,
-            head=head,
-            epochs=epochs,
-            validation=validation,
-            drop=drop or [],
-            lenient=lenient,
-            callbacks=callbacks,
-            **new,
-        )
+    try:
+        with _progress(task or data.stem) as callbacks:
+            found = tables.learn(
+                model,
+                data,
+                target,
+                task=task,
+                head=head,
+                epochs=epochs,
+                validation=validation,
+                drop=drop or [],
+                lenient=lenient,
+                callbacks=callbacks,
+                **new,
+            )
+    except Interrupted:
+        folder = tables.checkpoint_folder(model)
+        kept = f"; the task is kept in {folder}, and the same command goes on from there" if folder.is_dir() else ""
+        raise Interrupted(f"the model is as it was{kept}") from None
     line = found.history[-1]
     if len(found.history) == 1:
         _fact("columns", _columns(found))

@@ -33,15 +33,15 @@ def execute_all(
     A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one whose loss is lost
     then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
     tried again. The engine is this machine if nothing is said. Several processes (`ranks`) train one configuration
-    after the other, its seeds side by side, and keep nothing. Without a store the seeds of one configuration may save
-    themselves in `checkpoints`, which the caller removes.
+    after the other, its seeds side by side. Without a store the seeds of one configuration may save themselves in
+    `checkpoints`, which the caller removes.
     """
-    if ranks is not None:
-        for i, config in enumerate(configs):
-            yield i, execute(config, partial(on_event, i), tolerant, ranks)
-        return
     if checkpoints is not None and len(configs) > 1:
         raise ValueError("checkpoints are those of one configuration")
+    if ranks is not None:
+        for i, config in enumerate(configs):
+            yield i, execute(config, partial(on_event, i), tolerant, ranks, checkpoints)
+        return
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
         parts.setdefault((config.device, config.precision), []).append(i)

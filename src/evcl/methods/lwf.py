@@ -35,16 +35,13 @@ class Distillation(Loss):
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         logits = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
-        total = logits.new_zeros(len(logits))
         replicas = torch.arange(len(logits), device=logits.device).unsqueeze(1)
-        warm = _column(self.temperature, logits)
+        warm, total = _column(self.temperature, logits), logits.new_zeros(len(logits))
         for said, z in zip(self.said, logits.split([said.shape[2] for said in self.said], 2), strict=True):
-            target = said[replicas % len(said), batch.rows]
-            total = total + F.kl_div((z / warm).log_softmax(2), target, reduction="none", log_target=True).sum(2).mean(
-                1
-            )
-        weight: Tensor = _column(self.strength, logits) * warm.square()
-        return weight.flatten() * total
+            wanted = said[replicas % len(said), batch.rows]
+            kl = F.kl_div((z / warm).log_softmax(2), wanted, reduction="none", log_target=True).sum(2)
+            total = total + kl.mean(1)
+        return (_column(self.strength, logits) * warm.square()).flatten().mul(total)
 
 
 def _column(value: Tensor | float, like: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evcl.benchmarks import Examples, Task
+from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.errors import BadExample, EvclError
@@ -58,10 +58,12 @@ class Model:
         validation: float = 0.1,
         lenient: bool = False,
         callbacks: Sequence[Callback] = (),
+        checkpoint: Path | None = None,
     ) -> dict[str, Any]:
         """One task more, from a file whose labels have been read; returns its line of the history.
 
-        `head` is an earlier task's name, "new", or None for the head of the last task.
+        `head` is an earlier task's name, "new", or None for the head of the last task. `checkpoint`: see
+        `Learner.learn`.
         """
         if name in self.learner.tasks:
             raise EvclError(f"{name!r} is learned already: if this is another task, name it with --task")
@@ -75,7 +77,7 @@ class Model:
         train, held = self._inputs(source, y, validation, lenient)
         before = None if held is None or shared == "new" else self._measured(held, shared, source)["accuracy"]
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
-        self.learner.learn(Task(name, name, classes, train, train), head=shared, epochs=epochs, callbacks=callbacks)
+        self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
         known_before, self.labels = len(self.labels), labels
         self.history.append(
             {

@@ -65,7 +65,8 @@ def learn(
 ) -> Model:
     """Learn a file as one task more, and write the model; `new` are the options of a model that is made now.
 
-    If anything fails, or is interrupted, the model file is as it was.
+    If anything fails, or is interrupted, the model file is as it was. A task that takes long saves itself in a folder
+    beside the model, and the same call resumes it there.
     """
     with claimed(model):
         before = _fingerprint(model)
@@ -84,11 +85,17 @@ def learn(
             found.check(source, drop)
             rows = read_rows(source, found.target)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
-        found.learn(source, rows, name, head, epochs, validation, lenient, callbacks)
+        found.learn(source, rows, name, head, epochs, validation, lenient, callbacks, checkpoint_folder(model))
         if _fingerprint(model) != before:
             raise EvclError(f"{model} has changed while this was learned: nothing is written; learn it again")
         found.save(model)
         return found
+
+
+def checkpoint_folder(model: Path) -> Path:
+    """Where a task that a model is learning saves itself."""
+    real = Path(os.path.realpath(model))
+    return real.with_name(f"{real.name}.checkpoint")
 
 
 def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]) -> None:

@@ -28,6 +28,14 @@ from evcl.training.step import Step
 Owner = list[dict[str, Any]]  # the configurations of a program, in words that JSON has
 
 
+class AnotherOwner(EvclError):
+    """A checkpoint of something else; `difference` says what is different."""
+
+    def __init__(self, path: object, difference: str) -> None:
+        super().__init__(f"{path} is a checkpoint of another run ({difference}): pass --overwrite or another --out")
+        self.difference = difference
+
+
 class Stopped(BaseException):
     """The program was asked to save itself and end, and has."""
 
@@ -284,10 +292,7 @@ def check_owner(saved: Saved, owner: Owner) -> None:
     """Make sure that the checkpoint is of the same program."""
     theirs = saved.description.get("owner")
     if theirs != owner:
-        raise EvclError(
-            f"{saved.path} is a checkpoint of another run ({_difference(owner, theirs)}): "
-            "pass --overwrite or another --out"
-        )
+        raise AnotherOwner(saved.path, _difference(owner, theirs))
 
 
 def _difference(ours: Owner, theirs: Any) -> str:

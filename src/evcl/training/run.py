@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import prod
 from typing import Any, Literal
@@ -125,7 +126,7 @@ class Run:
             return Model(made, made.posterior, made.statistics())
 
         self.memories: tuple[Any, ...] = tuple(
-            memories.initial(group.method.memory, self._of(fresh, group), lambda *a, g=group: another(g.rows, *a))
+            memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.rows))
             for group in self.groups
         )
         self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
@@ -188,16 +189,15 @@ class Run:
         network = self.network
         old, new = network.layout, network.with_slots(slots)
         fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
-
         network.posterior = _extended(network.posterior, old, new, fresh.posterior)
         network.layout = new
         self.memories = tuple(
-            memories.relaid(memory, old, new, self._of(fresh, group), lambda m, g=group: self._grown(m, slots, g))
+            memories.relaid(memory, old, new, self._of(fresh, group), partial(self._grown, slots, group))
             for memory, group in zip(self.memories, self.groups, strict=True)
         )
         self._forget()
 
-    def _grown(self, model: Model, slots: Sequence[Slot], group: Group) -> Model:
+    def _grown(self, slots: Sequence[Slot], group: Group, model: Model) -> Model:
         """A second network with the same heads."""
         network = model.network
         old, new = network.layout, network.with_slots(slots)

@@ -13,6 +13,7 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.inputs import Label, positions
 from evcl.methods import TaskData
+from evcl.nn import Gaussian
 from evcl.training.run import Run
 
 
@@ -33,6 +34,7 @@ class Session:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self.tasks: dict[str, str] = {}  # task -> its head
+        self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # what the last prediction drew
 
     @contextmanager
     def round(self, given: Sequence[Given]) -> Iterator[list[TaskData]]:
@@ -41,6 +43,7 @@ class Session:
         If that ends well, the tasks are known from then on; if not, everything is as it was.
         """
         state, before = self.run.state(), (self.heads, self.tasks)
+        self._drawn = None
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
         try:
             tasks = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
@@ -80,9 +83,15 @@ class Session:
         return TaskData(task.x.to(mean), y.to(mean.device), list(self.heads).index(task.head), task=number)
 
     def predict(self, data: TaskData) -> Tensor:
-        """Predictions [R, N, classes] of a task's inputs; of several processes, each predicts a part."""
-        run = self.run
-        draws = run.draws(range(len(self.heads)), data.task)
+        """Predictions [R, N, classes] of a task's inputs; of several processes, each predicts a part.
+
+        Draws of the weights are kept from one task to the next, however large they are.
+        """
+        run, heads = self.run, len(self.heads)
+        weights = run.predictor(data.task)
+        if self._drawn is None or self._drawn[0] is not weights or self._drawn[1] != heads:
+            self._drawn = weights, heads, list(run.draws(range(heads), data.task))
+        draws = self._drawn[2]
         if run.ranks is None:
             return run.predict(data.x, data.head, draws)
         mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
