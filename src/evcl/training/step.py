@@ -178,7 +178,7 @@ class Step:
         for tracker in self.trackers:
             tracker.before(self.q, self.grads)
         if self.rest:
-            add_gradients(self.rest, self.q, self.grads)
+            add_gradients(self.rest, self.q, self.grads, self.variance)
         self.update()
         if self._still is not None:
             self._hold()
