@@ -258,6 +258,8 @@ class Learner:
             raise EvclError(f"a head is called {name!r} already: choose another name for the task")
         else:
             head = name
+        if head not in self._heads and len(self._heads) >= MOST_HEADS:
+            raise EvclError(f"there are {MOST_HEADS:,} heads, the most there may be: share one of them, head=NAME")
         x, y = self._examples(data, "learn")
         return Given(name, head, known, x.unsqueeze(0), [y])
 
@@ -684,7 +686,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     tasks = dict(saved["tasks"])
     weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
     if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, and {MOST_HEADS:,} are the most")
+        raise EvclError(f"it has {len(heads):,} heads, and the most is {MOST_HEADS:,}")
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
     for classes in heads.values():
