@@ -242,6 +242,9 @@ def test_an_exception_in_a_callback_leaves_the_learner_as_it_was(at, make, tmp_p
     "use",
     [
         lambda learner, path: learner.predict(X),
+        lambda learner, path: learner.predictions(X),
+        lambda learner, path: learner.predictions(X, "infer"),
+        lambda learner, path: learner.measure((X, Y)),
         lambda learner, path: learner.save(path),
         lambda learner, path: learner.learn((X, Y)),
         lambda learner, path: learner.learn_jointly([]),
@@ -427,6 +430,16 @@ def test_with_coresets_the_validation_part_is_looked_at_before_the_tuning():
     ] * 3
 
 
+def test_what_learns_from_coresets_alone_is_validated_too():
+    train, held = noisy(40, 0), noisy(200, 1)
+    learner = small(evcl.nn.mlp(4, [32]), "random-coreset", epochs=200, lr=0.03, lr_schedule="constant")
+    learner.learn(train, validation=held, patience=5)
+    nll = [epoch.validation_nll for epoch in learner.history["0"]]
+    assert len(nll) == int(np.argmin(nll)) + 1 + 5 < 200
+    p = learner.predict_proba(held[0])[np.arange(200), held[1]]
+    assert -np.log(p).mean() == pytest.approx(min(nll), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -462,8 +475,6 @@ def test_terms_that_make_no_sense_are_one_clear_line(options, message):
 def test_what_coresets_cannot_do_is_refused():
     with pytest.raises(evcl.EvclError, match="class_weight and coresets do not go together"):
         small(coreset="random").learn((X, Y), class_weight="balanced")
-    with pytest.raises(evcl.EvclError, match="learns from coresets alone: there is no validation part"):
-        small(method="random-coreset").learn((X, Y), validation=0.1)
 
 
 # --- class weights -------------------------------------------------------------------------------------------------
