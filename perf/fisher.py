@@ -81,7 +81,7 @@ def main() -> None:
     x = torch.rand(1, EXAMPLES, WIDTHS[0], generator=source)
     y = torch.randint(WIDTHS[-1], (1, EXAMPLES), generator=source)
     head = run.add_head(WIDTHS[-2], WIDTHS[-1])
-    run.train([TaskData(x[:, :512], y[:, :512], head)])
+    run.learn([TaskData(x[:, :512], y[:, :512], head)])
     mean, layout = run.network.posterior.mean, run.network.layout
     network = plain_network(WIDTHS)
     nn.utils.vector_to_parameters(mean[0], network.parameters())
@@ -92,7 +92,7 @@ def main() -> None:
     check_same("torch.func", ours(SLOW), by_torch_func(network, x[0, :SLOW]))
     few = Settings({**settings, "fisher_examples": 1})
     runs: list[Callable[[], object]] = [
-        lambda: run.train([TaskData(x, y, head)], few),
+        lambda: run.learn([TaskData(x, y, head)], few),
         lambda: ours(MEASURED),
         lambda: by_torch_func(network, x[0, :SLOW]),
     ]

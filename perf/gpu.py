@@ -26,7 +26,7 @@ from common import paper_form
 from evcl.experiments import PAPER_METHODS, configure, execute_all
 from evcl.methods import METHODS
 from evcl.training import Run, TaskData
-from evcl.training.task import GraphedSteps
+from evcl.training.graphed import GraphedSteps
 
 # hidden layers, inputs, classes, examples a task: the paper's benchmarks
 SHAPES = {
@@ -82,13 +82,13 @@ def step_seconds(
     x = torch.rand(1, examples, inputs, device="cuda")
     y = torch.randint(classes, (1, examples), device="cuda")
     task = TaskData(x, y, head)
-    run.train([task])
+    run.learn([task])
     times = []
     for epochs in (2, 12):
         s = type(run.settings)({**run.settings, "epochs": epochs})
         torch.cuda.synchronize()
         start = time.perf_counter()
-        run.train([task], s)
+        run.learn([task], s)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return (times[1] - times[0]) / 10 / -(-examples // BATCH), run.network.layout.size

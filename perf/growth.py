@@ -57,7 +57,7 @@ def tasks() -> None:
 
     def learn(run: Run) -> None:
         order = torch.randperm(784, generator=generator(0, "permutation", run.rounds))
-        run.train([TaskData(x[..., order], y, head)])
+        run.learn([TaskData(x[..., order], y, head)])
 
     learn(young)
     state, memory = young.state(), []
@@ -135,11 +135,11 @@ def peak(h: int, replicas: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     x, y = made_up(4 * BATCH, 2)
     tiny, head = start([8], 2)
-    tiny.train([TaskData(x, y, head)])  # what torch loads at its first step is not the run's
+    tiny.learn([TaskData(x, y, head)])  # what torch loads at its first step is not the run's
     before = in_use("VmRSS")
     run, head = start([h, h], 2, replicas)
     for _ in range(3):
-        run.train([TaskData(x, y, head)])
+        run.learn([TaskData(x, y, head)])
     return state_size(run), in_use("VmHWM") - before
 
 

@@ -48,7 +48,7 @@ def step(
     y = torch.randint(classes, (1, 4 * BATCH), generator=source)
     head = run.add_head(hidden[-1], classes)
     task = TaskData(x, y, head)
-    run.train([task])
+    run.learn([task])
     pool, network = Pool([task], run.classes), run.network
     memory = evcl.methods.Memory(run.prior, run.importance, run.used)
     s = stack(settings, x)

@@ -17,9 +17,9 @@ from evcl.methods import METHODS
 from evcl.nn import chain as chain_module
 from evcl.nn.chain import Chain, find_chain, find_places
 from evcl.settings import resolve
-from evcl.tensorboard import METRICS, TensorBoard
+from evcl.tensorboard import TensorBoard
 from evcl.training import Pool, Run, TaskData
-from evcl.training.task import ByAutograd
+from evcl.training.step import Bound, ByAutograd
 
 linear = partial(nn.utils.skip_init, nn.Linear)
 
@@ -242,6 +242,9 @@ def test_an_exception_in_a_callback_leaves_the_learner_as_it_was(at, make, tmp_p
     "use",
     [
         lambda learner, path: learner.predict(X),
+        lambda learner, path: learner.predictions(X),
+        lambda learner, path: learner.predictions(X, "infer"),
+        lambda learner, path: learner.measure((X, Y)),
         lambda learner, path: learner.save(path),
         lambda learner, path: learner.learn((X, Y)),
         lambda learner, path: learner.learn_jointly([]),
@@ -295,7 +298,7 @@ def test_the_terms_are_those_of_the_equations(make):
     m0, s0 = before["posterior.mean"], before["posterior.log_std"]
     q, prior = (torch.distributions.Normal(a, b.exp()) for a, b in ((m, s), (m0, s0)))
     kl = 0.3 / 60 * torch.distributions.kl_divergence(q, prior).sum()
-    stiff = 7.0 * before["importance"] + 0.01 * before["used"]
+    stiff = 7.0 * before["memory/importance"] + 0.01 * before["memory/used"]
     elastic = 0.5 * (stiff * ((m - m0) ** 2 + ((2 * s).exp() - (2 * s0).exp()) ** 2)).sum()
     last = learner.history["second"][-1]
     assert last.kl == pytest.approx(float(kl), rel=1e-9)
@@ -427,6 +430,16 @@ def test_with_coresets_the_validation_part_is_looked_at_before_the_tuning():
     ] * 3
 
 
+def test_what_learns_from_coresets_alone_is_validated_too():
+    train, held = noisy(40, 0), noisy(200, 1)
+    learner = small(evcl.nn.mlp(4, [32]), "random-coreset", epochs=200, lr=0.03, lr_schedule="constant")
+    learner.learn(train, validation=held, patience=5)
+    nll = [epoch.validation_nll for epoch in learner.history["0"]]
+    assert len(nll) == int(np.argmin(nll)) + 1 + 5 < 200
+    p = learner.predict_proba(held[0])[np.arange(200), held[1]]
+    assert -np.log(p).mean() == pytest.approx(min(nll), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -462,8 +475,6 @@ def test_terms_that_make_no_sense_are_one_clear_line(options, message):
 def test_what_coresets_cannot_do_is_refused():
     with pytest.raises(evcl.EvclError, match="class_weight and coresets do not go together"):
         small(coreset="random").learn((X, Y), class_weight="balanced")
-    with pytest.raises(evcl.EvclError, match="learns from coresets alone: there is no validation part"):
-        small(method="random-coreset").learn((X, Y), validation=0.1)
 
 
 # --- class weights -------------------------------------------------------------------------------------------------
@@ -486,7 +497,7 @@ def test_a_weight_is_a_number_of_copies(method, make, fisher):
         copied.learn((X[rows], Y[rows]))
         plain.learn((X, Y))
     a, b, c = (one._run.tensors() for one in (weighted, copied, plain))
-    for name in ("posterior.mean", "importance"):
+    for name in ("posterior.mean", "memory/importance") if method == "evcl" else ("posterior.mean",):
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-7)
     assert (a["posterior.mean"] - c["posterior.mean"]).abs().max() > 0.01
     for one, other in zip(weighted.history["1"], copied.history["1"], strict=True):
@@ -563,7 +574,7 @@ def test_weights_in_a_chain_are_those_of_autograd(replicas, bayesian, dtype, com
             chain = find_chain(network, pool.x)
             gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, None)
         else:
-            gradients = ByAutograd(network, layout, values, grads, pool)
+            gradients = ByAutograd(Bound(network, layout, values, grads), pool)
         found.append((gradients(rows, Handed()).clone(), grads))
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(*found, **close)
@@ -584,6 +595,9 @@ class Writer:
 
     def close(self):
         self.closed = True
+
+
+METRICS = ("loss", "nll", "kl", "elastic", "lr", "validation_nll", "validation_accuracy")
 
 
 def test_every_metric_is_written_for_tensorboard():

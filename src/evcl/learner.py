@@ -278,8 +278,14 @@ class Learner:
         report = History(" + ".join(names), options.callbacks)
         held = self._held_out(options)
         before, self._busy = self.history, True
+
+        def ended() -> None:
+            self._busy = False
+            self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
+            report.end_task()
+
         try:
-            with self._session.round(given) as tasks:
+            with self._session.round(given, ended) as tasks:
                 classes = self._session.classes_of(given[0])
                 validation = None
                 if options.validation is not None:
@@ -291,9 +297,6 @@ class Learner:
                 with self._checkpointed(options, epochs, names, tasks) as checkpointer:
                     watching = report if checkpointer is None else Observers(report, checkpointer)
                     run.learn(tasks, epochs, watching, validation)
-            self._busy = False
-            self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
-            report.end_task()
         except BaseException:
             self.history = before
             raise
@@ -391,6 +394,7 @@ class Learner:
         `classes("infer")` has them; those that the example's head does not know have probability 0.
         """
         checked, classes = self._inputs(x), self.classes(task)
+        self._check_idle()
         heads = list(self._heads) if task == INFER else [self._head(task)]
         parts = []
         for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
@@ -438,6 +442,7 @@ class Learner:
         return Measures(float(right.mean()), metrics.nll(known, columns), ece)
 
     def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
+        self._check_idle()
         head = list(self._heads).index(self._head(task))
         (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
         return p
@@ -455,7 +460,6 @@ class Learner:
 
     def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
         """What `predict` finds, without the axis of replicas; a prediction that is no number is refused."""
-        self._check_idle()
         try:
             found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
         except RuntimeError as error:

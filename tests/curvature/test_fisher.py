@@ -10,7 +10,7 @@ from torch import nn
 
 import evcl
 from evcl.curvature import fisher
-from evcl.nn import bayesianize, head_names
+from evcl.nn import bayesianize, head, head_names
 from evcl.nn.examine import examine
 
 F64 = torch.float64
@@ -181,7 +181,7 @@ def prepared(name, replicas, dtype=F64, examples=11):
     with network.alone():
         width = network(some).shape[1]
     k = network.add_head()
-    layout = network.with_head(k, 3, width)
+    layout = network.with_slots([head(k, 3, width)])
     mean = 0.7 * torch.randn(replicas, layout.size, generator=source, dtype=F64).to(dtype)
     x = torch.randn(replicas, examples, *shape, generator=source, dtype=F64).to(dtype)
     y = torch.randint(3, (replicas, examples), generator=source)
@@ -321,7 +321,7 @@ def test_attention_is_spread_alike_however_it_is_called():
             torch.manual_seed(0)
             network = bayesianize(Asking(how), init_std=None, replicas=1, dtype=F64)
         network.add_head()
-        layout = network.with_head(0, 3, 12)
+        layout = network.with_slots([head(0, 3, 12)])
         source = torch.Generator().manual_seed(1)
         mean = torch.randn(1, layout.size, generator=source, dtype=F64)
         x = torch.randn(1, 5, 12, generator=source, dtype=F64)

@@ -332,4 +332,4 @@ def test_the_kl_is_the_sum_over_the_plain_parameters(name, replicas, dtype, gene
                 centre[2] = plain.detach()[2].to(dtype)
             prior = Normal(centre, torch.full_like(centre, 0.4))
             total = total + kl_divergence(Normal(means[parameter][r], stds[parameter][r]), prior).sum()
-        torch.testing.assert_close(q.kl(run.prior)[r], total, **close(dtype))
+        torch.testing.assert_close(q.kl(run.memory.prior)[r], total, **close(dtype))

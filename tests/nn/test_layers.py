@@ -292,7 +292,7 @@ def test_a_registered_layer_takes_part():
         views = network.layout.views(network.posterior.mean)
         assert "1.gamma" in views
         assert not torch.equal(views["1.gamma"], torch.ones(1, 3))
-        assert (network.layout.views(learner._run.importance)["1.gamma"] > 0).any()
+        assert (network.layout.views(learner._run.memory.importance)["1.gamma"] > 0).any()
     finally:
         from evcl.nn import convert
 

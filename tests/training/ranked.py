@@ -13,7 +13,7 @@ from evcl.methods import METHODS
 from evcl.randomness import GeneratorNoise, generator
 from evcl.ranks import Ranks, joined
 from evcl.settings import resolve
-from evcl.training import Run, TaskData
+from evcl.training import Observer, Run, TaskData
 
 F32, F64 = torch.float32, torch.float64
 EXAMPLES, BATCH = 41, 8  # the last batch has one example: one of two processes has none of it
@@ -51,21 +51,34 @@ def task(head, dtype):
     return TaskData(x, (x[:, :, head] > 0).long(), head)
 
 
+class Noted(Observer):
+    def __init__(self) -> None:
+        self.nll: list[torch.Tensor] = []
+
+    def end_epoch(self, progress):
+        self.nll.append(progress.nll)
+
+
 def train(name: str, ranks: Ranks | None) -> dict[str, torch.Tensor]:
     """Two tasks by two replicas: all that there is to save, and how many epochs each took."""
     method, network, dtype, given = CASES[name]
     given = {"epochs": 3, "batch_size": BATCH, "lr": 0.01, "strength": 10.0, **given}
     settings = resolve(method, METHODS[method].known_settings, given)
     run = Run(network(), METHODS[method], [settings] * 2, [0, 1], draw=True, dtype=dtype, ranks=ranks)
-    epochs = []
+    noted = Noted()
     for head in range(2):
         run.add_head(run.features(task(head, dtype).x[0, :1]), 2)
         if name == "noise handed in":
             noise = GeneratorNoise([generator(seed, "of one's own", head) for seed in (0, 1)])
-            run.train([task(head, dtype)], noise=noise, on_epoch=lambda p: epochs.append(p.nll))
+            run.learn([task(head, dtype)], observer=noted, noise=noise)
         else:
-            run.learn([task(head, dtype)], on_epoch=lambda p: epochs.append(p.nll))
-    return {**run.tensors(), "nll": torch.stack(epochs)}
+            run.learn([task(head, dtype)], observer=noted)
+    return {**cloned(run.tensors()), "nll": torch.stack(noted.nll)}
+
+
+def cloned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The posterior may be the next prior, and a file wants memory that nothing shares."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def learn(ranks: Ranks | None) -> dict[str, torch.Tensor]:
@@ -81,7 +94,7 @@ def learn(ranks: Ranks | None) -> dict[str, torch.Tensor]:
         options = {"validation": 0.2, "patience": 2} if name == "a" else {"class_weight": "balanced"}
         learner.learn((data.x[0], data.y[0]), name, epochs=30, callbacks=[Enough()], **options)
     tensors = learner.described()[1]
-    return {**tensors, "epochs": torch.tensor([len(learner.history[name]) for name in "ab"])}
+    return {**cloned(tensors), "epochs": torch.tensor([len(learner.history[name]) for name in "ab"])}
 
 
 class Counting(Ranks):

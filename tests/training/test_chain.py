@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.methods import METHODS, Memory
+from evcl.methods import METHODS, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
 from evcl.randomness import GeneratorNoise
 from evcl.settings import resolve
 from evcl.training import Pool, Run, Step, TaskData
-from evcl.training.task import ByAutograd
+from evcl.training.step import Bound, ByAutograd
 
 linear = partial(nn.utils.skip_init, nn.Linear)
 
@@ -55,7 +55,7 @@ def passes(replicas, bayesian, bias, heads, shared, dtype=torch.float64, low=Non
         if kind is Chain:
             gradients = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
         else:
-            gradients = ByAutograd(network, layout, values, grads, pool)
+            gradients = ByAutograd(Bound(network, layout, values, grads), pool)
         nll = gradients(rows, Handed())
         found.append((nll.clone(), grads))
     return found
@@ -107,9 +107,10 @@ def test_a_step_takes_no_memory():
     run = Run(evcl.nn.mlp(6, [5, 5]), METHODS["evcl"], [settings], [0], draw=True)
     head = run.add_head(5, 2)
     task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), head)
-    run.train([task])
+    run.learn([task])
     pool, network = Pool([task], run.classes), run.network
-    terms = run.method.terms(Memory(run.prior, run.importance, run.used), run.settings, len(pool))
+    round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
+    terms = next(run.method.learn(run.memory, round_, run.settings)).terms
     chain = find_chain(network, pool.x)
     step = Step(network, network.layout, network.posterior.snapshot(), terms, run.settings, pool, chain)
     source = GeneratorNoise([torch.Generator().manual_seed(0)])

@@ -18,8 +18,8 @@ from evcl.experiments.run import execute_together
 from evcl.methods import METHODS
 from evcl.settings import resolve
 from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
-from evcl.training.task import GraphedSteps
-from evcl.training.update import gpu_kernels
+from evcl.training.graphed import GraphedSteps
+from evcl.training.rules import gpu_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -111,8 +111,8 @@ def posterior(**options):
     run = Run(network, method, settings, seeds, draw=True, device="cuda", **options)
     for k in range(2):
         head = run.add_head(run.features(x[0, :1].to(run.network.posterior.mean)), 2)
-        run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), head)])
-    run.train([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), k) for k in range(2)])  # jointly
+        run.learn([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), head)])
+    run.learn([TaskData(x.to(run.network.posterior.mean), (x[..., k] > 0).long(), k) for k in range(2)])  # jointly
     found = run.network.posterior
     assert found.mean.isfinite().all()
     return found.mean if found.log_std is None else torch.cat([found.mean, found.log_std], 1)
@@ -169,8 +169,8 @@ def test_a_spread_fisher_is_a_cpus():
         method = METHODS["evcl"]
         settings = [resolve("evcl", method.known_settings, {**given, "fisher_spread": s}) for s in (0.1, 0.5)]
         run = Run(evcl.nn.mlp(20, [50, 30]), method, settings, [0, 1], draw=True, device=device)
-        run.train([TaskData(x.to(device), y.to(device), run.add_head(30, 3))])
-        found.append(run.importance.cpu())
+        run.learn([TaskData(x.to(device), y.to(device), run.add_head(30, 3))])
+        found.append(run.memory.importance.cpu())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 

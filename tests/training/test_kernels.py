@@ -14,7 +14,7 @@ from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.randomness import DeviceNoise
 from evcl.settings import resolve, stack
 from evcl.training import Pool, Run, TaskData, matmul_precision
-from evcl.training.update import Update, gpu_kernels
+from evcl.training.rules import Update, gpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -333,7 +333,7 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
         variance = None if q.log_std is None else (2 * q.log_std).exp()
         grads = torch.zeros(1 if rule == "points" else 2, 3, 501, device=DEVICE, dtype=dtype)
         copy = torch.zeros_like(grads, dtype=torch.bfloat16)
-        update = Update(q, variance, grads, [Given(pull)], stack(each, start), reference=False, low=copy)
+        update = Update(q, variance, grads, pull, stack(each, start), copy)
         if DEVICE == "cpu" and dtype == torch.float32:
             update._move = update._kernels(gpu_kernels(), pull)
         assert (update._move is None) == (dtype == torch.float64)
@@ -346,16 +346,3 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
         found.append([t.double() for t in (q.mean, q.log_std, variance) if t is not None])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=3e-4, atol=1e-5)
-
-
-class Given:
-    """A term that is its pull."""
-
-    def __init__(self, pull):
-        self._pull = pull
-
-    def loss(self, q):
-        raise NotImplementedError
-
-    def pull(self):
-        return self._pull

@@ -32,7 +32,7 @@ def no_cache(tmp_path, monkeypatch):
 
 def turn_off(monkeypatch):
     monkeypatch.setattr("evcl.nn.chain.native", lambda: None)
-    monkeypatch.setattr("evcl.training.update.native", lambda: None)
+    monkeypatch.setattr("evcl.training.rules.update.native", lambda: None)
 
 
 def trained(method, rates=(1e-3,), heads=1, steps=3, **given):
@@ -48,9 +48,9 @@ def trained(method, rates=(1e-3,), heads=1, steps=3, **given):
         x = torch.rand(1, 16 * steps - 5, 20, generator=source)
         x[..., 0] = 0  # a weight without data
         tasks.append(TaskData(x, torch.arange(x.shape[1]).unsqueeze(0) % 3, k if heads == 2 else 0))
-        run.train([tasks[-1]], noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
+        run.learn([tasks[-1]], noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
     if heads == 2:
-        run.train(tasks, noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
+        run.learn(tasks, noise=GeneratorNoise([generator(r, "test") for r in range(len(rates))]))
     return run.tensors()
 
 
@@ -149,7 +149,7 @@ def test_a_loss_that_is_lost_is_seen(rule):
     run = Run(evcl.nn.mlp(4, [5]), METHODS["evcl"], [settings], [0], draw=True)
     run.add_head(5, 2)
     with pytest.raises(evcl.EvclError, match="not a number"):
-        run.train([TaskData(x, torch.zeros(1, 20).long(), 0)])
+        run.learn([TaskData(x, torch.zeros(1, 20).long(), 0)])
 
 
 def test_the_table_of_normal_numbers():

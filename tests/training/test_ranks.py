@@ -24,7 +24,7 @@ from evcl.ranks import check_batch, joined
 def torchrun(*arguments):
     """Two processes on this machine: (status, standard output, standard error)."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes) as started:
         try:

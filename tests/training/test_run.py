@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -19,7 +18,7 @@ from evcl.nn import Gaussian
 from evcl.randomness import GeneratorNoise, generator
 from evcl.settings import resolve
 from evcl.training import Adam, Pool, Run, Step, TaskData, learn_stream
-from evcl.training.task import period
+from evcl.training.graphed import period
 
 F64 = torch.float64
 
@@ -70,7 +69,7 @@ def trained(network, method, given, seeds, source, reference=False, rounds=2):
         y = torch.stack([s[k].train.y for s in streams])
         if k == 0:
             run.add_head(run.features(x[0, :1]), 10)
-        run.train([TaskData(x, y, 0)], noise=source(k), reference=reference)
+        run.learn([TaskData(x, y, 0)], noise=source(k), reference=reference)
     probabilities = run.predict(x[:, :20], 0)
     tensors = run.tensors()
     return {**tensors, "probabilities": probabilities}
@@ -90,8 +89,7 @@ def test_replicas_are_their_solo_runs(method, network):
     for r in range(3):
         alone = trained(make(), method, given[r : r + 1], [5 + r], lambda k, r=r: Slice(noise(), 3, r))
         for name, found in together.items():
-            one = found if name == "used" else found[r : r + 1]
-            torch.testing.assert_close(one, alone[name], rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(found[r : r + 1], alone[name], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("evcl", 1), ("vcl", 1), ("ewc", 2)])
@@ -141,7 +139,7 @@ def second_task(method, noise, **settings):
     s = resolve(method, METHODS[method].known_settings, {"epochs": 1, "batch_size": 30, **settings})
     run = Run(evcl.nn.mlp(5, [4]), METHODS[method], [s], [0], draw=True, dtype=F64)
     run.add_head(4, 3)
-    run.train([TaskData(x, y, 0)], noise=noise)
+    run.learn([TaskData(x, y, 0)], noise=noise)
     return run, TaskData(x[:, :20] + 0.3, (y[:, :20] + 1) % 3, 0)
 
 
@@ -151,8 +149,7 @@ def test_a_step_follows_the_objective_as_written(method, monkeypatch):
     recorder = Recorder(monkeypatch)
     given = {"strength": 50.0, "fisher_floor": 0.7} if method != "vcl" else {}
     run, task = second_task(method, recorder, **given)
-    old, new = run.prior, run.network.posterior
-    importance = run.importance
+    old, new = run.memory.prior, run.network.posterior
     moved = new.mean + 0.1, None if new.log_std is None else new.log_std + 0.2
     run.network.posterior = Gaussian(*moved)
 
@@ -170,11 +167,11 @@ def test_a_step_follows_the_objective_as_written(method, monkeypatch):
         change = (mean - old.mean) ** 2
         if log_std is not None:
             change = change + ((2 * log_std).exp() - (2 * old.log_std).exp()) ** 2
-        loss = loss + 0.5 * ((50.0 * importance + 0.7) * change).sum()
+        loss = loss + 0.5 * ((50.0 * run.memory.importance + 0.7) * change).sum()
     loss.backward()
 
     recorder.grads.clear()
-    run.train([task], noise=recorder)
+    run.learn([task], noise=recorder)
     torch.testing.assert_close(recorder.grads[0], mean.grad, rtol=1e-10, atol=1e-14)
     if log_std is not None:
         torch.testing.assert_close(recorder.grads[1], log_std.grad, rtol=1e-10, atol=1e-14)
@@ -186,22 +183,27 @@ def test_importance_accumulates(decay, monkeypatch):
     """F <- gamma F_1 + F_2, each the Fisher of its own task at the weights after it."""
     recorder = Recorder(monkeypatch)
     run, task = second_task("evcl", recorder, fisher_decay=decay)
-    first = run.importance.clone()
+    first = run.memory.importance.clone()
     assert (first > 0).any()
-    run.train([task], noise=recorder)
+    run.learn([task], noise=recorder)
     network = run.network
     second = fisher(network, network.posterior.mean, network.layout, task.x, task.y, [0])
-    torch.testing.assert_close(run.importance, decay * first + second, rtol=1e-10, atol=1e-16)
+    torch.testing.assert_close(run.memory.importance, decay * first + second, rtol=1e-10, atol=1e-16)
 
 
 def test_the_fisher_is_measured_on_as_many_examples_as_asked(monkeypatch):
     seen = []
-    method = replace(METHODS["ewc"], importance=lambda task: seen.append(task.x.shape) or torch.zeros_like(task.mean))
-    settings = resolve("ewc", method.known_settings, {"epochs": 1, "fisher_examples": 7})
-    run = Run(evcl.nn.mlp(5, [4]), method, [settings], [0], draw=True)
+
+    def noted(network, mean, layout, x, *rest, **options):
+        seen.append(x.shape)
+        return fisher(network, mean, layout, x, *rest, **options)
+
+    monkeypatch.setattr("evcl.curvature.fisher", noted)
+    settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 1, "fisher_examples": 7})
+    run = Run(evcl.nn.mlp(5, [4]), METHODS["ewc"], [settings], [0], draw=True)
     run.add_head(4, 2)
     for n in (30, 5):
-        run.train([TaskData(torch.zeros(1, n, 5), torch.arange(n).unsqueeze(0) % 2, 0)])
+        run.learn([TaskData(torch.zeros(1, n, 5), torch.arange(n).unsqueeze(0) % 2, 0)])
     assert seen == [(1, 7, 5), (1, 5, 5)]
 
 
@@ -221,7 +223,7 @@ def test_every_epoch_shows_every_example_once_in_an_order_of_its_own(monkeypatch
         run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [seed], draw=True)
         run.add_head(4, 2)
         for _ in range(2):
-            run.train([TaskData(torch.zeros(1, 20, 5), torch.arange(20).unsqueeze(0) % 2, 0)])
+            run.learn([TaskData(torch.zeros(1, 20, 5), torch.arange(20).unsqueeze(0) % 2, 0)])
         return [[*chain(*seen[i : i + 3])] for i in range(0, 12, 3)]
 
     found = orders(seed=0)
@@ -262,6 +264,22 @@ def test_a_label_that_is_not_among_the_classes_is_refused():
     run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True)
     with pytest.raises(evcl.EvclError, match=r"label 1 is not among the classes \[0, 2\]"):
         learn_stream(run, [stream])
+
+
+def test_streams_may_have_classes_of_their_own():
+    """Each replica's labels are places among its own stream's classes."""
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    parts = [Examples(x, torch.tensor(classes)[torch.arange(6) % 2]) for classes in ((0, 2), (7, 5))]
+    streams = [
+        Benchmark("odd", [Task("odd", "odd", classes, part, part)], hidden=[4])
+        for part, classes in zip(parts, ((0, 2), (7, 5)), strict=True)
+    ]
+    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 1})
+    run = Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings] * 2, [0, 0], draw=True)
+    found = learn_stream(run, streams)
+    assert run.classes(0) == 2
+    assert found.labels[0].tolist() == [[0, 1] * 3] * 2
+    assert torch.equal(found.probabilities[0][0], found.probabilities[0][1])
 
 
 def test_evcl_vcl_and_ewc_end_above_naive():
@@ -360,7 +378,7 @@ def test_a_tasks_buffers_go_with_it(network, dtype, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        run.train([TaskData(x, torch.arange(30).unsqueeze(0) % 2, 0)])
+        run.learn([TaskData(x, torch.arange(30).unsqueeze(0) % 2, 0)])
         assert [step() for step in steps] == [None]
     finally:
         gc.enable()
@@ -384,7 +402,7 @@ def test_falling_rates_are_those_of_torchs_schedule(dtype):
     weights = [
         view[0].clone().requires_grad_() for view in run.network.layout.views(run.network.posterior.mean).values()
     ]
-    run.train([TaskData(x.unsqueeze(0), y.unsqueeze(0), head)])
+    run.learn([TaskData(x.unsqueeze(0), y.unsqueeze(0), head)])
     adam = torch.optim.Adam(weights, 0.02)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 12)
     for _ in range(12):
@@ -406,7 +424,7 @@ def test_falling_rates_reach_every_form_of_the_update():
         run = Run(evcl.nn.mlp(64, [20]), METHODS["evcl"], settings, [1, 2], draw=True, dtype=dtype)
         task = evcl.benchmarks.get("permuted-digits", 0, 1)[0].train
         head = run.add_head(20, 10)
-        run.train([TaskData(task.x.unsqueeze(0).to(dtype), task.y.unsqueeze(0), head)])
+        run.learn([TaskData(task.x.unsqueeze(0).to(dtype), task.y.unsqueeze(0), head)])
         found.append(run.network.posterior)
     torch.testing.assert_close(found[0].mean.double(), found[1].mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[0].log_std.double(), found[1].log_std, rtol=1e-3, atol=1e-3)

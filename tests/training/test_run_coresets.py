@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import evcl
 from evcl.experiments import configure, execute
-from evcl.methods import METHODS
+from evcl.methods import METHODS, packing
 from evcl.settings import resolve
-from evcl.training import Run, Step, TaskData, learn_stream
+from evcl.training import Observer, Run, Step, TaskData, learn_stream
 
 F64 = torch.float64
 N, M = 41, 12  # examples of a task, and of its coreset
@@ -72,7 +70,7 @@ def test_a_coreset_is_kept_out_of_training_and_all_of_them_tune(method, shared, 
     run = learned(method, tasks(generator, 1 if shared else 2), seeds=(0, 1), **given)
     first, tuning, second, both = seen()
     for r in range(2):
-        coresets = [{round(100 * i) for i in task.x[r, :, 0].tolist()} for task in run.coresets]
+        coresets = [{round(100 * i) for i in task.x[r, :, 0].tolist()} for task in run.memory.kept]
         assert [len(c) for c in coresets] == [M, M]
         assert first[r] == set(range(N)) - coresets[0]
         assert tuning[r] == coresets[0]
@@ -89,33 +87,34 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
     plain_name = "evcl" if method == "evcl" else "vcl"
     run = learned(method, data, **({"coreset": "kcenter"} if method == "evcl" else {}))
     plain = new(plain_name)
-    for task, coreset in zip(data, run.coresets, strict=True):
+    for task, coreset in zip(data, run.memory.kept, strict=True):
         kept = set(coreset.x[0, :, 0].tolist())
         rest = [i for i in range(N) if float(task.x[0, i, 0]) not in kept]
         plain.add_head(6, task.head + 2)
-        plain.train([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
+        plain.learn([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
     assert same(run.network.posterior, plain.network.posterior)
-    assert same(run.prior, plain.prior)
-    assert torch.equal(run.importance, plain.importance)
-    assert torch.equal(run.used, plain.used)
+    inner, alone = (packing.tensors(memory) for memory in (run.memory.inner, plain.memory))
+    assert inner.keys() == alone.keys()
+    assert all(torch.equal(inner[name], alone[name]) for name in inner)
     assert run.rounds == plain.rounds == 2
 
     before = plain.predict(data[0].x, 0)
     plain.rounds = -2  # the batches and the noise of tuning after the second round
-    plain.train(run.coresets)
-    assert same(run.tuned, plain.network.posterior)
+    plain.learn(run.memory.kept)
+    assert same(run.memory.tuned, plain.network.posterior)
     assert torch.equal(run.predict(data[0].x, 0), plain.predict(data[0].x, 0))
     assert not torch.allclose(run.predict(data[0].x, 0), before, atol=1e-3)
 
 
-def test_tuning_weighs_the_prior_by_the_coresets_size(generator):
-    sizes = []
-    run = new("vcl", coreset="random")
-    terms = run.method.terms
-    run.method = replace(run.method, terms=lambda memory, s, n: sizes.append(n) or terms(memory, s, n))
-    for task in tasks(generator):
-        run.add_head(6, task.head + 2)
-        run.learn([task])
+def test_tuning_weighs_the_prior_by_the_coresets_size(generator, monkeypatch):
+    sizes, init = [], Step.__init__
+
+    def noted(self, network, layout, q, terms, s, *rest):
+        sizes.append(round(s.tempering / terms[0].weight))
+        init(self, network, layout, q, terms, s, *rest)
+
+    monkeypatch.setattr(Step, "__init__", noted)
+    learned("vcl", tasks(generator), coreset="random")
     assert sizes == [N - M, M, N - M, 2 * M]
 
 
@@ -125,7 +124,7 @@ def test_the_elastic_term_holds_the_copy(generator):
     for floor in (0.0, 1e6):
         given = {"epochs": 30, "tempering": 0, "std_update": "adam", "strength": 0, "fisher_floor": floor}
         run = learned("evcl", data, coreset="random", **given)
-        moved.append(float((run.tuned.mean - run.network.posterior.mean).abs().mean()))
+        moved.append(float((run.memory.tuned.mean - run.network.posterior.mean).abs().mean()))
     assert moved[0] > 0.05
     assert moved[1] < 0.1 * moved[0]
 
@@ -135,16 +134,16 @@ def test_coreset_only_learns_from_the_coresets_alone_and_afresh(method, seen, ge
     data = tasks(generator)
     run = learned(method, data)
     first, second = (shown[0] for shown in seen())
-    coresets = [{round(100 * i) for i in task.x[0, :, 0].tolist()} for task in run.coresets]
+    coresets = [{round(100 * i) for i in task.x[0, :, 0].tolist()} for task in run.memory.kept]
     assert [first, second] == [coresets[0], coresets[0] | coresets[1]]
     assert len(second) == 2 * M
-    assert run.tuned.log_std is None
+    assert run.memory.tuned.log_std is None
     fresh = new("naive")
     for task in data:
         fresh.add_head(6, task.head + 2)
     fresh.rounds = -2
-    fresh.train(run.coresets)
-    assert same(run.tuned, fresh.network.posterior)
+    fresh.learn(run.memory.kept)
+    assert same(run.memory.tuned, fresh.network.posterior)
 
 
 @pytest.mark.parametrize("name", ["permuted-digits", "split-digits"])
@@ -163,10 +162,10 @@ def test_replicas_are_their_solo_runs(method, name):
     run, together = stream([4, 5])
     for r, seed in enumerate((4, 5)):
         solo, alone = stream([seed])
-        for mine, other in zip(run.coresets, solo.coresets, strict=True):
+        for mine, other in zip(run.memory.kept, solo.memory.kept, strict=True):
             assert torch.equal(mine.x[r], other.x[0])
             assert torch.equal(mine.y[r], other.y[0])
-        torch.testing.assert_close(run.tuned.mean[r], solo.tuned.mean[0], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(run.memory.tuned.mean[r], solo.memory.tuned.mean[0], rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(together.probabilities[0][r], alone.probabilities[0][0], rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(together.accuracy[r], alone.accuracy[0], equal_nan=True)
 
@@ -177,7 +176,7 @@ def test_a_coreset_is_at_most_half_of_a_task(generator):
     run.add_head(6, 2)
     for n, kept in ((1, 0), (7, 3), (1, 0)):
         run.learn([TaskData(x[:, :n], torch.arange(n)[None] % 2, 0)])
-        assert run.coresets[-1].y.shape == (1, kept)
+        assert run.memory.kept[-1].y.shape == (1, kept)
         assert run.predict(x, 0).isfinite().all()
 
 
@@ -186,8 +185,8 @@ def test_tasks_learned_jointly_have_a_coreset_each(generator):
     for task in (data := tasks(generator)):
         run.add_head(6, task.head + 2)
     run.learn(data)
-    assert [task.head for task in run.coresets] == [0, 1]
-    rows = [[round(100 * i) % 100 for i in task.x[0, :, 0].tolist()] for task in run.coresets]
+    assert [task.head for task in run.memory.kept] == [0, 1]
+    rows = [[round(100 * i) % 100 for i in task.x[0, :, 0].tolist()] for task in run.memory.kept]
     assert rows[0] != rows[1]  # drawn each for itself
 
 
@@ -199,12 +198,13 @@ def test_a_round_that_is_stopped_leaves_the_run_as_it_was(epoch, generator):
     run.add_head(6, 3)
     before = {name: t.clone() for name, t in run.tensors().items()}
 
-    def stop(progress):
-        if progress.epoch == epoch:
-            raise KeyboardInterrupt
+    class Stop(Observer):
+        def end_epoch(self, progress):
+            if progress.epoch == epoch:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.learn(data[1:], on_epoch=stop)
+        run.learn(data[1:], observer=Stop())
     after = run.tensors()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -4,17 +4,25 @@ import pytest
 import torch
 
 import evcl
-from evcl.methods import KL, METHODS, Elastic
+from evcl.methods import KL, METHODS, Elastic, collapse
 from evcl.nn import Gaussian
 from evcl.settings import resolve
-from evcl.training import Run, TaskData
-from evcl.training.update import Update
+from evcl.training import Observer, Run, TaskData
+from evcl.training.rules import Update
 
 F64 = torch.float64
 
 
 def settings(**given):
     return resolve("vcl", METHODS["vcl"].known_settings, {"std_update": "natural", **given})
+
+
+class Noted(Observer):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def end_epoch(self, progress):
+        self.seen.append(progress)
 
 
 def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
@@ -24,7 +32,7 @@ def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
     q = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -8.0, dtype=F64))
     variance, grads = q.variance(), torch.zeros(2, 1, 50, dtype=F64)
     weight = 1e-3
-    update = Update(q, variance, grads, [KL(prior, weight)], settings(), reference=False)
+    update = Update(q, variance, grads, KL(prior, weight).pull(), settings())
     for _ in range(5000):
         grads[1] = curvature * (1 + 0.1 * torch.randn(1, 50, generator=generator, dtype=F64))
         update()
@@ -40,7 +48,7 @@ def test_a_natural_step_rests_where_the_objective_does(generator):
     terms = [KL(prior, 1e-2), Elastic(prior, 3 * draw())]
     q = Gaussian(prior.mean.clone(), torch.full((1, 30), -4.0, dtype=F64))
     variance, grads, curvature = q.variance(), torch.zeros(2, 1, 30, dtype=F64), draw()
-    update = Update(q, variance, grads, terms, settings(std_rate=0.1), reference=False)
+    update = Update(q, variance, grads, collapse(terms)[0], settings(std_rate=0.1))
     for _ in range(2000):
         grads[1] = curvature
         update()
@@ -75,7 +83,7 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
         each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
         run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []
         run.add_head(8, 2)
-        run.train([TaskData(x, y, 0)], on_epoch=seen.append)
+        run.learn([TaskData(x, y, 0)], observer=Noted(seen))
         return run.network.posterior.mean, seen
 
     mean, seen = trained([0.3, 0.0], 30)
@@ -100,5 +108,5 @@ def test_one_that_stopped_goes_on_with_the_next_task():
     run.add_head(8, 2)
     for k in range(2):
         before = run.network.posterior.mean.clone()
-        run.train([TaskData(x, (x[..., k] > 0).long(), 0)])
+        run.learn([TaskData(x, (x[..., k] > 0).long(), 0)])
         assert (run.network.posterior.mean != before).any(1).all()

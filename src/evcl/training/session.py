@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -37,10 +37,11 @@ class Session:
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # what the last prediction drew
 
     @contextmanager
-    def round(self, given: Sequence[Given]) -> Iterator[list[TaskData]]:
+    def round(self, given: Sequence[Given], ended: Callable[[], None] = lambda: None) -> Iterator[list[TaskData]]:
         """Make or grow the heads of these tasks and yield their data; learn them inside.
 
-        If that ends well, the tasks are known from then on; if not, everything is as it was.
+        If that ends well, the tasks are known from then on, and `ended` is called; if not, or if that fails, everything
+        is as it was.
         """
         state, before = self.run.state(), (self.heads, self.tasks)
         self._drawn = None
@@ -49,6 +50,7 @@ class Session:
             tasks = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
             yield tasks
             self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
+            ended()
         except BaseException as error:
             self.run.restore(state)
             self.heads, self.tasks = before

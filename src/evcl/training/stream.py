@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.inputs import positions
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run
@@ -84,9 +85,10 @@ def learn_stream(
 
 
 def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:
-    """The same task of each stream; its first example alone, where only its head is to be made."""
+    """The same task of each stream, labelled as in the first; one example alone, where only its head is to be made."""
     task = tasks[0]
     if shape_alone:
         parts = [part.select(torch.tensor([0])) for part in parts]
     x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
-    return Given(task.name, task.head, task.classes, x, [part.y.tolist() for part in parts])
+    y = [positions(part.y.tolist(), own.classes).tolist() for own, part in zip(tasks, parts, strict=True)]
+    return Given(task.name, task.head, task.classes, x, [[task.classes[i] for i in row] for row in y])
