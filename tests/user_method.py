@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from evcl.methods import Memory, Method, register
+from evcl.methods import Fit, Learned, Learning, Method, Round, per_weight, register
 from evcl.nn import Gaussian
 from evcl.settings import Setting, Settings
+
+
+@dataclass(frozen=True)
+class Memory:
+    prior: Gaussian = per_weight(Gaussian, "prior")  # where the last task ended
+    used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight
 
 
 @dataclass(frozen=True)
@@ -16,15 +23,16 @@ class HuberAnchor:
     """weight * sum_p huber(mu_p - mu*_p) over the weights that an earlier task used."""
 
     memory: Memory
-    weight: float | torch.Tensor
+    weight: float | Tensor
 
-    def loss(self, q: Gaussian) -> torch.Tensor:
+    def loss(self, q: Gaussian) -> Tensor:
         moved = torch.nn.functional.huber_loss(q.mean, self.memory.prior.mean, reduction="none", delta=0.1)
         return (self.weight * moved * self.memory.used).sum(1)
 
 
-def terms(memory: Memory, s: Settings, n: int) -> list[HuberAnchor]:
-    return [HuberAnchor(memory, s.anchor)]
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    fitted = yield Fit(round_.tasks, terms=[HuberAnchor(memory, s.anchor)])
+    return Learned(fitted.q, Memory(fitted.q, torch.maximum(memory.used, fitted.used)))
 
 
 HUBER = register(
@@ -32,7 +40,8 @@ HUBER = register(
         name="huber",
         summary="a user's own method",
         bayesian=False,
-        terms=terms,
+        learn=learn,
+        memory=Memory,
         settings={"anchor": Setting(0.1, "weight of the anchor")},
     ),
     overwrite=True,
