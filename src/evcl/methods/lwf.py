@@ -40,11 +40,11 @@ class Distillation(Loss):
         warm = _column(self.temperature, logits)
         for said, z in zip(self.said, logits.split([said.shape[2] for said in self.said], 2), strict=True):
             target = said[replicas % len(said), batch.rows]
-            total = total + F.kl_div((z / warm).log_softmax(2), target, reduction="none", log_target=True).sum(2).mean(
-                1
-            )
-        weight: Tensor = _column(self.strength, logits) * warm.square()
-        return weight.flatten() * total
+            each = F.kl_div((z / warm).log_softmax(2), target, reduction="none", log_target=True)
+            total = total + each.sum(2).mean(1)
+        weight = _column(self.strength, logits) * warm.square()
+        found: Tensor = weight.flatten() * total
+        return found
 
 
 def _column(value: Tensor | float, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import prod
 from typing import Any, Literal
@@ -192,7 +193,7 @@ class Run:
         network.posterior = _extended(network.posterior, old, new, fresh.posterior)
         network.layout = new
         self.memories = tuple(
-            memories.relaid(memory, old, new, self._of(fresh, group), lambda m, g=group: self._grown(m, slots, g))
+            memories.relaid(memory, old, new, self._of(fresh, group), partial(self._grown, slots=slots, group=group))
             for memory, group in zip(self.memories, self.groups, strict=True)
         )
         self._changed()
