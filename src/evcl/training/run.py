@@ -299,7 +299,7 @@ class Run:
             answers, first = [], 0
             for fit, group in zip(fits, self.groups, strict=True):
                 last = first + len(fit.trackers)
-                answers.append(fitted if alone else fitted_of(fitted, group.rows, slice(first, last)))
+                answers.append(fitted if alone else fitted_of(fitted, fit, group.rows, fitted.tracked[first:last]))
                 first = last
         raise AssertionError
 
