@@ -13,26 +13,25 @@ from evcl.settings import Setting, Settings
 
 
 @dataclass(frozen=True)
-class HuberAnchor:
-    """weight * sum_p huber(mu_p - mu*_p) over the weights that an earlier task used."""
-
-    anchor: Gaussian
-    used: Tensor
-    weight: float | Tensor
-
-    def loss(self, q: Gaussian) -> Tensor:
-        moved = torch.nn.functional.huber_loss(q.mean, self.anchor.mean, reduction="none", delta=0.1)
-        return (self.weight * moved * self.used).sum(1)
+class Memory:
+    prior: Gaussian = per_weight(Gaussian, "prior")  # where the last task ended
+    used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight
 
 
 @dataclass(frozen=True)
-class Memory:
-    anchor: Gaussian = per_weight(Gaussian, "prior")
-    used: Tensor = per_weight(low=0, high=1)
+class HuberAnchor:
+    """weight * sum_p huber(mu_p - mu*_p) over the weights that an earlier task used."""
+
+    memory: Memory
+    weight: float | Tensor
+
+    def loss(self, q: Gaussian) -> Tensor:
+        moved = torch.nn.functional.huber_loss(q.mean, self.memory.prior.mean, reduction="none", delta=0.1)
+        return (self.weight * moved * self.memory.used).sum(1)
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    fitted = yield Fit(round_.tasks, terms=[HuberAnchor(memory.anchor, memory.used, s.anchor)])
+    fitted = yield Fit(round_.tasks, terms=[HuberAnchor(memory, s.anchor)])
     return Learned(fitted.q, Memory(fitted.q, torch.maximum(memory.used, fitted.used)))
 
 

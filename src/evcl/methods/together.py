@@ -13,7 +13,7 @@ from evcl.errors import EvclError
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
 from evcl.methods.terms import Centred, Gradients, Pull, Quadratic, Term, term_name
-from evcl.nn import BayesianNetwork, Gaussian
+from evcl.nn import BayesianNetwork, Gaussian, head_names
 from evcl.settings import Settings
 
 Rows = list[int]  # the replicas of one group
@@ -53,10 +53,21 @@ def round_of(round_: Round, rows: Rows) -> Round:
     return replace(round_, tasks=tasks, posterior=_rows(round_.posterior, rows), seeds=seeds)
 
 
-def fitted_of(fitted: Fitted, rows: Rows, trackers: slice) -> Fitted:
-    """What a merged fit ended with, for these replicas; `trackers` are theirs."""
-    tracked = [None if t is None else t for t in fitted.tracked[trackers]]
-    return replace(fitted, q=_rows(fitted.q, rows), own=_rows(fitted.own, rows), tracked=tracked)
+def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | None]) -> Fitted:
+    """What a merged fit ended with, for these replicas, whose own `fit` and trackers' results these are.
+
+    Heads that only the losses of others use are none of theirs.
+    """
+    network, whole = fitted.network, fitted.layout
+    heads = {task.head for task in fit.data} | {k for loss in fit.losses for k in loss.heads}
+    others = {name for k in range(len(network.heads)) if k not in heads for name in head_names(k).values()}
+    names = [name for name in whole.shapes if name not in others]
+    layout = whole if len(names) == len(whole.shapes) else whole.part(names, {name: whole.stored[name] for name in names})
+    own = _rows(fitted.own, rows).map(lambda t: whole.gather(t, layout), layout)
+    used = fitted.used.clone()
+    for name in whole.shapes.keys() - layout.shapes.keys():
+        network.layout.view(used, name).zero_()
+    return replace(fitted, q=_rows(fitted.q, rows), own=own, layout=layout, used=used, tracked=tracked)
 
 
 def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
