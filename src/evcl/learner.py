@@ -393,6 +393,7 @@ class Learner:
         smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
         `classes("infer")` has them; those that the example's head does not know have probability 0.
         """
+        self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
         heads = list(self._heads) if task == INFER else [self._head(task)]
