@@ -5,26 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from evcl.methods import Memory, Method, register
+from evcl.methods import Fit, Learned, Learning, Method, Round, per_weight, register
 from evcl.nn import Gaussian
 from evcl.settings import Setting, Settings
+
+
+@dataclass(frozen=True)
+class Anchor:
+    prior: Gaussian = per_weight(Gaussian, "prior")  # where the last task ended
+    used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
 
 
 @dataclass(frozen=True)
 class HuberAnchor:
     """weight * sum_p huber(mu_p - mu*_p) over the weights that an earlier task used."""
 
-    memory: Memory
-    weight: float | torch.Tensor
+    anchor: Gaussian
+    used: Tensor
+    weight: float | Tensor
 
-    def loss(self, q: Gaussian) -> torch.Tensor:
-        moved = torch.nn.functional.huber_loss(q.mean, self.memory.prior.mean, reduction="none", delta=0.1)
-        return (self.weight * moved * self.memory.used).sum(1)
+    def loss(self, q: Gaussian) -> Tensor:
+        moved = torch.nn.functional.huber_loss(q.mean, self.anchor.mean, reduction="none", delta=0.1)
+        return (self.weight * moved * self.used).sum(1)
 
 
-def terms(memory: Memory, s: Settings, n: int) -> list[HuberAnchor]:
-    return [HuberAnchor(memory, s.anchor)]
+def learn(memory: Anchor, round_: Round, s: Settings) -> Learning:
+    fitted = yield Fit(round_.tasks, terms=[HuberAnchor(memory.prior, memory.used, s.anchor)])
+    return Learned(fitted.q, Anchor(fitted.q, torch.maximum(memory.used, fitted.used.expand_as(memory.used))))
 
 
 HUBER = register(
@@ -32,7 +41,8 @@ HUBER = register(
         name="huber",
         summary="a user's own method",
         bayesian=False,
-        terms=terms,
+        learn=learn,
+        memory=Anchor,
         settings={"anchor": Setting(0.1, "weight of the anchor")},
     ),
     overwrite=True,
