@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import evcl
-from evcl.training.predict import draws
+from evcl.training import predict
 
 
 def blobs(labels=(0, 1), n=60, seed=0, width=4):
@@ -115,7 +115,7 @@ def test_kept_draws_follow_the_posterior():
     assert not np.allclose(learner.predict_proba(x), before)
     learner.learn((x, 1 - y), head="0")
     run = learner._run
-    fresh = draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
+    fresh = predict.draws(run.network, run.network.posterior, run.seeds, run.settings.predict_samples, [0])
     assert all(torch.equal(a, b) for a, b in zip(run.draws([0]), fresh, strict=True))
 
 
