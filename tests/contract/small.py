@@ -72,7 +72,10 @@ def main(folder: Path) -> None:
         assert ranks is not None
         for method in METHODS:
             found = train([method] * 2, [0, 1], ranks=ranks)
-            save_file({name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()}, folder / f"{method} {ranks.rank}")
+            save_file(
+                {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()},
+                folder / f"{method} {ranks.rank}",
+            )
 
 
 if __name__ == "__main__":

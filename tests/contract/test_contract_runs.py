@@ -153,7 +153,12 @@ def by_two(tmp_path_factory):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(evcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, small.__file__, str(folder)], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [*command, small.__file__, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return lambda method: [load_file(folder / f"{method} {rank}") for rank in range(2)]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest

@@ -62,7 +62,9 @@ def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | N
     heads = {task.head for task in fit.data} | {k for loss in fit.losses for k in loss.heads}
     others = {name for k in range(len(network.heads)) if k not in heads for name in head_names(k).values()}
     names = [name for name in whole.shapes if name not in others]
-    layout = whole if len(names) == len(whole.shapes) else whole.part(names, {name: whole.stored[name] for name in names})
+    layout = (
+        whole if len(names) == len(whole.shapes) else whole.part(names, {name: whole.stored[name] for name in names})
+    )
     own = _rows(fitted.own, rows).map(lambda t: whole.gather(t, layout), layout)
     used = fitted.used.clone()
     for name in whole.shapes.keys() - layout.shapes.keys():
