@@ -1,4 +1,4 @@
-"""Learning without forgetting: its targets and its loss by hand, its training by plain torch, and what it is good for."""
+"""Learning without forgetting: its targets and its loss by hand, its training by plain torch, and what it is for."""
 
 from __future__ import annotations
 
