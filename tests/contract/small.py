@@ -24,12 +24,12 @@ EXAMPLES, BATCH, INPUTS = 41, 8, 6  # the last batch has one example: one of two
 GIVEN = {"epochs": 2, "batch_size": BATCH, "lr": 0.01, "coreset_size": 5, "memory": 10}
 
 
-def tasks(replicas: Sequence[int]) -> list[TaskData]:
+def tasks(replicas: Sequence[int], like: torch.Tensor) -> list[TaskData]:
     """For these replicas: the second task is another for each, the others are shared."""
     found = []
     for k, head in enumerate(HEADS):
         sources = [generator(r, "task", k) for r in (replicas if k == 1 else [0])]
-        x = torch.stack([torch.randn(EXAMPLES, INPUTS, generator=source, dtype=F64) for source in sources])
+        x = torch.stack([torch.randn(EXAMPLES, INPUTS, generator=source, dtype=F64) for source in sources]).to(like)
         found.append(TaskData(x, (x[:, :, k] > 0).long(), head, task=k))
     return found
 
@@ -45,18 +45,18 @@ def train(
     given: Sequence[Settings] | None = None,
     replicas: Sequence[int] | None = None,
     ranks: Ranks | None = None,
+    **where: Any,
 ) -> dict[str, torch.Tensor]:
     """All that there is to save when these replicas have learned the stream, and what they predict: [R, ...] each.
 
-    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ...
+    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `where`: device and dtype.
     """
     given = [settings(method) for method in methods] if given is None else given
     everything = {name: value for s in given for name, value in s.items()}  # as `execute_together` has it
     each = [Settings({**everything, **s}) for s in given]
-    run = Run(
-        evcl.nn.mlp(INPUTS, [12, 12]), [METHODS[m] for m in methods], each, seeds, draw=True, dtype=F64, ranks=ranks
-    )
-    stream = tasks(range(len(seeds)) if replicas is None else replicas)
+    options: dict[str, Any] = {"draw": True, "dtype": F64, "ranks": ranks, **where}
+    run = Run(evcl.nn.mlp(INPUTS, [12, 12]), [METHODS[m] for m in methods], each, seeds, **options)
+    stream = tasks(range(len(seeds)) if replicas is None else replicas, run.network.posterior.mean)
     run.add_heads(12, [2, 2])
     for round_ in [stream] if run.method.jointly else [[task] for task in stream]:
         run.learn(round_)

@@ -1,5 +1,5 @@
-"""What a method gets for nothing, whoever wrote it: it is stopped and resumed, trained beside other seeds, other settings
-and other methods, by several processes, and on a GPU, and ends where it ends alone.
+"""What a method gets for nothing, whoever wrote it. It is stopped and resumed; trained beside other seeds, settings and
+methods; by several processes; on a GPU: and ends where it ends alone.
 
 EVCL_PLUGINS=mine.py pytest tests/contract   puts a method of yours through it.
 """
@@ -31,8 +31,9 @@ every_method = pytest.mark.parametrize("method", ALL)
 
 
 @cache
-def alone(method, seeds=(0, 1)):
-    return small.train([method] * len(seeds), seeds)
+def alone(method, **where):
+    """Two seeds."""
+    return small.train([method] * 2, [0, 1], **where)
 
 
 def check(found, wanted):
@@ -89,9 +90,10 @@ def of_its_kind(method):
 
 
 @cache
-def all_of(methods):
+def all_of(methods, **where):
     """Two seeds of each of these methods, in one program."""
-    return small.train([m for m in methods for _ in range(2)], [0, 1] * len(methods), replicas=[0, 1] * len(methods))
+    each = [method for method in methods for _ in range(2)]
+    return small.train(each, [0, 1] * len(methods), replicas=[0, 1] * len(methods), **where)
 
 
 @every_method
@@ -143,6 +145,26 @@ def test_stopped_again_and_again_it_ends_to_the_bit_where_it_would_have(method, 
     assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours)
 
 
+# --- heads that grow -------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_head_may_grow(method, tmp_path):
+    """A later task brings a class that its head did not know; saved and loaded, it goes on as it would have."""
+    if METHODS[method].jointly:
+        return
+    one = evcl.Learner(evcl.nn.mlp(small.INPUTS, [12]), method, seed=0, epochs=2)
+    x = small.tasks([0], torch.zeros(1))[0].x[0]
+    one.learn((x, (x[:, 0] > 0).long()), "two")
+    one.learn((x, (x[:, 0] > 0).long() + (x[:, 1] > 0)), "three", head="two")
+    one.save(tmp_path / "model.safetensors")
+    two = evcl.load(tmp_path / "model.safetensors")
+    for each in (one, two):
+        each.learn((x, (x[:, 2] > 0).long()), "again", head="two")
+        assert each.predict_proba(x, task="three").shape == (len(x), 3)
+    assert torch.equal(one.predict_proba(x, task="again"), two.predict_proba(x, task="again"))
+
+
 # --- elsewhere -------------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +193,10 @@ def test_two_processes_end_where_one_does(method, by_two):
     check(first, alone(method))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@on_a_gpu
 @every_method
 def test_a_gpu_learns_as_much(method):
     benchmark = evcl.benchmarks.get("split-digits", tasks=2)
@@ -185,3 +210,32 @@ def test_a_gpu_learns_as_much(method):
                 one.learn(task)
         accuracy.append(sum(one.evaluate(benchmark).values()) / 2)
     assert accuracy[1] == pytest.approx(accuracy[0], abs=0.02)
+
+
+@on_a_gpu
+@every_method
+def test_on_a_gpu_it_is_beside_others_as_alone(method):
+    """In float64, and so for rounding, where no noise is drawn for all replicas at once; by kernels in float32."""
+    methods = of_its_kind(method)
+    part = slice(2 * methods.index(method), 2 * methods.index(method) + 2)
+    if not METHODS[method].bayesian:
+        place = methods.index(method) if len(methods) > 1 else None
+        check(rows(all_of(methods, device="cuda"), part, place), alone(method, device="cuda"))
+    where = {"device": "cuda", "dtype": torch.float32}
+    beside, by_itself = all_of(methods, **where), alone(method, **where)
+    for k in range(len(small.HEADS)):
+        torch.testing.assert_close(beside[f"predicted {k}"][part], by_itself[f"predicted {k}"], rtol=0, atol=0.02)
+
+
+@on_a_gpu
+@every_method
+def test_a_learner_that_moves_to_a_gpu_goes_on(method):
+    benchmark = evcl.benchmarks.get("split-digits", tasks=2)
+    one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [50]), method, seed=0, epochs=20)
+    for device, task in zip(("cpu", "cuda"), benchmark, strict=True):
+        one.to(device)
+        if one.method.jointly:
+            one.learn_jointly([task])
+        else:
+            one.learn(task)
+    assert min(one.evaluate(benchmark).values()) > 0.8
