@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-PLUGIN = Path(__file__).with_name("user_method.py")
+HERE = Path(__file__).parent
+OWN = (HERE / "user_method.py", *sorted((HERE / "plugins").glob("*.py")))
 # What a test compiles or caches is not the user's.
 os.environ["EVCL_CACHE"] = tempfile.mkdtemp(prefix="evcl-tests-")
 os.environ.pop("EVCL_NATIVE", None)
 atexit.register(shutil.rmtree, os.environ["EVCL_CACHE"], ignore_errors=True)
-os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), str(PLUGIN)]))
+os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), *map(str, OWN)]))
 
 from evcl.cli import main  # noqa: E402
 from evcl.experiments import load_plugins  # noqa: E402  (after the variable is set)

@@ -109,7 +109,8 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
     assert evcl(*command, "--overwrite")[0] == 0
 
 
-ELSE = ["run", "split-digits", "--method", "naive", "--epochs", "1", "--seeds", "1", "--tasks", "1"]
+ONE = ["--epochs", "1", "--seeds", "1", "--tasks", "2"]
+ELSE = ["run", "split-digits", "--method", "naive", *ONE]
 
 
 def meanwhile(monkeypatch, happens):
@@ -132,7 +133,7 @@ def test_a_second_run_in_the_folder_is_refused_while_the_first_is_at_work(evcl, 
 
     Path("link").symlink_to("r")
     meanwhile(monkeypatch, second)
-    assert evcl("run", "permuted-digits", *FAST, "--out", "r")[0] == 0
+    assert evcl("run", "permuted-digits", *ONE, "--out", "r")[0] == 0
     assert (ends[0].returncode, ends[0].stdout) == (1, "")
     who = rf"process {os.getpid()} on \S+, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     assert re.fullmatch(rf"evcl: link: another evcl is at work on it \({who}\); wait for it to end\n", ends[0].stderr)
@@ -175,7 +176,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
     """By hand, say, or on a file system without locks."""
     evcl(*ELSE, "--out", "other")
     finished = Path("other/result.json").read_bytes()
-    run = ["run", "permuted-digits", *FAST, "--out", "r"]
+    run = ["run", "permuted-digits", *ONE, "--out", "r"]
     with monkeypatch.context() as patch:
         meanwhile(patch, lambda: Path("r/result.json").write_bytes(finished))
         status, out, err = evcl(*run)
@@ -286,7 +287,7 @@ def test_what_nobody_foresaw_is_one_line_too(evcl, monkeypatch):
     monkeypatch.setenv("EVCL_PLUGINS", "")
     Path("odd.py").write_text(
         "from evcl.methods import METHODS, Method, register\n"
-        "register(Method('odd', 'divides', bayesian=False, terms=lambda memory, s, n: 1 / 0), overwrite=True)"
+        "register(Method('odd', 'divides', bayesian=False, learn=lambda memory, round_, s: 1 / 0), overwrite=True)"
     )
     status, _, err = evcl("run", "split-digits", "--method", "odd", *FAST, "--plugin", "odd.py")
     assert (status, err) == (1, "evcl: ZeroDivisionError: division by zero; evcl --debug shows where\n")

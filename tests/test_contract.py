@@ -26,7 +26,7 @@ def learner(method, benchmark):
 
 
 def learn(one, tasks):
-    if one.method.joint:
+    if one.method.jointly:
         return one.learn_jointly(tasks, epochs=EPOCHS)
     return [one.learn(task, epochs=EPOCHS) for task in tasks]
 
@@ -70,7 +70,7 @@ def test_it_is_a_function_of_its_seed(method, name):
     states = []
     for seed in (0, 0, 1):
         one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [10]), method, seed=seed, epochs=1)
-        if one.method.joint:
+        if one.method.jointly:
             one.learn_jointly(benchmark)
         else:
             one.learn(benchmark[0])
@@ -90,7 +90,7 @@ def test_it_refuses_bad_input_and_stays_as_it_was(method, name):
     holed = x.copy()
     holed[3, 5] = np.nan
     bad = [((holed, y), "NaN or infinity"), ((x, y + 0.5), "regression"), ((x[:, :9], y), "numbers an example")]
-    if one.method.joint:
+    if one.method.jointly:
         with pytest.raises(evcl.EvclError, match="use learn_jointly"):
             one.learn((x, y))
     else:

@@ -211,7 +211,7 @@ class Learner:
         if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
         self._check_idle()
-        if task is not None and not isinstance(task, str):  # learn(x, y), as people type it
+        if hasattr(task, "__len__") and not isinstance(task, str):  # learn(x, y), as people type it
             data, task = (data, task), None
         known = None if classes is None else labels(list(classes), len(list(classes)))
         options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
@@ -258,6 +258,8 @@ class Learner:
             raise EvclError(f"a head is called {name!r} already: choose another name for the task")
         else:
             head = name
+        if head not in self._heads and len(self._heads) >= MOST_HEADS:
+            raise EvclError(f"there are {MOST_HEADS:,} heads, the most there may be: share one of them, head=NAME")
         x, y = self._examples(data, "learn")
         return Given(name, head, known, x.unsqueeze(0), [y])
 
@@ -393,6 +395,7 @@ class Learner:
         """
         self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
+        self._check_idle()
         heads = list(self._heads) if task == INFER else [self._head(task)]
         parts = []
         for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
@@ -688,7 +691,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     tasks = dict(saved["tasks"])
     weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
     if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, and {MOST_HEADS:,} are the most")
+        raise EvclError(f"it has {len(heads):,} heads, and the most is {MOST_HEADS:,}")
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
     for classes in heads.values():

@@ -1,5 +1,5 @@
 // What a training step does to each number, in one pass over memory instead of one an operation.
-// native.py compiles it where there is a compiler; evcl/nn/chain.py and evcl/training/update.py do the same without it.
+// native.py compiles it where there is a compiler; evcl/nn/chain.py and evcl/training/rules/update.py do the same without it.
 
 #include <math.h>
 #include <stdint.h>

@@ -30,7 +30,7 @@ class Noise(Protocol):
 
     def uniform_(self, out: Tensor) -> Tensor: ...
 
-    def of(self, rows: Sequence[int]) -> Noise:
+    def of(self, rows: Tensor) -> Noise:
         """That of these replicas alone."""
         ...
 
@@ -49,7 +49,7 @@ class DeviceNoise:
     def uniform_(self, out: Tensor) -> Tensor:
         return out.uniform_(generator=self.source)
 
-    def of(self, rows: Sequence[int]) -> DeviceNoise:
+    def of(self, rows: Tensor) -> DeviceNoise:
         return self
 
 
@@ -81,8 +81,8 @@ class GeneratorNoise:
             row.uniform_(generator=source)
         return out
 
-    def of(self, rows: Sequence[int]) -> GeneratorNoise:
-        return GeneratorNoise([self.generators[r] for r in rows])
+    def of(self, rows: Tensor) -> GeneratorNoise:
+        return GeneratorNoise([self.generators[r] for r in rows.tolist()])
 
 
 class PartNoise:
@@ -99,7 +99,7 @@ class PartNoise:
     def uniform_(self, out: Tensor) -> Tensor:
         return self._taken(self.noise.uniform_, out)
 
-    def of(self, rows: Sequence[int]) -> PartNoise:
+    def of(self, rows: Tensor) -> PartNoise:
         return PartNoise(self.noise.of(rows), self.part, self.examples)
 
     def _taken(self, draw: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def fisher(
                 classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
                 likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
-        calls, handles = _record(network)
+        calls, handles = record(network)
         try:
             with torch.enable_grad():
                 outputs = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
@@ -102,7 +102,7 @@ class Call(NamedTuple):
     learned: bool  # whether x depends on weights
 
 
-def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
+def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
     """Note the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
 

@@ -221,7 +221,7 @@ def execute_together(
     def note(text: str) -> None:
         on_event(groups[0], replace(now, accuracy=None, note=text))
 
-    where = environment(lead.device)
+    machine = environment(lead.device)
     if checkpoints is None:
         start = time.perf_counter()
         found = learn_stream(run, streams, watch, after_task)
@@ -230,7 +230,7 @@ def execute_together(
         with deferred() as asked:
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
             owners = [owner(one) for one in configs]
-            checkpointer = Checkpointer(replace(own, stop=stop), owners, asdict(where), note, ranks)
+            checkpointer = Checkpointer(replace(own, stop=stop), owners, asdict(machine), note, ranks)
             found = learn_stream(run, streams, watch, after_task, checkpointer)
             seconds = checkpointer.seconds
     for log in logs:
@@ -238,7 +238,7 @@ def execute_together(
             log.close()
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
-    return [_result(cell, r, found, shape, seconds, where) for r, cell in enumerate(cells)]
+    return [_result(cell, r, found, shape, seconds, machine) for r, cell in enumerate(cells)]
 
 
 def _configurations(cells: Sequence[Config]) -> list[Config]:
@@ -291,7 +291,7 @@ def _processor() -> str:
 
 
 def _result(
-    cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, where: Environment
+    cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, machine: Environment
 ) -> Result:
     """What a cell came to, as replica r of its program."""
     matrix = found.accuracy[r].numpy()
@@ -315,7 +315,7 @@ def _result(
         nll=summarise([per_task(metrics.nll)]),
         ece=summarise([per_task(metrics.expected_calibration_error)]),
         seconds=seconds,
-        environment=where,
+        environment=machine,
     )
 
 

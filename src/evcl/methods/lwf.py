@@ -45,8 +45,8 @@ class Distillation(Loss):
 
 
 def _column(value: Tensor | float, like: Tensor) -> Tensor:
-    """[R, 1, 1]"""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1, 1, 1).expand(len(like), 1, 1)
+    """[R, 1, 1], without a copy from the host: a CUDA graph could not have one."""
+    return value.view(-1, 1, 1) if isinstance(value, Tensor) else like.new_full((len(like), 1, 1), value)
 
 
 @torch.no_grad()
@@ -60,13 +60,12 @@ def teach(
         return []
     mean, layout = round_.posterior.mean, round_.network.layout
     sizes = [round_.network.classes(k) for k in heads]
-    replicas = len(mean)
     found: list[list[Tensor]] = [[] for _ in heads]
     for task in tasks:
         z = outputs(round_.network, mean, layout, task.x, heads)
         warm = _column(temperature, z)
         for each, part in zip(found, z.split(sizes, 2), strict=True):
-            each.append((part / warm[:replicas]).log_softmax(2))
+            each.append((part / warm).log_softmax(2))
     return [Distillation([torch.cat(each, 1) for each in found], temperature, strength, heads)]
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +170,7 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
     for one in fields(cls):  # type: ignore[arg-type]
         how = one.metadata.get(HOW)
         if how is None:
-            values[one.name] = initial(_class_of(one), fresh, another)
+            values[one.name] = initial(_class_of(cls, one.name), fresh, another)
         elif isinstance(how, Another):
             values[one.name] = another(one.name, how.make)
         elif isinstance(how, PerWeight):
@@ -179,10 +179,15 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
     return cls(**values)
 
 
-def _class_of(one: Any) -> Any:
-    if not isinstance(one.type, type):
-        raise EvclError(f"the memory's field {one.name!r} needs to say how it lives: per_weight(), per_layer(), ...")
-    return one.type
+def _class_of(cls: type, name: str) -> Any:
+    """The class of a field that is a memory itself; its annotation may be a text."""
+    try:
+        found = get_type_hints(cls)[name]
+    except NameError as error:
+        raise EvclError(f"the memory's field {name!r}: {error}; its class must be known where the memory is") from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise EvclError(f"the memory's field {name!r} needs to say how it lives: per_weight(), per_layer(), ...")
+    return found
 
 
 def relaid(memory: M, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[Model], Model]) -> M:

@@ -12,8 +12,8 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
-from evcl.methods.terms import Centred, Gradients, Pull, Quadratic, Term, term_name
-from evcl.nn import BayesianNetwork, Gaussian
+from evcl.methods.terms import Centred, Differentiated, Gradients, Pull, Quadratic, Term, term_name
+from evcl.nn import BayesianNetwork, Gaussian, head_names
 from evcl.settings import Settings
 
 Rows = list[int]  # the replicas of one group
@@ -53,10 +53,23 @@ def round_of(round_: Round, rows: Rows) -> Round:
     return replace(round_, tasks=tasks, posterior=_rows(round_.posterior, rows), seeds=seeds)
 
 
-def fitted_of(fitted: Fitted, rows: Rows, trackers: slice) -> Fitted:
-    """What a merged fit ended with, for these replicas; `trackers` are theirs."""
-    tracked = [None if t is None else t for t in fitted.tracked[trackers]]
-    return replace(fitted, q=_rows(fitted.q, rows), own=_rows(fitted.own, rows), tracked=tracked)
+def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | None]) -> Fitted:
+    """What a merged fit ended with, for these replicas, whose own `fit` and trackers' results these are.
+
+    Heads that only the losses of others use are none of theirs.
+    """
+    network, whole = fitted.network, fitted.layout
+    heads = {task.head for task in fit.data} | {k for loss in fit.losses for k in loss.heads}
+    others = {name for k in range(len(network.heads)) if k not in heads for name in head_names(k).values()}
+    layout = whole
+    if others & whole.shapes.keys():
+        stored = {name: shape for name, shape in whole.stored.items() if name not in others}
+        layout = whole.part(stored, stored)
+    own = _rows(fitted.own, rows).map(lambda t: whole.gather(t, layout), layout)
+    used = fitted.used.clone()
+    for name in whole.shapes.keys() - layout.shapes.keys():
+        network.layout.view(used, name).zero_()
+    return replace(fitted, q=_rows(fitted.q, rows), own=own, layout=layout, used=used, tracked=tracked)
 
 
 def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
@@ -75,10 +88,11 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
         raise EvclError(
             f"{names} cannot share a program: one trains another network or a part; give shares= a word of its own"
         )
-    count = len(round_.seeds)
-    terms = [_term(term, group.rows, count) for fit, group in zip(fits, groups, strict=True) for term in fit.terms]
-    losses = [LossOf(loss, group.rows) for fit, group in zip(fits, groups, strict=True) for loss in fit.losses]
-    trackers = [TrackerOf(one, group.rows) for fit, group in zip(fits, groups, strict=True) for one in fit.trackers]
+    count, device = len(round_.seeds), round_.posterior.mean.device
+    own = [(fit, torch.tensor(group.rows, device=device)) for fit, group in zip(fits, groups, strict=True)]
+    terms = [_term(term, rows, count) for fit, rows in own for term in fit.terms]
+    losses = [LossOf(loss, rows) for fit, rows in own for loss in fit.losses]
+    trackers = [TrackerOf(one, rows) for fit, rows in own for one in fit.trackers]
     start = None
     if any(fit.start is not None for fit in fits):
         start = Gaussian(round_.posterior.mean.clone(), _cloned(round_.posterior.log_std))
@@ -143,8 +157,13 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def _term(term: Term, rows: Rows, count: int) -> Term:
-    return QuadraticOf(term, rows, count) if isinstance(term, Quadratic) else TermOf(term, rows, count)
+# What a step uses of these knows its rows as a tensor on the device: a CUDA graph takes nothing from the host.
+
+
+def _term(term: Term, rows: Tensor, count: int) -> Term:
+    if isinstance(term, Quadratic):
+        return QuadraticOf(term, rows, count)
+    return DifferentiatedOf(term, rows, count) if isinstance(term, Differentiated) else TermOf(term, rows, count)
 
 
 @dataclass(frozen=True)
@@ -152,7 +171,7 @@ class TermOf:
     """A term of some replicas; 0 for the others."""
 
     term: Any
-    rows: Rows
+    rows: Tensor
     count: int
 
     @property
@@ -160,8 +179,7 @@ class TermOf:
         return term_name(self.term)
 
     def loss(self, q: Gaussian) -> Tensor:
-        total = q.mean.new_zeros(self.count)
-        return total.index_add(0, torch.tensor(self.rows, device=total.device), self.term.loss(_rows(q, self.rows)))
+        return q.mean.new_zeros(self.count).index_add(0, self.rows, self.term.loss(_rows(q, self.rows)))
 
 
 class QuadraticOf(TermOf):
@@ -178,12 +196,23 @@ class QuadraticOf(TermOf):
         return found
 
 
+class DifferentiatedOf(TermOf):
+    """The others' gradients are left alone."""
+
+    def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
+        own = _gradients(grads, self.rows)
+        self.term.add_gradient(_rows(q, self.rows), own)
+        for whole, part in ((grads.mean, own.mean), (grads.variance, own.variance)):
+            if whole is not None and part is not None:
+                whole.index_copy_(0, self.rows, part)
+
+
 @dataclass(frozen=True)
 class LossOf(Loss):
     """A loss of some replicas: it sees a network of theirs alone."""
 
     loss: Loss
-    rows: Rows
+    rows: Tensor
 
     @property
     def heads(self) -> Sequence[int]:  # type: ignore[override]
@@ -197,21 +226,20 @@ class LossOf(Loss):
         total = batch.x.new_zeros(len(batch.rows))
         with network.narrowed(self.rows):
             own = self.loss(network, Minibatch(*(t[self.rows] for t in batch)))
-        return total.index_add(0, torch.tensor(self.rows, device=total.device), own)
+        return total.index_add(0, self.rows, own)
 
 
 class TrackerOf(Tracker):
     """A tracker of some replicas."""
 
-    def __init__(self, tracker: Tracker, rows: Rows) -> None:
+    def __init__(self, tracker: Tracker, rows: Tensor) -> None:
         self.tracker, self.rows = tracker, rows
 
     def begin(self, q: Gaussian) -> None:
         self.tracker.begin(_rows(q, self.rows))
 
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        variance = None if grads.variance is None else grads.variance[self.rows]
-        self.tracker.before(_rows(q, self.rows), Gradients(grads.mean[self.rows], variance, grads.layout))
+        self.tracker.before(_rows(q, self.rows), _gradients(grads, self.rows))
 
     def after(self, q: Gaussian) -> None:
         self.tracker.after(_rows(q, self.rows))
@@ -223,5 +251,10 @@ class TrackerOf(Tracker):
         return self.tracker.result()
 
 
-def _rows(gaussian: Gaussian, rows: Rows) -> Gaussian:
+def _rows(gaussian: Gaussian, rows: Rows | Tensor) -> Gaussian:
     return gaussian.map(lambda t: t[rows], gaussian.layout)
+
+
+def _gradients(grads: Gradients, rows: Tensor) -> Gradients:
+    """A copy of those of these replicas."""
+    return Gradients(grads.mean[rows], None if grads.variance is None else grads.variance[rows], grads.layout)

@@ -5,7 +5,7 @@ epoch, squares are taken and noise is drawn where they are used, and what follow
 that is stored. Neither the order nor the number of the step comes from the host, so that a graph of steps can be
 replayed. A replica's results depend on nothing that is beside it, to the last bit: tiles depend on a layer's shape
 alone, and nothing is added up in an order that may change (but for the products of `WAYS["cublas"]`). Widths are
-multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/update.py are the same in
+multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/rules/update.py are the same in
 plain operations; the tests compare them, where there is a GPU or by Triton's interpreter.
 
 In bf16, weights, data and what lies between two kernels are stored so; sums, the loss, gradients of weights and the
@@ -574,7 +574,7 @@ def update(
     counts: Tensor,
     low: Tensor | None,
 ) -> None:
-    """The update of training/update.py; it sets `count`, and counts by `counts`. Buffers are [R, P], rates [R, 1].
+    """The update of training/rules/update.py; it sets `count`, and counts by `counts`. Buffers are [R, P], rates [R, 1].
 
     `mean` is the weights and Adam's moments; `std` the log sigmas and either those or a curvature, or nothing.
     `springs` are the stiffness and centre of each part of the pull: the mean's, the linear and the square one. `low`

@@ -42,7 +42,7 @@ class Weights:
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.rows: Sequence[int] | None = None  # which replicas these are, where it is some of them; None: all
+        self.rows: Sequence[int] | Tensor | None = None  # which replicas these are, where it is some of them; None: all
         self.batch = 0  # rows that are going through the network, R*B
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`

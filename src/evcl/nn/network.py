@@ -99,7 +99,7 @@ class BayesianNetwork(nn.Module):
             self.weights.rows = before
 
     @contextmanager
-    def narrowed(self, rows: Sequence[int]) -> Iterator[None]:
+    def narrowed(self, rows: Tensor) -> Iterator[None]:
         """As the network of these replicas alone, of those bound, for as long as this lasts; gradients by autograd."""
         weights = self.weights
         before = dict(vars(weights))

@@ -195,7 +195,7 @@ class Run:
             memories.relaid(memory, old, new, self._of(fresh, group), partial(self._grown, slots, group))
             for memory, group in zip(self.memories, self.groups, strict=True)
         )
-        self._forget()
+        self._changed()
 
     def _grown(self, slots: Sequence[Slot], group: Group, model: Model) -> Model:
         """A second network with the same heads."""
@@ -298,7 +298,7 @@ class Run:
             answers, first = [], 0
             for fit, group in zip(fits, self.groups, strict=True):
                 last = first + len(fit.trackers)
-                answers.append(fitted if alone else fitted_of(fitted, group.rows, slice(first, last)))
+                answers.append(fitted if alone else fitted_of(fitted, fit, group.rows, fitted.tracked[first:last]))
                 first = last
         raise AssertionError
 
@@ -316,10 +316,13 @@ class Run:
                     posterior.log_std[group.rows] = one.posterior.log_std
         self.network.posterior = posterior
         self.memories = tuple(one.memory for one in learned)
-        self._forget()
+        self._changed()
 
-    def _forget(self) -> None:
-        """Draws and predictors that were made for another state."""
+    def _changed(self) -> None:
+        """The state is another: second networks take theirs up; draws and predictors of the last one go."""
+        for model in (model for memory in self.memories for model in memories.models(memory)):
+            model.network.posterior = model.posterior
+            model.network.set_statistics(model.statistics)
         self._kept, self._predictors = None, {}
 
     @contextmanager
@@ -453,7 +456,7 @@ class Run:
         self.network.posterior, self.memories = state.posterior, state.memories
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
-        self._forget()
+        self._changed()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every buffer, by name: with the layout, the seeds, `rounds`, `seen` and `outline`, all there is to save."""
@@ -487,7 +490,7 @@ class Run:
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)
-        self._forget()
+        self._changed()
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
@@ -505,7 +508,7 @@ class Run:
 
         self.settings = moved(self.settings)
         self.groups = [replace(group, settings=moved(group.settings)) for group in self.groups]
-        self._forget()
+        self._changed()
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:

@@ -1,0 +1,241 @@
+"""What a method gets for nothing, whoever wrote it. It is stopped and resumed; trained beside other seeds, settings and
+methods; by several processes; on a GPU: and ends where it ends alone.
+
+EVCL_PLUGINS=mine.py pytest tests/contract   puts a method of yours through it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import count, cycle
+from pathlib import Path
+
+import pytest
+import small
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+
+import evcl
+from evcl.experiments import configure, execute
+from evcl.experiments.programs import programs
+from evcl.methods import METHODS, together
+from evcl.training import Checkpoints, Stopped
+from evcl.training.checkpoint import newest
+
+ALL = list(METHODS)
+every_method = pytest.mark.parametrize("method", ALL)
+
+
+@cache
+def alone(method, **where):
+    """Two seeds."""
+    return small.train([method] * 2, [0, 1], **where)
+
+
+def check(found, wanted):
+    """The same tensors, but for rounding."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def rows(found, some, group=None):
+    """What these replicas have of it; `group`: with what their method remembers, of several methods' memories."""
+    own = "memory/" if group is None else f"memory {group}/"
+    kept = {name.replace(own, "memory/"): t for name, t in found.items() if not name.startswith("memory ")}
+    if group is not None:
+        kept |= {name.replace(own, "memory/"): t for name, t in found.items() if name.startswith(own)}
+        some = {False: some, True: slice(None)}
+        return {name: t[some[name.startswith("memory/")]] for name, t in kept.items()}
+    return {name: t[some] for name, t in kept.items()}
+
+
+# --- seeds, settings and methods in one program ----------------------------------------------------------------------
+
+
+@every_method
+def test_three_seeds_in_one_program_are_three_alone(method):
+    three = small.train([method] * 3, [0, 1, 2])
+    for r in range(3):
+        check(rows(three, [r]), small.train([method], [r], replicas=[r]))
+
+
+def halved(method):
+    """Every real number that is the method's own, and the learning rate, is half of its default."""
+    s = small.settings(method)
+    return {name: value / 2 for name, value in s.items() if isinstance(value, float)}
+
+
+@every_method
+def test_two_choices_of_its_settings_share_a_program(method):
+    configs = [configured(method), configured(method, **halved(method))]
+    assert programs(configs, 8) == [[0, 1]]
+    both = [small.settings(method), small.settings(method, **halved(method))]
+    found = small.train([method] * 2, [0, 0], both, replicas=[0, 1])
+    for r in range(2):
+        check(rows(found, [r]), small.train([method], [0], [both[r]], replicas=[r]))
+
+
+def configured(method, **given):
+    defaults = {name: setting.default for name, setting in METHODS[method].known_settings.items()}
+    return configure("split-digits", method, "tuned", (0,), 2, {**defaults, **given})
+
+
+def of_its_kind(method):
+    return tuple(other for other in ALL if together.kind(METHODS[other]) == together.kind(METHODS[method]))
+
+
+@cache
+def all_of(methods, **where):
+    """Two seeds of each of these methods, in one program."""
+    each = [method for method in methods for _ in range(2)]
+    return small.train(each, [0, 1] * len(methods), replicas=[0, 1] * len(methods), **where)
+
+
+@every_method
+def test_beside_all_methods_of_its_kind_it_is_as_alone(method):
+    """Where there is no other, no program has it beside another."""
+    methods = of_its_kind(method)
+    place = methods.index(method)
+    found = programs([configured(other) for other in ALL], 2 * len(ALL))
+    assert [ALL.index(other) for other in methods] in found
+    if len(methods) > 1:
+        check(rows(all_of(methods), slice(2 * place, 2 * place + 2), place), alone(method))
+
+
+# --- stopped and resumed ---------------------------------------------------------------------------------------------
+
+
+def stop_after(polls):
+    numbers = count(1)
+    return lambda: next(numbers) >= polls
+
+
+@every_method
+def test_stopped_again_and_again_it_ends_to_the_bit_where_it_would_have(method, tmp_path):
+    given = {"epochs": 2, "batch_size": 40, "coreset_size": 80, "memory": 60}
+    known = METHODS[method].known_settings
+    config = configure(
+        "split-digits", method, "paper", (0, 1), 2, {name: value for name, value in given.items() if name in known}
+    )
+
+    def last(folder):
+        (program,) = folder.iterdir()
+        return newest(program)
+
+    wanted = execute(config, checkpoints=Checkpoints(tmp_path / "whole", 0))
+    stopped = set()
+    for polls in cycle((1, 2, 6, 3)):
+        try:
+            resumed = Checkpoints(tmp_path / "parts", 1e6, resume=True, stop=stop_after(polls))
+            found = execute(config, checkpoints=resumed)
+            break
+        except Stopped:
+            where = last(tmp_path / "parts").description
+            stopped.add((where["round"], where.get("stage")))
+    rounds = range(1 if METHODS[method].jointly else 2)
+    assert stopped >= {(number, stage) for number in rounds for stage in range(METHODS[method].stages)}
+    assert replace(found, seconds=0.0) == replace(wanted, seconds=0.0)
+    ours, theirs = (last(tmp_path / name).tensors for name in ("parts", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours)
+
+
+# --- heads that grow -------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_head_may_grow(method, tmp_path):
+    """A later task brings a class that its head did not know; saved and loaded, it goes on as it would have."""
+    if METHODS[method].jointly:
+        return
+    one = evcl.Learner(evcl.nn.mlp(small.INPUTS, [12]), method, seed=0, epochs=2)
+    x = small.tasks([0], torch.zeros(1))[0].x[0]
+    one.learn((x, (x[:, 0] > 0).long()), "two")
+    one.learn((x, (x[:, 0] > 0).long() + (x[:, 1] > 0)), "three", head="two")
+    one.save(tmp_path / "model.safetensors")
+    two = evcl.load(tmp_path / "model.safetensors")
+    for each in (one, two):
+        each.learn((x, (x[:, 2] > 0).long()), "again", head="two")
+        assert each.predict_proba(x, task="three").shape == (len(x), 3)
+    assert torch.equal(one.predict_proba(x, task="again"), two.predict_proba(x, task="again"))
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """What two processes end with that train together: of a method, what each of them has."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(evcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, small.__file__, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return lambda method: [load_file(folder / f"{method} {rank}") for rank in range(2)]
+
+
+@every_method
+def test_two_processes_end_where_one_does(method, by_two):
+    first, second = by_two(method)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    check(first, alone(method))
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@on_a_gpu
+@every_method
+def test_a_gpu_learns_as_much(method):
+    benchmark = evcl.benchmarks.get("split-digits", tasks=2)
+    accuracy = []
+    for device in ("cpu", "cuda"):
+        one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [50]), method, seed=0, epochs=20, device=device)
+        if one.method.jointly:
+            one.learn_jointly(benchmark)
+        else:
+            for task in benchmark:
+                one.learn(task)
+        accuracy.append(sum(one.evaluate(benchmark).values()) / 2)
+    assert accuracy[1] == pytest.approx(accuracy[0], abs=0.02)
+
+
+@on_a_gpu
+@every_method
+def test_on_a_gpu_it_is_beside_others_as_alone(method):
+    """In float64, and so for rounding, where no noise is drawn for all replicas at once; by kernels in float32."""
+    methods = of_its_kind(method)
+    part = slice(2 * methods.index(method), 2 * methods.index(method) + 2)
+    if not METHODS[method].bayesian:
+        place = methods.index(method) if len(methods) > 1 else None
+        check(rows(all_of(methods, device="cuda"), part, place), alone(method, device="cuda"))
+    where = {"device": "cuda", "dtype": torch.float32}
+    beside, by_itself = all_of(methods, **where), alone(method, **where)
+    for k in range(len(small.HEADS)):
+        torch.testing.assert_close(beside[f"predicted {k}"][part], by_itself[f"predicted {k}"], rtol=0, atol=0.02)
+
+
+@on_a_gpu
+@every_method
+def test_a_learner_that_moves_to_a_gpu_goes_on(method):
+    benchmark = evcl.benchmarks.get("split-digits", tasks=2)
+    one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [50]), method, seed=0, epochs=20)
+    for device, task in zip(("cpu", "cuda"), benchmark, strict=True):
+        one.to(device)
+        if one.method.jointly:
+            one.learn_jointly([task])
+        else:
+            one.learn(task)
+    assert min(one.evaluate(benchmark).values()) > 0.8
