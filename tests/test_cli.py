@@ -287,7 +287,7 @@ def test_what_nobody_foresaw_is_one_line_too(evcl, monkeypatch):
     monkeypatch.setenv("EVCL_PLUGINS", "")
     Path("odd.py").write_text(
         "from evcl.methods import METHODS, Method, register\n"
-        "register(Method('odd', 'divides', bayesian=False, terms=lambda memory, s, n: 1 / 0), overwrite=True)"
+        "register(Method('odd', 'divides', bayesian=False, learn=lambda memory, round_, s: 1 / 0), overwrite=True)"
     )
     status, _, err = evcl("run", "split-digits", "--method", "odd", *FAST, "--plugin", "odd.py")
     assert (status, err) == (1, "evcl: ZeroDivisionError: division by zero; evcl --debug shows where\n")

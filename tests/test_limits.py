@@ -79,7 +79,7 @@ def test_a_pipe_is_no_hang(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(tmp_path / name)
     commands = {
-        "report runs": "evcl: runs/a/result.json is not a result of evcl (EvclError cannot read runs/a/result.json: ",
+        "report runs": "evcl: runs/a/result.json is not a result of evcl (cannot read runs/a/result.json: ",
         "sweep sweep.toml --out s": "evcl: cannot read sweep.toml: ",
         "learn --model m --target y --data data.csv": "evcl: cannot read data.csv: ",
         "learn --model m --data imgs": "evcl: imgs/cat/pipe.png: it is no image that can be read (",

@@ -211,7 +211,7 @@ class Learner:
         if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
         self._check_idle()
-        if task is not None and not isinstance(task, str):  # learn(x, y), as people type it
+        if hasattr(task, "__len__") and not isinstance(task, str):  # learn(x, y), as people type it
             data, task = (data, task), None
         known = None if classes is None else labels(list(classes), len(list(classes)))
         options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
@@ -393,6 +393,7 @@ class Learner:
         smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
         `classes("infer")` has them; those that the example's head does not know have probability 0.
         """
+        self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
         heads = list(self._heads) if task == INFER else [self._head(task)]

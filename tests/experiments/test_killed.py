@@ -115,8 +115,9 @@ def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_o
     again = f"it is kept in {kept}, and the same command with --resume goes on from there"
     assert err == f"evcl: interrupted; {again}\n"
     assert nobody_is_left(process.pid)
-    places = [(saved.description["stage"], saved.description["round"]) for saved in checkpoints(tmp_path).values()]
-    assert ("train", 0) in places  # in the first task, which has 50 steps
+    abouts = [saved.description for saved in checkpoints(tmp_path).values()]
+    places = [(about["round"], about["learned"], about.get("stage")) for about in abouts]
+    assert (0, False, 0) in places  # in the first task, which has 50 steps
     assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", seeds, 10)
 
 
@@ -181,7 +182,7 @@ def _left(folder):
         return "nothing"
     about = newest(files[0].parent).description
     writing = any((folder / "r").glob("checkpoint/*/.*.tmp"))
-    return f"task {about['round']} {about['stage']}{' writing' if writing else ''}"
+    return f"task {about['round']}{' learned' if about['learned'] else ''}{' writing' if writing else ''}"
 
 
 @pytest.mark.soak

@@ -80,7 +80,7 @@ def test_a_result_that_came_meanwhile_is_not_replaced(same, tmp_path):
     else:
         with pytest.raises(EvclError, match=r"is the result of another run \(split-digits naive\)"):
             list(reproduce([wanted], tmp_path, engine=Sharing))
-    assert json.loads((tmp_path / "split-digits" / "naive" / "result.json").read_text()) == came
+    assert read_result(tmp_path / "split-digits" / "naive" / "result.json") == came
 
 
 class Stopping(Inline):

@@ -28,6 +28,13 @@ CASES = {
     "EWC, which has no sigma": ("permuted-digits", "ewc", {"batch_size": 400}),
     "a coreset": ("split-digits", "vcl-kcenter-coreset", {"coreset_size": 20, "batch_size": 20}),
     "nothing but a coreset": ("permuted-digits", "random-coreset", {"coreset_size": 20, "batch_size": 15}),
+    "a coreset beside an elastic term": (
+        "split-digits",
+        "evcl",
+        {"coreset": "random", "coreset_size": 20, "batch_size": 20},
+    ),
+    "a teacher": ("split-digits", "lwf", {}),
+    "a method of one's own": ("split-digits", "huber", {}),
     "joint": ("split-digits", "joint", {}),
     "natural steps, falling rates": ("split-digits", "evcl", {"std_update": "natural", "lr_schedule": "cosine"}),
     "an early end": ("split-digits", "evcl", {"stop_nll": 0.35, "epochs": 8}),  # one seed before the other
@@ -80,9 +87,9 @@ def test_of_two_seeds_one_ends_early(tmp_path, monkeypatch):
     seen = set()
 
     def look(path, description, tensors):
-        seen.add(tuple(tensors["sure"].tolist()) if "sure" in tensors else None)
+        seen.add(tuple(tensors["stopped"].tolist()) if "stopped" in tensors else None)
 
-    monkeypatch.setattr("evcl.training.saver.write", look)
+    monkeypatch.setattr("evcl.training.checkpointer.write", look)
     execute(config("an early end"), checkpoints=Checkpoints(tmp_path, 1e-9))
     assert (False, False) in seen
     assert seen & {(True, False), (False, True)}
@@ -129,12 +136,13 @@ class Crash(BaseException):
 
 POINTS = {
     "in an epoch": (Step, "__call__"),
-    "in the consolidation": (Run, "_finished"),
+    "in the consolidation": ("evcl.methods.evcl", "fisher"),
+    "when a round is taken over": (Run, "_take"),
     "before an evaluation": (Run, "draws"),
     "in an evaluation": (Run, "predict"),
     "while a checkpoint is written": ("safetensors.torch", "save_file"),
     "between the write and the rename": (Path, "replace"),
-    "before old checkpoints are removed": ("evcl.training.saver", "clear"),
+    "before old checkpoints are removed": ("evcl.training.checkpointer", "clear"),
 }
 
 
@@ -192,9 +200,9 @@ def test_between_the_ends_of_tasks_time_decides(tmp_path, monkeypatch):
         saved.append(path)
         write(path, *args)
 
-    monkeypatch.setattr("evcl.training.saver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evcl.training.checkpointer.time.monotonic", lambda: now[0])
     monkeypatch.setattr(Step, "__call__", stepped)
-    monkeypatch.setattr("evcl.training.saver.write", counted)
+    monkeypatch.setattr("evcl.training.checkpointer.write", counted)
     for seconds, wanted in ((0, 2), (1e6, 2), (4, 4), (3, 6), (1e-9, 14)):
         saved.clear()
         execute(config(), checkpoints=Checkpoints(tmp_path / str(seconds), seconds))
@@ -263,24 +271,33 @@ def test_an_unfinished_run_is_not_started_over_by_mistake(tmp_path):
 WRONG = {
     "no posterior": (lambda d, t: t.pop("run posterior.mean"), "posterior.mean"),
     "weights of another network": (
-        lambda d, t: t.update({"run prior.mean": torch.zeros(1, 3)}),
-        "prior.mean should be",
+        lambda d, t: t.update({"run memory/prior/mean": torch.zeros(1, 3)}),
+        "prior/mean should be",
     ),
     "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "all of it finite"),
-    "an importance below 0": (lambda d, t: t["run importance"].fill_(-1), "importance should be at least 0"),
+    "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance should be at least 0"),
     "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 should be"),
     "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 should be"),
     "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch '2', and there are 2"),
     "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch 'True'"),
     "a batch too far": (lambda d, t: d.update(batch=4), "batch '4'"),
     "a round too far": (lambda d, t: d.update(round=2), "round '2'"),
-    "an unknown stage": (lambda d, t: d.update(stage=["train"]), "stage"),
+    "an unknown stage": (lambda d, t: d.update(stage=["task"]), "stage"),
+    "a stage that is not reached": (lambda d, t: d.update(stage=1), "fit 0 mean should be"),
+    "no outline": (lambda d, t: d.pop("outline"), "what it remembers is not of this method"),
+    "the outline of another method": (
+        lambda d, t: d["outline"][0]["fields"].pop("used"),
+        r"it remembers \['importance', 'prior'\], and this method remembers \['importance', 'prior', 'used'\]",
+    ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
-    "an accuracy of 2": (lambda d, t: t["accuracy"].fill_(2.0), "accuracy"),
+    "an accuracy of 2": (lambda d, t: t["extra accuracy"].fill_(2.0), "accuracy"),
     "lost, as numbers": (lambda d, t: t.update(lost=torch.zeros(1)), "lost should be"),
     "no state of the noise": (lambda d, t: t.pop("noise 0"), "noise: 0 generators"),
     "a state that is none": (lambda d, t: t["noise 0"].fill_(255), "noise: "),
-    "another format": (lambda d, t: d.update(format=9), "it has format 9"),
+    "another format": (
+        lambda d, t: d.update(format=9),
+        r"format 9, and this one reads 2\): finish the run with",
+    ),
 }
 
 

@@ -310,12 +310,12 @@ import os, signal
 from pathlib import Path
 from evcl import methods
 
-def terms(memory, s, n):
+def learn(memory, round_, s):
     with Path("LOG").open("a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGKILL)
 
-methods.register(methods.Method("deadly", "kills its process", bayesian=False, terms=terms))
+methods.register(methods.Method("deadly", "kills its process", bayesian=False, learn=learn))
 """
 
 

@@ -139,11 +139,15 @@ class Checkpointer(Observer):
 
     # --- fits: Observer ---------------------------------------------------------------------------------------------
 
-    def finished(self, stage: int) -> dict[str, Tensor] | None:
+    def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         if self._saved is None or stage >= self._whole("stage", 10_000):
             return None
-        device = self._run.network.posterior.mean.device
-        self._fits[stage] = {name: t.to(device) for name, t in self._named(f"fit {stage} ").items()}
+        prefix = f"fit {stage} "
+        tracked = {name: t for name, t in self._named(prefix).items() if name not in like}
+        if any(t.shape != like["mean"].shape for t in tracked.values()):
+            raise self._wrong(f"{prefix}{', '.join(tracked)}")
+        found = {name: self._tensor(f"{prefix}{name}", tensor) for name, tensor in like.items()}
+        self._fits[stage] = found | {name: t.to(like["mean"].device) for name, t in tracked.items()}
         return self._fits[stage]
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:

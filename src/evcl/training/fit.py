@@ -43,6 +43,10 @@ class Place:
     part: Layout
     start: Gaussian  # over all weights
 
+    def gathered(self) -> Gaussian:
+        """Where the fit's weights start."""
+        return self.start.map(lambda t: self.network.layout.gather(t, self.part), self.part)
+
 
 class Fitting:
     """Does the fits that the methods of a run ask for in one round."""
@@ -66,7 +70,7 @@ class Fitting:
         before = place.network.statistics()
         if fit.model is not None:
             place.network.set_statistics(dict(fit.model.statistics))
-        found = self.observer.finished(stage)
+        found = self.observer.finished(stage, _ended(place.gathered(), place.network))
         if found is None:
             found = self._trained(fit, stage, place)
             self.observer.end_fit(stage, found)
@@ -98,7 +102,7 @@ class Fitting:
         """What the fit ends with, as tensors: what a checkpoint keeps of it."""
         run, s, network, part = self.run, self.settings, place.network, place.part
         layout, statistics = network.layout, network.statistics()
-        q = place.start.map(lambda t: layout.gather(t, part), part)
+        q = place.gathered()
         network.begin()
         self._meet(network, q)
         moves = fit.moves
@@ -124,12 +128,9 @@ class Fitting:
                 step.q.log_std[run.lost] = start.log_std[run.lost]
             for name, measured in network.statistics().items():
                 measured[run.lost] = statistics[name][run.lost]
-        found = {"mean": step.q.mean}
-        if step.q.log_std is not None:
-            found["log_std"] = step.q.log_std
         results = [tracker.result() for tracker in fit.trackers]
-        found |= {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
-        return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
+        tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
+        return _ended(step.q, network) | tracked
 
     def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer) -> tuple[Steps, int]:
         """How its steps are run, and how many examples an epoch has."""
@@ -181,6 +182,12 @@ class Fitting:
         assert validation is not None
         with run.predicting_from(written(place.network.layout, place.start, place.part, q)):
             return validation.measure(run.predict(validation.data.x, validation.data.head), run.likelihood)
+
+
+def _ended(q: Gaussian, network: BayesianNetwork) -> dict[str, Tensor]:
+    """What a fit that ends with these weights has to say of them, and of what layers measured."""
+    found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
+    return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
 
 
 def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,11 @@ class Position:
 class Observer:
     """Looks on while a run learns one round after another. Subclass it and override what you need."""
 
-    def finished(self, stage: int) -> dict[str, Tensor] | None:
-        """What the round's fit of this number ended with, if it was finished before the run was stopped."""
+    def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """What the round's fit of this number ended with, if it was finished before the run was stopped.
+
+        It has tensors of the names, shapes and types of `like`, and what trackers found.
+        """
         return None
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
@@ -69,8 +72,8 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
 
-    def finished(self, stage: int) -> dict[str, Tensor] | None:
-        return next((found for one in self.observers if (found := one.finished(stage)) is not None), None)
+    def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        return next((found for one in self.observers if (found := one.finished(stage, like)) is not None), None)
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
         for one in self.observers:
