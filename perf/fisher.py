@@ -91,8 +91,11 @@ def main() -> None:
 
     check_same("torch.func", ours(SLOW), by_torch_func(network, x[0, :SLOW]))
     few = Settings({**settings, "fisher_examples": 1})
+    trained = Run(evcl.nn.mlp(WIDTHS[0], WIDTHS[1:-1]), method, [few], [0], draw=True)
+    trained.add_head(WIDTHS[-2], WIDTHS[-1])
+    trained.learn([TaskData(x[:, :512], y[:, :512], head)])
     runs: list[Callable[[], object]] = [
-        lambda: run.learn([TaskData(x, y, head)], few),
+        lambda: trained.learn([TaskData(x, y, head)]),
         lambda: ours(MEASURED),
         lambda: by_torch_func(network, x[0, :SLOW]),
     ]

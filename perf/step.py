@@ -1,22 +1,25 @@
 """One training step against its bare matrix products, on one core. Prints a table of ratios.
 
 The bare products of a step are, for each layer, two forward, two for the weight gradients and two for the input
-gradients (none for the first layer).
+gradients (none for the first layer). A user's own term, which only autograd knows, is measured too: EVCL's step with it
+against EVCL's step and, beside it, the term's own gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 import evcl
 from common import BATCH, NETWORKS, medians, paper_form
-from evcl.methods import METHODS
+from evcl.methods import METHODS, Round, Term, autograd_gradients
+from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
 from evcl.randomness import GeneratorNoise, generator
-from evcl.settings import stack
 from evcl.training import Pool, Run, Step, TaskData
 
 
@@ -37,10 +40,38 @@ def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Call
     return run
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """A term of a user's own: sum_p sqrt(1 + (mu_p - mu*_p)^2) + (log sigma_p - log sigma*_p)^4"""
+
+    anchor: Gaussian
+
+    def loss(self, q: Gaussian) -> Tensor:
+        log_std, anchored = q.log_std, self.anchor.log_std
+        assert log_std is not None
+        assert anchored is not None
+        moved = (1 + (q.mean - self.anchor.mean).square()).sqrt()
+        return 1e-4 * (moved + (log_std - anchored).square().square()).sum(1)
+
+
+def own_gradient(hidden: list[int], classes: int) -> Callable[[], object]:
+    """The gradient of a user's own term, alone."""
+    run = Run(evcl.nn.mlp(784, hidden), METHODS["evcl"], [paper_form("evcl")], [0], draw=True)
+    run.add_head(hidden[-1], classes)
+    q = run.network.posterior
+    term = Rounded(q.snapshot())
+    return lambda: autograd_gradients([term], q)
+
+
 def step(
-    method: str, hidden: list[int], classes: int, precision: str = "fp32", replicas: int = 1
+    method: str,
+    hidden: list[int],
+    classes: int,
+    precision: str = "fp32",
+    replicas: int = 1,
+    more: Callable[[Gaussian], Sequence[Term]] = lambda posterior: (),
 ) -> Callable[[], object]:
-    """A method's step in the middle of a second task."""
+    """A method's step in the middle of a second task; `more` makes terms beside its own."""
     settings = [paper_form(method, batch_size=BATCH, epochs=1)] * replicas
     run = Run(evcl.nn.mlp(784, hidden), METHODS[method], settings, range(replicas), draw=True, precision=precision)
     source = generator(0, "perf")
@@ -50,11 +81,10 @@ def step(
     task = TaskData(x, y, head)
     run.learn([task])
     pool, network = Pool([task], run.classes), run.network
-    memory = evcl.methods.Memory(run.prior, run.importance, run.used)
-    s = stack(settings, x)
-    network.weights.low = torch.bfloat16 if precision == "bf16" else None
-    terms, chain = run.method.terms(memory, s, len(pool)), find_chain(network, x)
-    one = Step(network, network.layout, network.posterior.snapshot(), terms, s, pool, chain)
+    round_ = Round(1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
+    terms = [*next(run.method.learn(run.memory, round_, run.settings)).terms, *more(network.posterior)]
+    q, chain = network.posterior.snapshot(), find_chain(network, x)
+    one = Step(network, network.layout, q, terms, run.settings, pool, chain)
     rows = torch.arange(BATCH).expand(replicas, BATCH)
     noise = GeneratorNoise([generator(r, "perf") for r in range(replicas)])
     return lambda: one(rows, noise)
@@ -84,6 +114,15 @@ def main() -> None:
             ratios = f"{ours / products:>15.2f}{ours / naive:>12.2f}"
             print(f"{name:<16}{precision:<10}{products:>9.2f}{ours:>8.2f}{naive:>8.2f}{ratios}")
         print(f"{'':<16}evcl in fp32 / in bf16: {times[1] / times[4]:.2f}")
+        runs = [
+            step("evcl", hidden, classes),
+            own_gradient(hidden, classes),
+            step("evcl", hidden, classes, more=lambda posterior: [Rounded(posterior.snapshot())]),
+        ]
+        plain, gradient, both = medians(runs, 9, 100)
+        parts = f"{1e3 * plain:.2f} + {1e3 * gradient:.2f}"
+        print(f"{'':<16}with a user's own term: {1e3 * both:.2f}, evcl + its gradient: {parts}", end="")
+        print(f", ratio {both / (plain + gradient):.2f}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace as replace_method
 from itertools import count
 
 import pytest
@@ -15,7 +16,7 @@ from evcl.experiments import configure, engines, execute, execute_all
 from evcl.experiments.engines import REPLICAS
 from evcl.experiments.programs import bundle
 from evcl.experiments.run import execute_together
-from evcl.methods import METHODS
+from evcl.methods import METHODS, Elastic, Fit, Learned
 from evcl.settings import resolve
 from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
 from evcl.training.graphed import GraphedSteps
@@ -58,12 +59,12 @@ def test_one_capture_a_shape_and_no_wait_in_an_epoch(monkeypatch):
     monkeypatch.setattr(GraphedSteps, "_capture", counted)
     epoch = GraphedSteps.epoch
 
-    def watched(self, number, batch, mark):
+    def watched(self, number, batch, position=None):
         if number == 0:
-            return epoch(self, number, batch, mark)
+            return epoch(self, number, batch, position)
         torch.cuda.set_sync_debug_mode("error")  # a wait for the device is an error
         try:
-            return epoch(self, number, batch, mark)
+            return epoch(self, number, batch, position)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -194,10 +195,12 @@ def test_natural_steps_in_a_graph(dtype):
 
 
 def test_a_stiffness_that_is_broadcast():
-    def terms(memory, s, n):
-        return [evcl.methods.Elastic(memory.prior, memory.used.expand_as(memory.importance))]
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks, terms=[Elastic(memory.prior, torch.ones_like(memory.prior.mean[:1]))])
+        return Learned(fitted.q, type(memory)(fitted.q))
 
-    posterior(method=evcl.methods.Method("flat", "", bayesian=True, terms=terms), given={"std_update": "adam"})
+    flat = replace_method(METHODS["vcl"], name="flat", learn=learn)
+    posterior(method=flat, given={"std_update": "adam"})
 
 
 def test_the_process_keeps_its_precision():

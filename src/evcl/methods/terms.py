@@ -178,8 +178,11 @@ def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:
     return pull, rest
 
 
-def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients) -> None:
-    """Add the gradients of these terms to `grads`: by their own `add_gradient`, or else by autograd."""
+def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients, variance: Tensor | None) -> None:
+    """Add the gradients of these terms to `grads`: by their own `add_gradient`, or else by autograd.
+
+    `variance` is q's, which a step has at hand.
+    """
     by_autograd = []
     for term in terms:
         if isinstance(term, Differentiated):
@@ -189,9 +192,8 @@ def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients) -> None:
     if by_autograd:
         mean, log_std = autograd_gradients(by_autograd, q)
         grads.mean.add_(mean)
-        variance = q.variance()
         if grads.variance is not None and log_std is not None and variance is not None:
-            grads.variance.add_(log_std / variance)
+            grads.variance.addcdiv_(log_std, variance)
 
 
 def autograd_gradients(terms: Iterable[Term], q: Gaussian) -> tuple[Tensor, Tensor | None]:

@@ -178,7 +178,7 @@ class Step:
         for tracker in self.trackers:
             tracker.before(self.q, self.grads)
         if self.rest:
-            add_gradients(self.rest, self.q, self.grads)
+            add_gradients(self.rest, self.q, self.grads, self.variance)
         self.update()
         if self._still is not None:
             self._hold()
@@ -202,7 +202,7 @@ class Step:
         parts = [(term_name(term), term.loss(self.q)) for term in self.terms]
         if self._with_losses is not None:
             values = self._with_losses.values
-            parts += [(term_name(loss), value) for loss, value in zip(self.losses, values, strict=True)]
+            parts += [(term_name(loss), value.clone()) for loss, value in zip(self.losses, values, strict=True)]
         for name, value in parts:
             found[name] = found[name] + value if name in found else value
         return found

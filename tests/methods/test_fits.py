@@ -1,0 +1,336 @@
+"""What a method may ask of a fit: weights that stay, losses that see the network, gradients of its own, trackers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evcl
+from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker
+from evcl.nn import Gaussian
+from evcl.nn.chain import find_chain
+from evcl.settings import resolve
+from evcl.training import Observer, Pool, Run, Step, TaskData
+
+F64 = torch.float64
+N, IN, OUT = 24, 5, 6  # examples, inputs and features
+
+
+def no_chain():
+    return nn.Sequential(nn.utils.skip_init(nn.Linear, IN, OUT), nn.Tanh())
+
+
+NETWORKS = {"chain": lambda: evcl.nn.mlp(IN, [OUT]), "autograd": no_chain}
+networks = pytest.mark.parametrize("network", NETWORKS)
+both_kinds = pytest.mark.parametrize("bayesian", [True, False])
+
+
+def task(head=0, replicas=1, dtype=F64):
+    source = torch.Generator().manual_seed(head)
+    x = torch.randn(replicas, N, IN, generator=source, dtype=F64).to(dtype)
+    return TaskData(x, (x[..., head] > 0).long(), head)
+
+
+def made(learn, network="chain", bayesian=True, dtype=F64, heads=1, **given):
+    """Two replicas that follow a method which learns like this; what VCL remembers, if it is Bayesian."""
+    base = METHODS["vcl" if bayesian else "naive"]
+    method = replace(base, name="mine", learn=learn)
+    usual = {"epochs": 2, "batch_size": 8, "lr": 0.01, **({"std_update": "adam"} if bayesian else {})}
+    settings = resolve("mine", method.known_settings, {**usual, **given})
+    run = Run(NETWORKS[network](), method, [settings] * 2, [3, 4], draw=True, dtype=dtype)
+    for _ in range(heads):
+        run.add_head(OUT, 2)
+    return run
+
+
+# --- weights that stay -----------------------------------------------------------------------------------------------
+
+
+@networks
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("rule", [None, "adam", "natural"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_the_weights_that_may_move_do(network, dtype, rule, shared):
+    """The others stay to the last bit, in means and in sigmas; `moves` may be [R, P] or [P]."""
+    masks, given = [], {} if rule is None else {"std_update": rule, "init_std": 0.1}
+
+    def learn(memory, round_, s):
+        source = torch.Generator().manual_seed(7)
+        shape = round_.posterior.mean.shape
+        masks.append(torch.rand(shape[1:] if shared else shape, generator=source) < 0.5)
+        terms = [] if rule is None else [KL(memory.prior, s.tempering / round_.n)]
+        fitted = yield Fit(round_.tasks, terms=terms, moves=masks[0])
+        return Learned(fitted.q, memory)
+
+    run = made(learn, network, rule is not None, dtype, **given)
+    before = run.network.posterior.snapshot()
+    run.learn([task(dtype=dtype)])
+    after, moves = run.network.posterior, masks[0].expand_as(before.mean)
+    for old, new in ((before.mean, after.mean), (before.log_std, after.log_std)):
+        if old is not None:
+            assert torch.equal(new[~moves], old[~moves])
+            assert (new != old)[moves].double().mean() > 0.5
+
+
+# --- losses that see the network -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Small(Loss):
+    """The outputs of some heads are to be small, the more so the later a row is and where the label is 1."""
+
+    heads: tuple[int, ...]
+    strength: float = 1.0
+
+    def __call__(self, network, batch):
+        outputs = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
+        return self.strength * ((batch.rows + batch.y).unsqueeze(2) * outputs.square()).mean((1, 2))
+
+
+class Handed:
+    """Noise that is a function of the replica and the example."""
+
+    def normal_(self, out):
+        return out.copy_(torch.linspace(-2, 2, out[..., 0].numel()).view(*out.shape[:2], 1))
+
+
+class Still:
+    """A rule that moves nothing, so that a step's gradient can be looked at."""
+
+    def __init__(self, *_):
+        self.count = torch.zeros(())
+
+    def __call__(self):
+        pass
+
+
+def step_of(run, network, loss_heads=(), **more):
+    """A step on task 0, over the weights that it uses, and what it computes with."""
+    pool = Pool([task(replicas=2)], run.classes, 2)
+    whole = run.network
+    part = whole.layout.part(whole.names_of(sorted({0, *loss_heads})) if loss_heads else whole.names_of([0]))
+    q = whole.posterior.map(lambda t: whole.layout.gather(t, part), part)
+    chain = find_chain(whole, pool.x)
+    assert (chain is not None) == (network == "chain")
+    return Step(whole, part, q, more.pop("terms", ()), run.settings, pool, chain, rule=Still, **more), pool, part, q
+
+
+@networks
+@both_kinds
+@pytest.mark.parametrize("heads", [(0,), (1,), (0, 1)])
+def test_a_losss_gradients_are_those_of_the_whole_objective(network, bayesian, heads):
+    """Of its own head, and of one beside the data's."""
+    run = made(METHODS["naive"].learn, network, bayesian, heads=2, **({"init_std": 0.3} if bayesian else {}))
+    loss = Small(heads)
+    step, pool, part, q = step_of(run, network, heads, losses=[loss])
+    rows = torch.stack([torch.arange(8) * 3, torch.arange(8) + 2])
+    nll = step(rows, Handed()).clone()
+
+    leaves = run.network.bind(q.mean, q.variance(), part)
+    run.network.weights.noise = Handed()
+    data, more = pool.nll(run.network, rows), loss(run.network, pool.minibatch(rows))
+    grads = torch.autograd.grad((data + more).sum(), leaves, materialize_grads=True)
+    torch.testing.assert_close(nll, data.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(step.losses_now(), {"small": more.detach()}, rtol=1e-10, atol=1e-12)
+    wanted = dict(zip(part.shapes, grads, strict=False))
+    for name, grad in wanted.items():
+        torch.testing.assert_close(step.grads.part(name), grad, rtol=1e-9, atol=1e-12)
+    if bayesian:
+        for name, grad in zip(part.shapes, grads[len(part.shapes) :], strict=True):
+            found = part.view(step.grads.variance, name)
+            torch.testing.assert_close(found, 2 * grad, rtol=1e-9, atol=1e-12)
+
+
+@networks
+def test_a_head_that_only_a_loss_uses_is_trained(network):
+    def moved(losses):
+        def learn(memory, round_, s):
+            fitted = yield Fit(round_.tasks, losses=losses)
+            return Learned(fitted.q, memory)
+
+        values = []
+
+        class Noted(Observer):
+            def end_epoch(self, progress):
+                values.append(progress.step.losses_now())
+
+        run = made(learn, network, bayesian=False, heads=2, epochs=20)
+        before = run.network.posterior.mean.clone()
+        run.learn([task()], observer=Noted())
+        change = run.network.layout.views(run.network.posterior.mean - before)
+        return {name: float(value.abs().max()) for name, value in change.items()}, values
+
+    change, values = moved([Small((1,), 0.01)])
+    assert min(change["head 0.weight"], change["head 1.weight"]) > 1e-3
+    assert (values[-1]["small"] < values[0]["small"]).all()
+    change, values = moved([])
+    assert change["head 1.weight"] == 0
+    assert values[-1] == {}
+
+
+# --- terms that know their gradient ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fourth:
+    """weight sum_p (mu_p - c_p)^4 + (log sigma_p)^2: by autograd."""
+
+    centre: Tensor
+    weight: float
+
+    def loss(self, q):
+        moved = (q.mean - self.centre) ** 4
+        return self.weight * (moved if q.log_std is None else moved + q.log_std.square()).sum(1)
+
+
+class Known(Fourth):
+    """The same, with its gradient."""
+
+    def add_gradient(self, q, grads):
+        grads.mean.add_(4 * self.weight * (q.mean - self.centre) ** 3)
+        if grads.variance is not None:
+            grads.variance.add_(2 * self.weight * q.log_std / q.variance())
+
+
+@networks
+@both_kinds
+def test_a_term_that_knows_its_gradient_is_the_same_by_autograd(network, bayesian):
+    found = []
+    for kind in (Fourth, Known):
+
+        def learn(memory, round_, s, kind=kind):
+            centre = round_.posterior.mean + 0.3
+            fitted = yield Fit(round_.tasks, terms=[kind(centre, 0.5)])
+            return Learned(fitted.q, memory)
+
+        run = made(learn, network, bayesian)
+        run.learn([task()])
+        step, *_ = step_of(run, network, terms=[kind(torch.zeros((), dtype=F64), 0.5)])
+        step(torch.arange(8).expand(2, 8), Handed())
+        q = run.network.posterior
+        found.append([q.mean, *([] if q.log_std is None else [q.log_std]), step.grads.mean])
+        found[-1] += [] if step.grads.variance is None else [step.grads.variance]
+    for known, plain in zip(*found, strict=True):
+        torch.testing.assert_close(known, plain, rtol=1e-9, atol=1e-11)
+
+
+# --- trackers --------------------------------------------------------------------------------------------------------
+
+
+class Path(Tracker):
+    """The path integral of synaptic intelligence, and everything that it heard."""
+
+    def __init__(self):
+        self.heard = []
+
+    def begin(self, q):
+        self.total, self.last, self.grad = (torch.zeros_like(q.mean) for _ in range(3))
+        self.start = q.snapshot()
+
+    def before(self, q, grads):
+        self.last.copy_(q.mean)
+        self.grad.copy_(grads.mean)
+        self.heard.append(
+            (q.snapshot(), grads.mean.clone(), None if grads.variance is None else grads.variance.clone())
+        )
+
+    def after(self, q):
+        self.total.sub_(self.grad * (q.mean - self.last))
+        self.heard[-1] += (q.snapshot(),)
+
+    def buffers(self):
+        return [self.total, self.last, self.grad]
+
+    def result(self):
+        return self.total
+
+
+@networks
+@both_kinds
+def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesian, monkeypatch):
+    """Strong terms are not in what it hears. What it found is over all weights: 0 for a head that is idle."""
+    path, results, steps = Path(), [], []
+    call = Step.__call__
+
+    def noted(self, rows, noise):
+        steps.append((self, rows))
+        return call(self, rows, noise)
+
+    monkeypatch.setattr(Step, "__call__", noted)
+
+    def learn(memory, round_, s):
+        anchor = round_.posterior.map(lambda t: t + 0.1)
+        terms = [Elastic(anchor, torch.full_like(anchor.mean, 50.0)), Fourth(anchor.mean, 3.0)]
+        fitted = yield Fit(round_.tasks, terms=terms, trackers=[path])
+        results.extend(fitted.tracked)
+        return Learned(fitted.q, memory)
+
+    run = made(learn, network, bayesian, heads=2)
+    run.learn([task()], noise=Handed())
+    taken = list(steps)
+    assert len(path.heard) == len(taken) == 2 * -(-N // 8)
+    for k, (q, grad, variance, after) in enumerate(path.heard):
+        earlier = path.heard[k - 1][3] if k else path.start
+        assert torch.equal(q.mean, earlier.mean)
+        bare, pool = taken[k][0], taken[k][0].pool
+        plain = Step(run.network, bare.q.layout, q, (), run.settings, pool, find_chain(run.network, pool.x), rule=Still)
+        plain(taken[k][1], Handed())
+        torch.testing.assert_close(grad, plain.grads.mean, rtol=1e-9, atol=1e-12)
+        if bayesian:
+            torch.testing.assert_close(variance, plain.grads.variance, rtol=1e-9, atol=1e-12)
+            assert torch.equal(q.log_std, earlier.log_std)
+        assert not torch.equal(after.mean, q.mean)
+    kept = taken[0][0].buffers()
+    assert all(any(buffer is own for own in kept) for buffer in path.buffers())
+
+    wanted = sum(-grad * (after.mean - q.mean) for q, grad, _, after in path.heard)
+    layout = taken[0][0].q.layout
+    (whole,) = results
+    assert whole.shape == run.network.posterior.mean.shape
+    torch.testing.assert_close(run.network.layout.gather(whole, layout), wanted, rtol=1e-9, atol=1e-14)
+    assert not run.network.layout.view(whole, "head 1.weight").any()
+
+
+def test_a_term_that_is_no_dataclass_is_named():
+    class Bare:
+        def loss(self, q):
+            return q.mean.sum(1)
+
+    def learn(memory, round_, s):
+        yield Fit(round_.tasks, terms=[Bare()])
+
+    with pytest.raises(evcl.EvclError, match="a term must be a dataclass"):
+        made(learn, bayesian=False).learn([task()])
+
+
+def test_a_start_of_ones_own_is_where_a_fit_begins():
+    """And not where the posterior is, which stays as it was until the round ends."""
+    starts = []
+
+    class Began(Tracker):
+        def begin(self, q):
+            starts.append(q.snapshot())
+
+    def learn(memory, round_, s):
+        zero = Gaussian(torch.zeros_like(round_.posterior.mean), None)
+        fitted = yield Fit(round_.tasks, start=zero, trackers=[Began()])
+        return Learned(fitted.q, memory)
+
+    run = made(learn, bayesian=False)
+    run.learn([task()])
+    assert not starts[0].mean.any()
+
+
+def test_a_method_of_its_own_names_needs_no_more_than_learn():
+    """The default memory, terms and predictor: plain training."""
+    found = []
+    for method in (Method("bare", "", bayesian=False), METHODS["naive"]):
+        settings = resolve("bare", method.known_settings, {"epochs": 1})
+        run = Run(evcl.nn.mlp(IN, [OUT]), method, [settings], [0], draw=True, dtype=F64)
+        run.add_head(OUT, 2)
+        run.learn([task()])
+        found.append(run.network.posterior.mean)
+    assert torch.equal(*found)
