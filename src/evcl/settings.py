@@ -160,10 +160,13 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
     """The settings of R replicas as one: real numbers that differ become [R, 1] tensors.
 
-    What training itself reads must agree otherwise; other words that differ are a method's own affair and left out.
+    What training itself reads must agree otherwise; other words that differ, and settings that some do not have, are a
+    method's own affair and left out.
     """
     stacked: dict[str, Any] = {}
     for name, value in settings[0].items():
+        if any(name not in s for s in settings):
+            continue
         values = [s[name] for s in settings]
         if all(v == value for v in values):
             stacked[name] = value

@@ -55,7 +55,9 @@ class PerWeight(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Tensors [R, ...] of any other shape."""
+    """A dict of tensors [R, ...] of any other shape."""
+
+    key: type
 
 
 class Kept(NamedTuple):
@@ -77,12 +79,12 @@ def per_weight(kind: type = Tensor, start: Start = "zero", low: float = -math.in
 
 def per_layer() -> Any:
     """A dict: the name of a weight -> a tensor [R, ...], such as a factor of its curvature."""
-    return field(default_factory=dict, metadata={HOW: Rows()})
+    return field(default_factory=dict, metadata={HOW: Rows(str)})
 
 
 def per_task() -> Any:
     """A dict: the number of a task -> a tensor [R, ...], such as the mask of its units."""
-    return field(default_factory=dict, metadata={HOW: Rows()})
+    return field(default_factory=dict, metadata={HOW: Rows(int)})
 
 
 def examples() -> Any:

@@ -57,9 +57,12 @@ def _packed(value: Any, path: list[str], out: dict[str, Tensor]) -> Any:
 
 
 class Fits(NamedTuple):
-    """What the tensors of a file must fit: a tensor [R, P], and the number of classes of each head."""
+    """What the tensors of a file must fit: a tensor [R, P], whether weights have a standard deviation, and the number
+    of classes of each head.
+    """
 
     like: Tensor
+    bayesian: bool
     classes: Callable[[int], int]
 
 
@@ -122,23 +125,29 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
 def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
     """Refuse a value that a field living as `how`, whose value was `own`, could not have."""
     if isinstance(how, PerWeight):
-        _check_weights(how, value, name, fits.like)
+        _check_weights(how, value, name, fits)
     elif isinstance(how, Another):
         _check_model(value, own, name)
     elif isinstance(how, Kept):
+        if not isinstance(value, tuple):
+            raise EvclError(f"{name} should be examples")
         for i, one in enumerate(value):
             _check_examples(one, f"{name}/{i}", fits)
     else:
+        if not isinstance(value, dict) or any(type(key) is not how.key for key in value):
+            raise EvclError(f"{name} should be a dict by {how.key.__name__}")
         for key, tensor in tensors({"": value}).items():
             if tensor.shape[:1] != fits.like.shape[:1] or (tensor.is_floating_point() and not finite(tensor)):
                 raise EvclError(f"{name}{key} should have an axis of replicas first, and be finite")
 
 
-def _check_weights(how: PerWeight, value: Any, name: str, like: Tensor) -> None:
+def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
+    like = fits.like
     if not isinstance(value, how.kind):
         raise EvclError(f"{name} should be a {how.kind.__name__}")
-    if isinstance(value, Gaussian) and not isinstance(value.mean, Tensor):
-        raise EvclError(f"{name} should have means")
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+    if not all(_is_of_weights(one, fits.bayesian) for one in each):
+        raise EvclError(f"{name} should be tensors, or Gaussians as the method has them")
     for key, tensor in tensors({"": value}).items():
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
             raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite")
@@ -149,6 +158,12 @@ def _check_weights(how: PerWeight, value: Any, name: str, like: Tensor) -> None:
                 raise EvclError(f"{name} should be at least {how.low:g} and at most {how.high:g}")
 
 
+def _is_of_weights(value: Any, bayesian: bool) -> bool:
+    if not isinstance(value, Gaussian):
+        return isinstance(value, Tensor)
+    return isinstance(value.mean, Tensor) and (isinstance(value.log_std, Tensor) if bayesian else value.log_std is None)
+
+
 def _check_model(value: Any, own: Model, name: str) -> None:
     wanted, found = (tensors({"": one}) for one in (own, value))
     if wanted.keys() != found.keys():
@@ -157,6 +172,8 @@ def _check_model(value: Any, own: Model, name: str) -> None:
         like = wanted[key]
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
             raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite")
+        if "/posterior/" in key:
+            check_size(f"{name}{key}", tensor)
 
 
 def _check_examples(one: Any, name: str, fits: Fits) -> None:

@@ -84,7 +84,7 @@ class Run:
         each = [method] * len(seeds) if isinstance(method, Method) else list(method)
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
-        self.method = each[0]
+        self.method, groups = each[0], grouped(each, settings)
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         self.network = bayesianize(
@@ -107,9 +107,7 @@ class Run:
                 )
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
-        self.groups = [
-            Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in grouped(each, settings)
-        ]
+        self.groups = [Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
         centre = mean if prior == "network" else self.network.centre
         first = Gaussian(centre.clone(), self._log("prior_std").to(mean).expand_as(mean).clone() if bayesian else None)
         fresh = Fresh(first, self.network.posterior)
@@ -483,7 +481,7 @@ class Run:
             raise EvclError("what it remembers is not of this method")
         remembered = []
         for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
-            fits = packing.Fits(own["posterior.mean"][group.rows], self.classes)
+            fits = packing.Fits(own["posterior.mean"][group.rows], self.method.bayesian, self.classes)
             given = _under(_prefix(i, len(outline)), tensors)
             remembered.append(packing.from_tensors(memory, outline[i], given, fits))
         self.memories = tuple(remembered)

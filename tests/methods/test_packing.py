@@ -1,0 +1,378 @@
+"""A memory of every kind of field: it grows with the network, is saved and loaded, and a damaged one is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import evcl
+from evcl.errors import EvclError
+from evcl.methods import (
+    KL,
+    METHODS,
+    Fit,
+    Learned,
+    Model,
+    TaskData,
+    examples,
+    model,
+    per_layer,
+    per_task,
+    per_weight,
+)
+from evcl.nn import Gaussian
+from evcl.settings import resolve
+from evcl.training import Run
+
+F64 = torch.float64
+R, IN, OUT = 2, 4, 3
+
+
+@dataclass(frozen=True)
+class Inner:
+    importance: Tensor = per_weight(low=0)
+
+
+@dataclass(frozen=True)
+class Everything:
+    inner: Inner
+    prior: Gaussian = per_weight(Gaussian, "prior")
+    first: Gaussian = per_weight(Gaussian, "posterior")
+    signed: Tensor = per_weight()
+    between: Tensor = per_weight(low=0, high=1)
+    past: tuple[Gaussian, ...] = per_weight(tuple, "prior")
+    named: dict[str, Tensor] = per_weight(dict)
+    factors: dict[str, tuple[Tensor, Tensor]] = per_layer()
+    masks: dict[int, Tensor] = per_task()
+    kept: tuple[TaskData, ...] = examples()
+    second: Model = model()
+
+
+def learn(memory, round_, s):
+    fitted = yield Fit(round_.tasks, terms=[KL(memory.prior, s.tempering / round_.n)])
+    other = yield Fit(round_.tasks, model=memory.second)
+    q, task = fitted.q, round_.tasks[0]
+    moved = q.mean - memory.prior.mean
+    rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:3] for g in round_.generators("kept")])
+    factor = moved[:, :3].unsqueeze(2)
+    return Learned(
+        q,
+        Everything(
+            inner=Inner(memory.inner.importance + moved.square()),
+            prior=q,
+            first=memory.first,
+            signed=memory.signed - moved,
+            between=torch.maximum(memory.between, fitted.used),
+            past=(*memory.past, q),
+            named={**memory.named, f"a/b {round_.number}": moved},
+            factors={"1.weight": (factor, factor @ factor.mT)},
+            masks={**memory.masks, round_.number: (moved[:, :OUT] > 0)},
+            kept=(*memory.kept, task.select(rows)),
+            second=other.model,
+        ),
+    )
+
+
+EVERYTHING = replace(METHODS["vcl"], name="everything", learn=learn, memory=Everything, stages=2, shares="everything")
+
+
+def task(head):
+    x = torch.randn(1, 20, IN, generator=torch.Generator().manual_seed(head), dtype=F64)
+    return TaskData(x, (x[..., head] > 0).long(), head, torch.full((1, 20), 1.0, dtype=F64) if head else None, head)
+
+
+def new(heads=0, network=None):
+    given = {"epochs": 1, "batch_size": 8, "lr": 0.02, "std_update": "adam"}
+    settings = resolve("everything", EVERYTHING.known_settings, given)
+    trunk = network or torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.utils.skip_init(torch.nn.Linear, IN, OUT),
+        torch.nn.BatchNorm1d(OUT),
+        torch.nn.ReLU(),
+    )
+    run = Run(trunk, EVERYTHING, [settings] * R, [5, 6], draw=True, dtype=F64)
+    run.add_heads(OUT, [2] * heads)
+    return run
+
+
+def learned():
+    run = new()
+    for head in range(2):
+        run.add_head(OUT, 2)
+        run.learn([task(head)])
+    return run
+
+
+LEARNED = learned()
+
+
+def saved():
+    """What a file has of it, for this test alone."""
+    tensors = {name: t.clone() for name, t in LEARNED.tensors().items()}
+    return tensors, json.loads(json.dumps(LEARNED.outline()))
+
+
+def load(tensors, outline):
+    run = new(2)
+    run.load_tensors(tensors, outline, LEARNED.rounds, LEARNED.seen)
+    return run
+
+
+def same(a, b):
+    a, b = a.tensors(), b.tensors()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- growing ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_grows_with_the_network():
+    """What was there stays; a new weight starts as its field says, in every Gaussian of a tuple or dict too."""
+    run = copy.deepcopy(LEARNED)
+    before, old = run.memory, run.network.layout
+    run.add_head(OUT, 4)
+    after, new_layout = run.memory, run.network.layout
+    posterior, s = run.network.posterior, run.settings
+    added = ["head 2.weight", "head 2.bias"]
+
+    def check(was, now, start):
+        for name in old.shapes:
+            assert torch.equal(new_layout.view(now, name), old.view(was, name))
+        for name in added:
+            found = new_layout.view(now, name)
+            torch.testing.assert_close(found, start(name, found), rtol=1e-12, atol=0)
+
+    def constant(value):
+        return lambda name, like: torch.full_like(like, value)
+
+    zero, drawn = constant(0.0), lambda name, like: new_layout.view(posterior.mean, name)
+    prior_std, init_std = (constant(float(torch.tensor(std, dtype=F64).log())) for std in (s.prior_std, s.init_std))
+    check(before.inner.importance, after.inner.importance, zero)
+    check(before.signed, after.signed, zero)
+    check(before.between, after.between, zero)
+    for was, now in ((before.prior, after.prior), *zip(before.past, after.past, strict=True)):
+        check(was.mean, now.mean, zero)
+        check(was.log_std, now.log_std, prior_std)
+    check(before.first.mean, after.first.mean, drawn)
+    check(before.first.log_std, after.first.log_std, init_std)
+    assert before.named.keys() == after.named.keys()
+    for key in before.named:
+        check(before.named[key], after.named[key], zero)
+    second = after.second.posterior
+    check(before.second.posterior.mean, second.mean, lambda name, like: new_layout.view(second.mean, name))
+    heads = [new_layout.view(q.mean, "head 2.weight") for q in (second, posterior)]
+    assert not torch.equal(*heads)  # drawn each for itself
+    for same_ in ("factors", "masks", "kept"):
+        assert getattr(before, same_) is getattr(after, same_)
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_loaded_is_what_was_saved_and_goes_on_alike():
+    run = load(*saved())
+    assert same(run, LEARNED)
+    assert run.outline() == LEARNED.outline()
+    memory = run.memory
+    assert list(memory.masks) == [0, 1]
+    assert memory.masks[0].dtype == torch.bool
+    assert [(one.head, one.task) for one in memory.kept] == [(0, 0), (1, 1)]
+    assert memory.kept[0].weights is None
+    assert memory.kept[1].weights.shape == (R, 3)
+    other = copy.deepcopy(LEARNED)
+    for one in (run, other):
+        one.add_head(OUT, 2)
+        one.learn([task(2)])
+    assert same(run, other)
+
+
+def test_numbers_of_either_sign_are_loaded():
+    memory = load(*saved()).memory
+    assert (memory.signed < 0).any()
+    assert (memory.signed > 0).any()
+
+
+def test_a_method_with_every_field_is_saved_by_a_learner(tmp_path):
+    evcl.methods.register(EVERYTHING, overwrite=True)
+    try:
+        learner = evcl.Learner(evcl.nn.mlp(IN, [OUT]), "everything", epochs=1, seed=3, std_update="adam")
+        for head in range(2):
+            learner.learn((task(head).x[0].float(), task(head).y[0]))
+        learner.save(tmp_path / "model.safetensors")
+        again = evcl.load(tmp_path / "model.safetensors")
+        assert same(again._run, learner._run)
+        for one in (learner, again):
+            one.learn((task(2).x[0].float(), task(2).y[0]))
+        assert same(again._run, learner._run)
+    finally:
+        METHODS.remove("everything")
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+NAMES = [name for name in LEARNED.tensors() if name.startswith("memory/")]
+
+
+def replaced(change):
+    """A change of one tensor."""
+
+    def damage(tensors, name):
+        tensors[name] = change(tensors[name])
+
+    return damage
+
+
+def with_value(value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+DAMAGES = {
+    "missing": lambda tensors, name: tensors.pop(name),
+    "another replica": replaced(lambda t: torch.cat([t, t[:1]])),
+    "no replicas": replaced(lambda t: t[0, ...]),
+    "a number": replaced(lambda t: t.flatten()[0]),
+    "nan": replaced(with_value(torch.nan)),
+    "inf": replaced(with_value(-torch.inf)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_tensor_is_refused(damage):
+    for name in NAMES:
+        tensors, outline = saved()
+        if tensors[name].is_floating_point() or damage not in ("nan", "inf"):
+            DAMAGES[damage](tensors, name)
+            with pytest.raises(EvclError):
+                load(tensors, outline)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("memory/prior/mean", lambda t: t.float()),
+        ("memory/prior/mean", lambda t: t[:, :-1]),
+        ("memory/prior/mean", with_value(1e19)),
+        ("memory/prior/log_std", with_value(60.0)),
+        ("memory/past/1/log_std", with_value(60.0)),
+        ("memory/inner/importance", with_value(-1e-9)),
+        ("memory/between", with_value(1.01)),
+        ("memory/between", with_value(-0.01)),
+        ("memory/between", lambda t: t.bool()),
+        ("memory/kept/0/x", lambda t: t.float()),
+        ("memory/kept/0/x", lambda t: t[:, :2]),
+        ("memory/kept/0/y", with_value(2)),
+        ("memory/kept/0/y", with_value(-1)),
+        ("memory/kept/0/y", lambda t: t.int()),
+        ("memory/kept/1/weights", lambda t: t[:, :2]),
+        ("memory/second/posterior/mean", lambda t: t.float()),
+        ("memory/second/posterior/log_std", with_value(60.0)),
+        ("memory/second/statistics/2.running_var", lambda t: t[:, :1]),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(name, change):
+    tensors, outline = saved()
+    tensors[name] = change(tensors[name])
+    with pytest.raises(EvclError):
+        load(tensors, outline)
+
+
+def places(tree, path=()):
+    """Where each part of an outline stands."""
+    yield path
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, part in parts:
+        yield from places(part, (*path, key))
+
+
+def put(tree, path, value):
+    if not path:
+        return value
+    tree = copy.copy(tree)
+    tree[path[0]] = put(tree[path[0]], path[1:], value)
+    return tree
+
+
+def at(tree, path):
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+PLACES = list(places(LEARNED.outline()))
+OTHERS = [
+    None, "tensor", "", 3, -1, True, 1.5, [], {}, [[]], {"dict": []}, {"dict": [[0, "tensor"]]},
+    {"dict": [[None, None]]}, {"gaussian": ["tensor", None]}, {"gaussian": [None, "tensor"]},
+    {"gaussian": ["tensor", "tensor"]}, {"gaussian": []}, {"fields": {}}, {"examples": {}}, {"model": []},
+    {"what": 1}, {"gaussian": [], "dict": []}, "x" * 1000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: "/".join(map(str, path)))
+def test_a_changed_outline_is_refused_or_still_a_memory(path):
+    """What it says is checked against what the fields are: the little that is taken can be gone on with."""
+    tensors, outline = saved()
+    for other in OTHERS:
+        if other == at(outline, path):
+            continue
+        try:
+            run = load(dict(tensors), put(outline, path, other))
+        except EvclError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            continue
+        run.predict(task(0).x, 0)
+        run.learn([task(1)])
+
+
+@pytest.mark.parametrize("path", [p for p in PLACES if len(p) == 3], ids=lambda path: path[-1])
+def test_a_field_of_another_kind_is_refused(path):
+    """What the method may have remembered earlier is taken: empty tuples and dicts, the masks of the first task."""
+    tensors, outline = saved()
+    before = at(outline, path)
+    empty = {"dict": []} if isinstance(before, dict) and "dict" in before else [] if isinstance(before, list) else None
+    earlier = [before, empty, *([{"dict": [[0, "tensor"]]}] if path[-1] == "masks" else [])]
+    for other in OTHERS:
+        if other not in earlier:
+            with pytest.raises(EvclError):
+                load(dict(tensors), put(outline, path, other))
+
+
+def test_a_memory_of_another_method_is_refused():
+    tensors, outline = saved()
+    for other in ([], [outline[0]] * 2, None, {}, "tensor", [None]):
+        with pytest.raises(EvclError):
+            load(tensors, other)
+    more = copy.deepcopy(outline)
+    more[0]["fields"]["more"] = None
+    with pytest.raises(EvclError, match=r"it remembers .*more"):
+        load(tensors, more)
+    del more[0]["fields"]["more"], more[0]["fields"]["signed"]
+    with pytest.raises(EvclError, match=r"this method remembers .*signed"):
+        load(tensors, more)
+
+
+def test_what_is_not_finite_is_never_remembered():
+    """A round whose method remembers a NaN leaves the run as it was, and says which field it is."""
+
+    def infinite(memory, round_, s):
+        fitted = yield Fit(round_.tasks)
+        return Learned(fitted.q, replace(memory, importance=memory.importance / 0))
+
+    method = replace(METHODS["ewc"], name="infinite", learn=infinite)
+    run = Run(evcl.nn.mlp(IN, [OUT]), method, [resolve("x", method.known_settings, {"epochs": 1})], [0], draw=True)
+    run.add_head(OUT, 2)
+    before = {name: t.clone() for name, t in run.tensors().items()}
+    with pytest.raises(EvclError, match="the importance of some weights is not finite"):
+        run.learn([TaskData(task(0).x.float(), task(0).y, 0)])
+    after = run.tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert run.rounds == 0
