@@ -179,10 +179,11 @@ class Learner:
     def learn(
         self,
         data: Any,
-        task: Any = None,
+        y: Any = None,
         head: str | int = "new",
         epochs: int | None = None,
         *,
+        task: str | None = None,
         classes: Iterable[Label] | None = None,
         callbacks: Iterable[Callback] = (),
         validation: Any = None,
@@ -194,9 +195,10 @@ class Learner:
 
         `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be given one after the
         other: learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
-        benchmark's task, which brings its own name and head. `head` names an earlier task to share that task's head,
-        which grows if new labels come. `classes` are labels that the head should know even if none of the data has
-        them. If anything fails, or is interrupted, the learner is as it was before.
+        benchmark's task, which brings its own name and head. `task` is the name, which may also stand in the place of
+        `y`: learn((x, y), "january"). `head` names an earlier task to share that task's head, which grows if new labels
+        come. `classes` are labels that the head should know even if none of the data has them. If anything fails, or is
+        interrupted, the learner is as it was before.
 
         `callbacks` look on and may stop the task (see `evcl.Callback`); `history` has what they are told.
         `validation` is a part to hold out, stratified (0.1), or data of its own: not learned from, and predicted after
@@ -211,9 +213,14 @@ class Learner:
         if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
         self._check_idle()
-        if hasattr(task, "__len__") and not isinstance(task, str):  # learn(x, y), as people type it
-            data, task = (data, task), None
-        known = None if classes is None else labels(list(classes), len(list(classes)))
+        if hasattr(y, "__len__") and not isinstance(y, str):  # learn(x, y), as people type it
+            data = (data, y)
+        elif y is not None:
+            if task is not None:
+                raise EvclError(f"the task has two names, {y!r} and {task!r}: labels go beside the inputs, learn(x, y)")
+            task = y
+        wanted = [] if classes is None else list(classes)
+        known = labels(wanted, len(wanted)) if wanted else []
         options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
         return self._learn([self._read(data, task, head, self._tasks, known)], options)[0]
 
@@ -239,9 +246,8 @@ class Learner:
         task: str | None,
         head: str | int,
         taken: Iterable[str],
-        classes: Sequence[Label] | None = None,
+        known: Sequence[Label] = (),
     ) -> Given:
-        known: Sequence[Label] = classes or ()
         if isinstance(data, Task):
             task = data.name if task is None else task
             known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
