@@ -57,13 +57,14 @@ def _packed(value: Any, path: list[str], out: dict[str, Tensor]) -> Any:
 
 
 class Fits(NamedTuple):
-    """What the tensors of a file must fit: a tensor [R, P], whether weights have a standard deviation, and the number
-    of classes of each head.
+    """What the tensors of a file must fit: a tensor [R, P], whether weights have a standard deviation, the number of
+    classes of each head, and the number of tasks learned.
     """
 
     like: Tensor
     bayesian: bool
     classes: Callable[[int], int]
+    tasks: int
 
 
 def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) -> M:
@@ -182,6 +183,8 @@ def _check_examples(one: Any, name: str, fits: Fits) -> None:
     right = one.y.dtype == torch.long and one.y.shape == one.x.shape[:2] and len(one.y) == len(fits.like)
     if not right or not bool(((one.y >= 0) & (one.y < fits.classes(one.head))).all()):
         raise EvclError(f"the labels of {name} do not fit its inputs or its head")
+    if not 0 <= one.task < fits.tasks:
+        raise EvclError(f"{name} is of task {one.task}, and {fits.tasks} were learned")
     if one.weights is not None and (one.weights.shape != one.y.shape or not finite(one.weights)):
         raise EvclError(f"the weights of {name} do not fit its inputs")
 

@@ -481,7 +481,7 @@ class Run:
             raise EvclError("what it remembers is not of this method")
         remembered = []
         for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
-            fits = packing.Fits(own["posterior.mean"][group.rows], self.method.bayesian, self.classes)
+            fits = packing.Fits(own["posterior.mean"][group.rows], self.method.bayesian, self.classes, len(seen))
             given = _under(_prefix(i, len(outline)), tensors)
             remembered.append(packing.from_tensors(memory, outline[i], given, fits))
         self.memories = tuple(remembered)
