@@ -51,19 +51,30 @@ def test_what_can_share_a_program():
         return configure("split-digits", method, "paper", given=given, **options)
 
     configs = [some("evcl"), some("vcl"), some("ewc"), some("evcl", {"strength": 7.0}), some("evcl", {"epochs": 2}),
-               some("vcl", seeds=[5]), some("evcl", {"fisher": "sampled"}), some("joint"), some("naive")]  # fmt: skip
-    assert programs(configs, replicas=100) == [[0, 1, 3], [2, 8], [4], [5], [6], [7]]
+               some("vcl", seeds=[5]), some("evcl", {"fisher": "sampled"}), some("joint"), some("naive"), some("lwf"),
+               some("vcl", {"std_update": "natural"})]  # fmt: skip
+    assert programs(configs, replicas=100) == [[0, 1, 3, 6], [2, 8, 9], [4], [5], [7], [10]]
     assert programs(configs[:4], replicas=6) == [[0, 1], [2], [3]]
     coresets = [some(name) for name in ("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "random-coreset")]
     assert programs([*coresets, some("kcenter-coreset")], replicas=100) == [[0], [1, 2], [3, 4]]
 
 
-def test_methods_that_share_a_program_learn_as_they_do_alone():
-    given = {"epochs": 3, "init_std": 0.05}
-    configs = [
-        configure("permuted-digits", method, "paper", [3, 1], tasks=3, given={**given, **more})
-        for method, more in (("evcl", {"strength": 1.0}), ("vcl", {}), ("evcl", {"strength": 1e4}))
-    ]
+BAYESIAN = {"epochs": 3, "init_std": 0.05}
+SHARING = {
+    "permuted-digits": [
+        ("evcl", {**BAYESIAN, "strength": 1.0}),
+        ("vcl", BAYESIAN),
+        ("evcl", {**BAYESIAN, "strength": 1e4}),
+        ("evcl", {**BAYESIAN, "strength": 1.0, "fisher": "empirical"}),
+    ],
+    "split-digits": [("ewc", {"epochs": 3}), ("lwf", {"epochs": 3, "strength": 5.0}), ("naive", {"epochs": 3})],
+}
+
+
+@pytest.mark.parametrize("benchmark", SHARING)
+def test_methods_that_share_a_program_learn_as_they_do_alone(benchmark):
+    configs = [configure(benchmark, method, "paper", [3, 1], 3, given) for method, given in SHARING[benchmark]]
+    assert programs(configs, replicas=100) == [list(range(len(configs)))]
     for config, found in zip(configs, together(configs), strict=True):
         alone = execute(config)
         assert found.config == alone.config

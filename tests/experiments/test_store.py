@@ -41,11 +41,13 @@ def test_a_key_names_what_decides_the_numbers_and_nothing_else(monkeypatch):
     assert key(config) not in names
 
 
-def test_keys_and_checkpoint_folders_are_those_of_earlier_versions():
-    """Stores are shared by users of several versions."""
+def test_keys_and_checkpoint_folders_are_those_of_earlier_versions(monkeypatch):
+    """Stores are shared by users of several versions; those of other numbers have other keys."""
     both = [Settings({"lr": lr, "epochs": 1, "fisher": "exact"}) for lr in (1e-5, 1e-2)]
     one, other = (Config("split-digits", "vcl", "tuned", (0, 7), 2, s, "cuda", "tf32") for s in both)
-    assert key(one.cells[1]) == "76a2fc967a7da3632a41"
+    for numbers, name in ((1, "76a2fc967a7da3632a41"), (2, "736e0191a56a9c54a3ea")):
+        monkeypatch.setattr(store, "NUMBERS", numbers)
+        assert key(one.cells[1]) == name
     assert program_name(one.cells[1:]) == "seed-7"
     assert program_name([one]) == "program-c020cb7e97dd6ee7"
     assert program_name([one, other]) == "program-c8067a79d4fa919a"

@@ -101,6 +101,44 @@ def test_the_command_in_two_processes(evcl, tmp_path):
     assert one["config"] == two["config"]
 
 
+KILLED = """
+import os, signal
+from evcl.training import Checkpointer
+
+save, saved = Checkpointer.save, 0
+
+def saves(self, position):
+    global saved
+    saved += 1
+    save(self, position)
+    if saved == 7 and not os.path.exists("{mark}"):
+        if self.ranks.rank == 0:
+            open("{mark}", "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+Checkpointer.save = saves
+"""  # the first process is killed once, behind its 7th checkpoint
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl-random-coreset"])
+def test_the_command_in_two_processes_is_resumed(method, tmp_path):
+    options = ("-m", "evcl", "run", "split-digits", "--method", method, "--epochs", "5", "--tasks", "2", "--seeds", "2")
+    options = (*options, "--device", "cpu", "--checkpoint-seconds", "1e-6")
+    assert torchrun(*options, "--out", tmp_path / "whole")[0] == 0
+    plugin = tmp_path / "killed.py"
+    plugin.write_text(KILLED.format(mark=tmp_path / "mark"))
+    killed = (*options, "--out", tmp_path / "part", "--plugin", plugin)
+    assert torchrun(*killed)[0] != 0
+    assert (tmp_path / "mark").exists()
+    assert not (tmp_path / "part" / "result.json").exists()
+    status, out, err = torchrun(*killed, "--resume")
+    assert status == 0, err
+    assert "holds no checkpoint" not in out
+    whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
+    assert {**whole, "seconds": 0} == {**part, "seconds": 0}
+    assert [path.name for path in (tmp_path / "part").iterdir()] == ["result.json"]
+
+
 def test_more_processes_than_examples_is_one_line(tmp_path):
     options = ("-m", "evcl", "run", "split-digits", "--set", "batch_size=1", "--out", tmp_path / "none")
     status, out, err = torchrun(*options, "--device", "cpu")

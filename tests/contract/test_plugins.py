@@ -1,0 +1,132 @@
+"""The plugins of tests/plugins do what their equations say: by hand, or by plain torch, in float64."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import small
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import skip_init
+
+import evcl
+from evcl.curvature import kfac
+from evcl.methods import METHODS, Gradients
+from evcl.methods.terms import autograd_gradients
+from evcl.nn import Gaussian
+from evcl.training import Run
+
+F64 = torch.float64
+
+
+def plugin(name):
+    """The module of a plugin, as EVCL_PLUGINS loaded it."""
+    return sys.modules[METHODS[name].learn.__module__]
+
+
+def run_of(method, replicas=1, **given):
+    whole = {"batch_size": small.EXAMPLES, "lr_schedule": "constant", "lr": 0.02, "epochs": 4}
+    settings = small.settings(method, **{**whole, **given})
+    network = evcl.nn.mlp(small.INPUTS, [7])
+    run = Run(network, METHODS[method], [settings] * replicas, range(replicas), draw=True, dtype=F64)
+    run.add_heads(7, [2, 2])
+    return run, small.tasks(range(replicas), run.network.posterior.mean)
+
+
+def test_si_is_what_plain_torch_makes_of_its_equations():
+    run, tasks = run_of("plugin-si", strength=0.7, xi=0.05)
+    layers = {"1": (small.INPUTS, 7), "head 0": (7, 2), "head 1": (7, 2)}
+    network = nn.ModuleDict({name: skip_init(nn.Linear, *size, dtype=F64) for name, size in layers.items()})
+    views = run.network.layout.views(run.network.posterior.mean)
+    network.load_state_dict({name: view[0] for name, view in views.items()})
+    weights = dict(network.named_parameters())
+    importance = {name: torch.zeros_like(w) for name, w in weights.items()}
+    for task in tasks:
+        run.learn([task])
+        used = [name for name in weights if name.startswith(("1", f"head {task.head}"))]
+        anchor = {name: weights[name].detach().clone() for name in used}
+        path = {name: torch.zeros_like(weights[name]) for name in used}
+        adam = torch.optim.Adam([weights[name] for name in used], lr=0.02)
+        for _ in range(4):
+            z = network[f"head {task.head}"](torch.relu(network["1"](task.x[0])))
+            g = torch.autograd.grad(F.cross_entropy(z, task.y[0]), [weights[name] for name in used])
+            before = {name: weights[name].detach().clone() for name in used}
+            for name, grad in zip(used, g, strict=True):
+                pull = 2 * 0.7 * importance[name] * (before[name] - anchor[name])
+                weights[name].grad = grad + pull
+            adam.step()
+            for name, grad in zip(used, g, strict=True):
+                path[name] -= grad * (weights[name].detach() - before[name])
+        for name in used:
+            moved = (weights[name].detach() - anchor[name]).square()
+            importance[name] += (path[name] / (moved + 0.05)).clamp_min(0)
+    for flat, wanted in ((run.network.posterior.mean, weights), (run.memory.importance, importance)):
+        for name, view in run.network.layout.views(flat).items():
+            torch.testing.assert_close(view[0], wanted[name].detach(), rtol=1e-7, atol=1e-10)
+    assert float(run.memory.importance.max()) > 0
+
+
+def test_replay_keeps_as_many_examples_of_each_task():
+    run, tasks = run_of("plugin-er", replicas=2, memory=10)
+    for k, count in enumerate((10, 5, 3)):
+        run.learn([tasks[k]])
+        assert [kept.y.shape for kept in run.memory.kept] == [(2, count)] * (k + 1)
+    for kept, task in zip(run.memory.kept, tasks, strict=True):
+        assert (kept.head, kept.task) == (task.head, task.task)
+        for r in range(2):  # each is an example of its task, with its label
+            same = (kept.x[r].unsqueeze(1) == task.x[r % len(task.x)]).all(2)
+            assert torch.equal(same.sum(1), torch.ones(3, dtype=torch.long))
+            assert torch.equal(kept.y[r], task.y[r % len(task.y)][same.int().argmax(1)])
+    assert not torch.equal(run.memory.kept[0].x[0], run.memory.kept[0].x[1])
+
+
+def test_the_kronecker_penalty_s_gradient_is_autograd_s(generator):
+    run, tasks = run_of("plugin-kfac-ewc", replicas=2)
+    layout, mean = run.network.layout, run.network.posterior.mean
+    x, y = (t.expand(2, *t.shape[1:]) for t in (tasks[0].x, tasks[0].y))
+    factors = kfac(run.network, mean, layout, x, y, [0])
+    anchor = Gaussian(mean + torch.randn(mean.shape, generator=generator, dtype=F64), None)
+    term = plugin("plugin-kfac-ewc").Kronecker(anchor, factors, torch.tensor([0.3, 2.0], dtype=F64).view(2, 1, 1))
+    q = Gaussian(mean, None, layout)
+    grads = Gradients(torch.ones_like(mean), None, layout)
+    term.add_gradient(q, grads)
+    torch.testing.assert_close(grads.mean - 1, autograd_gradients([term], q)[0])
+    d = layout.view(mean - anchor.mean, "1.weight")[1], layout.view(mean - anchor.mean, "1.bias")[1]
+    d = torch.cat([d[0], d[1].unsqueeze(1)], 1)  # the trunk's part of the loss of replica 1, by the whole matrix
+    a, g = (factor[1] for factor in factors["1.weight"])
+    alone = plugin("plugin-kfac-ewc").Kronecker(anchor, {"1.weight": factors["1.weight"]}, term.weight)
+    torch.testing.assert_close(alone.loss(q)[1], d.flatten() @ torch.kron(g, a) @ d.flatten())
+
+
+def test_the_active_column_learns_and_the_base_comes_to_say_the_same():
+    run, tasks = run_of("plugin-two-networks", epochs=150)
+    first = run.network.posterior.mean.clone()
+    run.learn([tasks[0]])
+    active = run.memory.active
+    assert not torch.equal(run.network.posterior.mean, first)
+    assert float((active.posterior.mean - run.network.posterior.mean).abs().max()) > 0.1  # another network
+    said = evcl.nn.outputs(active.network, active.posterior.mean, active.network.layout, tasks[0].x, [0]).softmax(2)
+    assert (said.argmax(2) == tasks[0].y).double().mean() > 0.95
+    taught = run.predict(tasks[0].x, 0)
+    assert float((taught - said).abs().mean()) < 0.05
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.9])
+def test_masks_forget_nothing(keep):
+    run, tasks = run_of("plugin-masks", replicas=2, keep=keep, epochs=20)
+    said = []
+    for task in tasks:
+        run.learn([task])
+        said.append(run.predict(task.x, task.head, task=task.task))
+    for task, before in zip(tasks, said, strict=True):
+        assert torch.equal(run.predict(task.x, task.head, task=task.task), before)
+    masks = run.memory.masks
+    assert list(masks) == [0, 1, 2]
+    assert not torch.equal(masks[0][0], masks[0][1])  # a replica has its own
+    units = run.network.layout.view(masks[0], "1.bias")
+    wanted = units.unsqueeze(2).expand(-1, -1, small.INPUTS)
+    assert torch.equal(run.network.layout.view(masks[0], "1.weight"), wanted)
+    assert torch.equal(run.network.layout.view(masks[0], "head 0.weight"), units.unsqueeze(1).expand(-1, 2, -1))
+    assert not run.network.layout.view(masks[0], "head 1.weight").any()
