@@ -4,8 +4,10 @@ import pickle
 
 import pytest
 
-from evcl.errors import EvclError
+from evcl import Callback, Learner
+from evcl.errors import BadExample, Diverged, EvclError, UnknownName, unknown
 from evcl.experiments import configure
+from evcl.nn import mlp
 from evcl.options import Usage, usage
 
 
@@ -29,3 +31,28 @@ def test_an_error_says_which_setting_it_is_about(options, setting):
     with pytest.raises(Usage) as raised, usage():
         configure("split-digits", "evcl", **options)
     assert raised.value.setting == setting
+
+
+def test_an_error_that_says_where_is_the_same_error():
+    error = EvclError("lr must be above 0", setting="lr").within("task 'b'").within("m.safetensors")
+    assert (str(error), error.setting) == ("m.safetensors: task 'b': lr must be above 0", "lr")
+    assert type(Diverged("no number", setting="lr").within("x")) is Diverged
+    assert pickle.loads(pickle.dumps(error)).setting == "lr"  # noqa: S301
+    name = unknown("setting", "lrr", ["lr"], setting="lr").within("a.toml")
+    assert (type(name), name.setting) == (UnknownName, "lr")
+    assert str(name) == "a.toml: unknown setting 'lrr'; did you mean 'lr'?"
+    example = BadExample("it is odd", 3).within("b.csv")
+    assert (str(example), example.setting, type(example)) == ("b.csv: example 3: it is odd", None, BadExample)
+
+
+def test_a_task_that_fails_says_which_setting_it_is_about():
+    """Through all that a learner does around it."""
+    learner = Learner(mlp(4, [3]), "ewc", epochs=1)
+
+    class Odd(Callback):
+        def end_epoch(self, epoch):
+            raise EvclError("epochs must be odd", setting="epochs")
+
+    with pytest.raises(EvclError, match=r"^task 'a': epochs must be odd$") as raised:
+        learner.learn(([[0.0] * 4, [1.0] * 4], [0, 1]), "a", callbacks=[Odd()])
+    assert raised.value.setting == "epochs"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import evcl as package
+from evcl.benchmarks import BENCHMARKS
 
 FOLDER = Path(__file__).parent / "fixtures"
 FILES = FOLDER / "models"
@@ -62,3 +63,24 @@ def test_a_table_predicts_the_same_and_goes_on(evcl):
         if when == "before":
             assert [row["prediction"] for row in found] == [row["prediction"] for row in wanted]
             assert evcl("learn", "--model", "m", "--epochs", "30", *data)[0] == 0
+
+
+def test_a_checkpoint_of_that_release_is_refused_in_one_line(evcl):
+    """Its steps are others: it can only be finished by that release, or be started again."""
+    shutil.copytree(FOLDER / "checkpoint", "there")
+    shutil.copy("there/tiny_digits.py", ".")
+    written = {path: path.read_bytes() for path in Path("there/run").rglob("*.safetensors")}
+    assert len(written) == 2
+    command = ["run", "tiny-digits", "--plugin", "tiny_digits.py", "--method", "evcl", "--seeds", 1, "--device", "cpu"]
+    command += ["--tasks", 2, "--epochs", 400, "--checkpoint-seconds", 0.05, "--out", "there/run"]
+    try:
+        status, out, err = evcl(*command, "--resume")
+    finally:
+        if "tiny-digits" in BENCHMARKS:
+            BENCHMARKS.remove("tiny-digits")
+    assert (status, out) == (1, "")
+    assert err == (
+        "evcl: the checkpoint there/run/checkpoint/seed-0/00000100.safetensors was written by another version of evcl "
+        "(format 1, and this one reads 2): finish the run with that version, or start again with --overwrite\n"
+    )
+    assert {path: path.read_bytes() for path in Path("there/run").rglob("*") if path.is_file()} == written

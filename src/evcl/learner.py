@@ -8,8 +8,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
@@ -25,7 +24,7 @@ from evcl import metrics
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
-from evcl.errors import BadExample, EvclError, unknown
+from evcl.errors import BadExample, Diverged, EvclError, unknown
 from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
 from evcl.interrupts import deferred
@@ -180,10 +179,11 @@ class Learner:
     def learn(
         self,
         data: Any,
-        task: Any = None,
+        y: Any = None,
         head: str | int = "new",
         epochs: int | None = None,
         *,
+        task: str | None = None,
         classes: Iterable[Label] | None = None,
         callbacks: Iterable[Callback] = (),
         validation: Any = None,
@@ -195,9 +195,10 @@ class Learner:
 
         `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be given one after the
         other: learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
-        benchmark's task, which brings its own name and head. `head` names an earlier task to share that task's head,
-        which grows if new labels come. `classes` are labels that the head should know even if none of the data has
-        them. If anything fails, or is interrupted, the learner is as it was before.
+        benchmark's task, which brings its own name and head. `task` is the name, which may also stand in the place of
+        `y`: learn((x, y), "january"). `head` names an earlier task to share that task's head, which grows if new labels
+        come. `classes` are labels that the head should know even if none of the data has them. If anything fails, or is
+        interrupted, the learner is as it was before.
 
         `callbacks` look on and may stop the task (see `evcl.Callback`); `history` has what they are told.
         `validation` is a part to hold out, stratified (0.1), or data of its own: not learned from, and predicted after
@@ -206,14 +207,20 @@ class Learner:
         an example counts, in the NLL and in the Fisher. Only their ratios matter: they are scaled to 1 on average.
 
         `checkpoint` is a folder in which the task saves itself every minute and when it is interrupted. The same call,
-        in another process too, resumes it there; the folder is removed when the task is learned.
+        in another process too, resumes it there, to the same weights; `history` then has the epochs since. The folder
+        is removed when the task is learned.
         """
         if self.method.jointly:
             raise EvclError(f"{self.method.name} trains on all tasks at once: use learn_jointly(tasks)")
         self._check_idle()
-        if hasattr(task, "__len__") and not isinstance(task, str):  # learn(x, y), as people type it
-            data, task = (data, task), None
-        known = None if classes is None else labels(list(classes), len(list(classes)))
+        if hasattr(y, "__len__") and not isinstance(y, str):  # learn(x, y), as people type it
+            data = (data, y)
+        elif y is not None:
+            if task is not None:
+                raise EvclError(f"the task has two names, {y!r} and {task!r}: labels go beside the inputs, learn(x, y)")
+            task = y
+        wanted = [] if classes is None else list(classes)
+        known = labels(wanted, len(wanted)) if wanted else []
         options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
         return self._learn([self._read(data, task, head, self._tasks, known)], options)[0]
 
@@ -239,9 +246,8 @@ class Learner:
         task: str | None,
         head: str | int,
         taken: Iterable[str],
-        classes: Sequence[Label] | None = None,
+        known: Sequence[Label] = (),
     ) -> Given:
-        known: Sequence[Label] = classes or ()
         if isinstance(data, Task):
             task = data.name if task is None else task
             known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
@@ -294,9 +300,13 @@ class Learner:
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)
                 report.begin_task(epochs * run.method.stages)
-                with self._checkpointed(options, epochs, names, tasks) as checkpointer:
-                    watching = report if checkpointer is None else Observers(report, checkpointer)
-                    run.learn(tasks, epochs, watching, validation)
+                if options.checkpoint is None:
+                    run.learn(tasks, epochs, report, validation)
+                else:
+                    about = {"tasks": names, "epochs": epochs, "patience": options.patience}
+                    self._learn_saving(Path(options.checkpoint), about, tasks, report, validation)
+            if options.checkpoint is not None and (run.ranks is None or run.ranks.rank == 0):
+                Checkpoints(Path(options.checkpoint)).remove_own()
         except BaseException:
             self.history = before
             raise
@@ -304,32 +314,38 @@ class Learner:
             self._busy = False
         return names
 
-    @contextmanager
-    def _checkpointed(
-        self, options: _Options, epochs: int, names: list[str], tasks: list[TaskData]
-    ) -> Iterator[Checkpointer | None]:
-        """Who saves the task on its way, if that is wanted; the run is put where it was saved."""
-        if options.checkpoint is None:
-            yield None
-            return
-        run, folder = self._run, Path(options.checkpoint)
+    def _learn_saving(
+        self,
+        folder: Path,
+        about: Mapping[str, Any],
+        tasks: list[TaskData],
+        report: History,
+        validation: Validation | None,
+    ) -> None:
+        """Learn tasks that save themselves on their way, from where they were saved on. The checkpoints are left."""
+        run, mean = self._run, self._run.network.posterior.mean
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (*(t for task in tasks for t in (task.x, task.y)), run.network.posterior.mean):
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        about = {"method": self.method.name, "seed": self.seed, "tasks": names, **self.settings, "epochs": epochs}
-        owner = [{**about, "data": digest.hexdigest()}]
-        environment = {"torch": torch.__version__, "device": str(run.network.posterior.mean.device)}
+        shown = tasks if validation is None else [*tasks, validation.data]
+        for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
+            if tensor is not None:
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        owner = {"method": self.method.name, "seed": self.seed, **self.settings, **about, "data": digest.hexdigest()}
+        environment = {"torch": torch.__version__, "device": str(mean.device)}
         with deferred() as asked:
             checkpoints = Checkpoints(folder, resume=True, stop=asked)
             try:
-                checkpointer = Checkpointer(checkpoints, owner, environment, warnings.warn, run.ranks)
+                checkpointer = Checkpointer(checkpoints, [owner], environment, warnings.warn, run.ranks)
             except AnotherOwner as error:
                 what = f"{folder} holds the checkpoint of another task ({error.difference})"
                 raise EvclError(f"{what}: finish that one, or remove the folder") from None
-            own = [task.head for task in tasks]
-            checkpointer.enter(run.rounds, run, run.seen, own)
-            yield checkpointer
-            checkpoints.remove_own()
+            try:
+                if not checkpointer.enter(run.rounds, run, run.seen, [task.head for task in tasks]):
+                    run.learn(tasks, about["epochs"], Observers(report, checkpointer), validation)
+            except Diverged:
+                checkpoints.remove_own()  # resumed, it would diverge again
+                raise
+            if asked():  # after the last step
+                checkpointer.learned()
 
     def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
         """The part to hold out, or the examples given; whatever cannot be done is refused before any work."""

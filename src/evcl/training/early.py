@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from evcl.likelihoods import Likelihood
@@ -38,19 +39,25 @@ class Best:
         parts = (step.q.mean, step.q.log_std, *step.statistics)
         self.live = [tensor for tensor in parts if tensor is not None]
         self.kept = [tensor.clone() for tensor in self.live]
-        self.patience, self.nll, self.since = patience, math.inf, 0
+        self.patience = patience
+        self.nll, self.since = torch.full((1,), math.inf, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that an epoch changes."""
+        return [*self.kept, self.nll, self.since]
 
     def enough(self, nll: float) -> bool:
         """Look at an epoch's validation NLL; whether there was none smaller for too long."""
-        if nll < self.nll:
-            self.nll, self.since = nll, 0
+        if nll < float(self.nll):
+            self.nll.fill_(nll)
+            self.since.zero_()
             self._copy(self.live, self.kept)
         else:
             self.since += 1
-        return self.since >= self.patience
+        return int(self.since) >= self.patience
 
     def restore(self) -> None:
-        if self.nll < math.inf:
+        if float(self.nll) < math.inf:
             self._copy(self.kept, self.live)
 
     @staticmethod

@@ -215,6 +215,8 @@ class _Stage(Observers):
         self.looks = validation is not None
         patience = None if validation is None else validation.patience
         self.best = None if patience is None else Best(step, patience)
+        if self.best is not None:
+            step.beside += self.best.buffers()
 
     def begin_epoch(self, epoch: int) -> None:
         super().begin_epoch(self.stage * self.fitting.settings.epochs + epoch)

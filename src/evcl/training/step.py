@@ -162,6 +162,7 @@ class Step:
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
         self.update: Rule = make(self.q, self.variance, grads, pull, s, copy)
+        self.beside: list[Tensor] = []  # what others keep of it from one epoch to the next
         self._held: list[tuple[Tensor, Tensor]] = []
         self._still, self._copy, self._values = None if moves is None else ~moves, copy, values
         if moves is not None:
@@ -208,10 +209,10 @@ class Step:
         return found
 
     def buffers(self) -> list[Tensor]:
-        """Everything that a step changes."""
+        """Everything that a step changes, and what is kept beside it."""
         tracked = [buffer for tracker in self.trackers for buffer in tracker.buffers()]
         losses = [] if self._with_losses is None else self._with_losses.values
-        return [*self.update.buffers(), *self.statistics, *tracked, *losses]
+        return [*self.update.buffers(), *self.statistics, *tracked, *losses, *self.beside]
 
     def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
         """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R].
