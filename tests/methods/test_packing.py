@@ -376,3 +376,21 @@ def test_what_is_not_finite_is_never_remembered():
     after = run.tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert run.rounds == 0
+
+
+def test_a_value_per_weight_of_another_shape_is_refused_when_it_is_learned():
+    def learn(memory, round_, s):
+        fitted = yield evcl.methods.Fit(round_.tasks)
+        return evcl.methods.Learned(fitted.q, type(memory)(fitted.own.mean[:, :3]))
+
+    @dataclass(frozen=True)
+    class Memory:
+        importance: torch.Tensor = evcl.methods.per_weight()
+
+    method = evcl.methods.Method("narrow", "remembers too little", bayesian=False, learn=learn, memory=Memory)
+    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
+    with pytest.raises(
+        evcl.EvclError, match=r"the memory's importance should be \(1, 37\), as the weights are, and is"
+    ):
+        learner.learn(torch.eye(4), [0, 1, 0, 1])
+    assert not learner.tasks

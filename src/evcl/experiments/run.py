@@ -176,11 +176,10 @@ def execute_together(
         benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
         for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
-    everything = {name: value for config in configs for name, value in config.settings.items()}
     run = Run(
         network(streams[0]),
         [methods.get(cell.method) for cell in cells],
-        [Settings({**everything, **cell.settings}) for cell in cells],
+        [cell.settings for cell in cells],
         [cell.seed for cell in cells],
         draw=True,
         device=lead.device,

@@ -189,11 +189,19 @@ def _check_examples(one: Any, name: str, fits: Fits) -> None:
         raise EvclError(f"the weights of {name} do not fit its inputs")
 
 
-def check_finite(memory: Any) -> None:
-    """Refuse what is remembered if some of it is not a number."""
-    for name, tensor in tensors(memory).items():
-        if tensor.is_floating_point() and not finite(tensor):
-            raise EvclError(f"the {name.split('/')[0]} of some weights is not finite: the run is left as it was")
+def check_learned(memory: Any, like: Tensor) -> None:
+    """Refuse what a method wants to remember if some of it is not a number, or if a value per weight is not [R, P]."""
+    for name, how in hows(memory).items():
+        value = getattr(memory, name)
+        if how is None:
+            check_learned(value, like)
+            continue
+        for tensor in tensors({name: value}).values():
+            if isinstance(how, PerWeight) and tensor.shape != like.shape:
+                shapes = tuple(like.shape), tuple(tensor.shape)
+                raise EvclError(f"the memory's {name} should be {shapes[0]}, as the weights are, and is {shapes[1]}")
+            if tensor.is_floating_point() and not finite(tensor):
+                raise EvclError(f"the {name} of some weights is not finite: the run is left as it was")
 
 
 def check_size(name: str, tensor: Tensor) -> None:

@@ -302,8 +302,8 @@ class Run:
 
     def _take(self, learned: Sequence[Learned]) -> None:
         """What the methods' rounds ended with becomes the run's state."""
-        for one in learned:
-            packing.check_finite(one.memory)
+        for one, group in zip(learned, self.groups, strict=True):
+            packing.check_learned(one.memory, self.network.posterior.mean[: len(group.rows)])
         if len(learned) == 1:
             posterior = learned[0].posterior
         else:
