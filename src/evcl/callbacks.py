@@ -64,7 +64,7 @@ class Callback:
     """
 
     def begin_task(self, task: str, epochs: int) -> None:
-        """A task begins, of at most so many epochs."""
+        """A task begins, of at most this many epochs."""
 
     def begin_epoch(self, task: str, epoch: int) -> None:
         """An epoch begins; the first is 1."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import signal
 import sys
 import time
@@ -164,7 +163,7 @@ def _found_or_made(
         elif resume and not checkpoints.resume:
             console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
         if first and config.log is not None and not checkpoints.resume:
-            shutil.rmtree(config.log.folder, ignore_errors=True)  # of a run that is made anew
+            config.log.clear()  # of a run that is made anew
         return _kept(config, folder, checkpoints, replaces, group)
 
 

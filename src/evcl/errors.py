@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable
 from typing import Self
@@ -16,8 +17,8 @@ class EvclError(ValueError):
 
     def within(self, where: str) -> Self:
         """The same error, saying where it happened: "task 'x': ..."."""
-        found = type(self)(f"{where}: {self}")
-        found.setting = self.setting
+        found = copy.copy(self)
+        found.args = (f"{where}: {self}",)
         return found
 
 

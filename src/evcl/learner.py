@@ -87,7 +87,7 @@ class Learner:
     """A network that learns one task after another by one of the methods.
 
     The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
-    weights are where the posterior starts, but for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
+    weights are where the posterior starts, except for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
     `init="network"` choose. Everything random derives from `seed`: torch's global generator is never touched.
     `only` and `skip` name the layers that learn and those that stay as they are (see `evcl.nn.bayesianize`);
     `prior="network"` centres the first prior on a pretrained network's weights, and not on 0.
@@ -288,7 +288,7 @@ class Learner:
         def ended() -> None:
             self._busy = False
             self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
-            report.end_task()
+            report.end()
 
         try:
             with self._session.round(given, ended) as tasks:
@@ -299,14 +299,17 @@ class Learner:
                     validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)
-                report.begin_task(epochs * run.method.stages)
+                report.begin(epochs * run.method.stages)
                 if options.checkpoint is None:
                     run.learn(tasks, epochs, report, validation)
                 else:
                     about = {"tasks": names, "epochs": epochs, "patience": options.patience}
                     self._learn_saving(Path(options.checkpoint), about, tasks, report, validation)
-            if options.checkpoint is not None and (run.ranks is None or run.ranks.rank == 0):
-                Checkpoints(Path(options.checkpoint)).remove_own()
+            if options.checkpoint is not None:
+                if run.ranks is None or run.ranks.rank == 0:
+                    Checkpoints(Path(options.checkpoint)).remove_own()
+                if run.ranks is not None:  # no process goes on before it is gone
+                    run.ranks.first(True, run.network.posterior.mean.device)
         except BaseException:
             self.history = before
             raise
@@ -328,7 +331,7 @@ class Learner:
         shown = tasks if validation is None else [*tasks, validation.data]
         for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
             if tensor is not None:
-                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         owner = {"method": self.method.name, "seed": self.seed, **self.settings, **about, "data": digest.hexdigest()}
         environment = {"torch": torch.__version__, "device": str(mean.device)}
         with deferred() as asked:
@@ -344,7 +347,7 @@ class Learner:
             except Diverged:
                 checkpoints.remove_own()  # resumed, it would diverge again
                 raise
-            if asked():  # after the last step
+            if checkpointer.stopping():  # after the last step
                 checkpointer.learned()
 
     def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
@@ -467,10 +470,14 @@ class Learner:
     def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
         """Of each head: probabilities, and the mean entropy of what each draw of the weights predicts."""
         numbers = [list(self._heads).index(head) for head in heads]
-        number = None if task == INFER else self._number(task)
+        calls = [(numbers, None if task == INFER else self._number(task))]
+        if task == INFER and self._run.predicts_by_task:  # each head by the weights of its first task
+            first = list(self._tasks.values())
+            calls = [([k], first.index(head)) for k, head in zip(numbers, heads, strict=True)]
 
         def predict(x: Tensor) -> list[Tensor]:
-            return [t for pair in self._run.predict_with_entropy(x, numbers, number) for t in pair]
+            pairs = [pair for some, number in calls for pair in self._run.predict_with_entropy(x, some, number)]
+            return [tensor for pair in pairs for tensor in pair]
 
         found = self._tried(x, predict)
         return list(zip(found[::2], found[1::2], strict=True))
@@ -551,9 +558,9 @@ class Learner:
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
         self._check_idle()
+        names = head_names(list(self._heads).index(self._head(task)))
         network, mean = self._run.network, self._run.predictor(self._number(task)).mean
         views = network.layout.views(mean)
-        names = head_names(list(self._heads).index(self._head(task)))
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
         trunk = copy.deepcopy(self._plain).to(mean)
         head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
@@ -586,7 +593,7 @@ class Learner:
         save_tensors(path, tensors, {**(notes or {}), "evcl": json.dumps(description)})
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """All there is to it but for a network of the user's own: what JSON can say, and tensors."""
+        """All there is to it except a network of the user's own: what JSON can say, and tensors."""
         self._check_idle()
         run, plain = self._run, self._plain
         mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None

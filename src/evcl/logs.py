@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_n
 
 
 class CsvLog(Callback):
-    """`learner.learn(..., callbacks=[CsvLog("epochs.csv")])`: one line per epoch, added to the end of the file.
+    """`learner.learn(..., callbacks=[CsvLog("epochs.csv")])`: one line per epoch, added to the end of the file at once.
 
     The column `terms` holds what the method adds to the NLL, as "kl=0.012 elastic=0.003".
     """
@@ -29,15 +29,28 @@ class CsvLog(Callback):
         except OSError as error:
             raise EvclError(f"cannot write {self.path}: {error.strerror or error}") from error
         self._rows = csv.writer(self._file)
+        self._task: str | None = None
         if self._file.tell() == 0:
             self._rows.writerow(COLUMNS)
+
+    def begin_epoch(self, task: str, epoch: int) -> None:
+        """A task that is resumed, or learned again, replaces its lines from here on."""
+        if task == self._task:
+            return
+        self._task = task
+        self._file.flush()
+        with self.path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        kept = [row for row in rows if row[:1] != [task] or int(row[2]) < epoch]
+        if len(kept) < len(rows):
+            self._file.seek(0)
+            self._file.truncate()
+            self._rows.writerows(kept)
 
     def end_epoch(self, epoch: Epoch) -> None:
         terms = " ".join(f"{name}={value:.6g}" for name, value in epoch.terms.items())
         values = {**vars(epoch), "loss": epoch.loss, "terms": terms}
         self._rows.writerow("" if values[name] is None else values[name] for name in COLUMNS)
-
-    def end_task(self, task: str, history: Sequence[Epoch]) -> None:
         self._file.flush()
 
     def close(self) -> None:
@@ -66,12 +79,10 @@ class TensorBoard(Callback):
         for metric, value in metrics.items():
             if value is not None:
                 self.writer.add_scalar(f"{metric}/{epoch.task}", value, epoch.epoch)
-
-    def end_task(self, task: str, history: Sequence[Epoch]) -> None:
         self.writer.flush()
 
     def close(self) -> None:
-        """Of use in a program that runs on for long: what is written is on disk at the end of each task."""
+        """Of use in a program that runs on for long: what is written is on disk at the end of each epoch."""
         self.writer.close()
 
 
@@ -80,6 +91,14 @@ class Log(NamedTuple):
 
     kind: str
     folder: Path
+
+    def clear(self) -> None:
+        """Remove what earlier logs wrote there, and nothing else."""
+        for path in self.folder.glob("seed-*"):
+            if path.suffix == ".csv":
+                path.unlink(missing_ok=True)
+            for events in path.glob("events.out.tfevents.*"):
+                events.unlink(missing_ok=True)
 
     def callback(self, seed: int) -> CsvLog | TensorBoard:
         makers: dict[str, Callable[[Path], CsvLog | TensorBoard]] = {

@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Begin a program, which is known by its number from now on; it may save itself on its way."""
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
-        """Programs that have ended; waits until there is one, or so many seconds."""
+        """Programs that have ended; waits until there is one, or this many seconds."""
 
     def close(self) -> None:
         """End what still runs, once it has saved itself."""

@@ -72,7 +72,7 @@ def reproduce(
     """(index, result) of each configuration, as it is found or ends; results lie in FOLDER/BENCHMARK/METHOD.
 
     A seed is kept when it is done, in a store of its own beside them, so that several processes can share the work. A
-    configuration whose loss is lost has no accuracy and no result file.
+    configuration that diverged has no accuracy and no result file.
     """
     store = Store(folder / HIDDEN)
     places = [folder / config.benchmark / config.method for config in configs]

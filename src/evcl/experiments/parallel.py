@@ -30,7 +30,7 @@ def execute_all(
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
-    A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one whose loss is lost
+    A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one that diverged
     then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
     tried again. The engine is this machine if nothing is said. Several processes (`ranks`) train one configuration
     after the other, its seeds side by side. Without a store the seeds of one configuration may save themselves in

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: whose they are, where they lie, and whether a folder's can be gone on from."""
+"""The checkpoints of a run: whose they are, where they lie, and whether a run can be resumed from them."""
 
 from __future__ import annotations
 

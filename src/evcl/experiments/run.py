@@ -221,20 +221,21 @@ def execute_together(
         on_event(groups[0], replace(now, accuracy=None, note=text))
 
     machine = environment(lead.device)
-    if checkpoints is None:
-        start = time.perf_counter()
-        found = learn_stream(run, streams, watch, after_task)
-        seconds = time.perf_counter() - start
-    else:
-        with deferred() as asked:
+    with contextlib.ExitStack() as stack:
+        for log in logs:
+            if log is not None:
+                stack.callback(log.close)
+        if checkpoints is None:
+            start = time.perf_counter()
+            found = learn_stream(run, streams, watch, after_task)
+            seconds = time.perf_counter() - start
+        else:
+            asked = stack.enter_context(deferred())
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
             owners = [owner(one) for one in configs]
             checkpointer = Checkpointer(replace(own, stop=stop), owners, asdict(machine), note, ranks)
             found = learn_stream(run, streams, watch, after_task, checkpointer)
             seconds = checkpointer.seconds
-    for log in logs:
-        if log is not None:
-            log.close()
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
     return [_result(cell, r, found, shape, seconds, machine) for r, cell in enumerate(cells)]

@@ -15,7 +15,7 @@ class TaskData:
     """x [U, N, ...] and y [U, N]: replica r learns from row r mod U, so that U = 1 is data that all of them share."""
 
     x: Tensor
-    y: Tensor  # positions among the head's classes
+    y: Tensor  # positions among the head's classes; for another likelihood, [U, N, ...]
     head: int
     weights: Tensor | None = None  # [U, N], what an example counts for: 1 on average; None: 1 each
     task: int = 0  # which of the tasks learned so far this is, from 0
@@ -25,7 +25,7 @@ class TaskData:
         if self.x.shape[0] == 1:
             flat = rows.flatten()
             x, y = self.x[0].index_select(0, flat), self.y[0].index_select(0, flat)
-            return x.unflatten(0, rows.shape), y.view(rows.shape)
+            return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
         own = (torch.arange(len(rows), device=rows.device) % len(self.x)).unsqueeze(1)
         return self.x[own, rows], self.y[own, rows]
 

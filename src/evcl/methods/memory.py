@@ -1,4 +1,4 @@
-"""What a method remembers between tasks: a frozen dataclass whose fields say how they live.
+"""What a method remembers between tasks: a frozen dataclass whose fields say how they are stored.
 
     @dataclass(frozen=True)
     class Memory:
@@ -9,9 +9,8 @@
         kept: tuple[TaskData, ...] = examples()            # rows of earlier tasks
         teacher: Model = model()                           # another network
 
-The first axis of every tensor is the replicas'. A field may hold None, a tensor, a `Gaussian`, or tuples and dicts of
-these. The functions below do everything that the rest of the library does with a memory: no other file knows a field by
-its name.
+The first axis of every tensor is the replicas'. A field holds a tensor or a `Gaussian`, or a tuple or dict of these. The
+functions below do everything that the rest of the library does with a memory: no other file knows a field by its name.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class Model:
     network: BayesianNetwork
     posterior: Gaussian
     statistics: Mapping[str, Tensor]
+    name: str = ""  # of the memory's field that holds it
 
 
 class PerWeight(NamedTuple):
@@ -120,12 +120,12 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def narrowed(term: M, layout: Layout, part: Layout) -> M:
-    """A term over all weights as one over those of `part`: its tensors [R, P] are gathered."""
+    """A term over all weights as one over those of `part`: its tensors [R, P] and [P] are gathered."""
     if not is_dataclass(term):
         raise EvclError(f"a term must be a dataclass, so that it can be narrowed to a fit's weights: {term!r} is not")
 
     def gather(tensor: Tensor) -> Tensor:
-        whole = tensor.dim() == 2 and tensor.shape[1] == layout.size
+        whole = tensor.dim() in (1, 2) and tensor.shape[-1] == layout.size
         return layout.gather(tensor, part) if whole else tensor
 
     found: M = mapped(term, gather)
@@ -133,12 +133,12 @@ def narrowed(term: M, layout: Layout, part: Layout) -> M:
 
 
 def hows(memory: Any) -> dict[str, Any]:
-    """Each field of a memory, or of its class, and how it lives. A field that is a memory itself is None."""
+    """How each field of a memory, or of its class, is stored; None marks a field that is a memory itself."""
     return {one.name: one.metadata.get(HOW) for one in fields(memory)}
 
 
 def each(memory: M, change: Callable[[Any, Any], Any]) -> M:
-    """The memory with every field's value v, living as h, replaced by change(h, v); inner memories too."""
+    """The memory with every field's value v, stored as h, replaced by change(h, v); inner memories too."""
     found: M = replace(  # type: ignore[type-var]
         memory,
         **{

@@ -115,7 +115,7 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
             raise ValueError("head and task should be whole numbers")
         return TaskData(x, y, content["head"], weights, content["task"])
     if kind == "model":
-        return Model(own.network, inside("posterior", content[0]), inside("statistics", content[1]))
+        return replace(own, posterior=inside("posterior", content[0]), statistics=inside("statistics", content[1]))
     if kind == "dict":
         if any(type(key) not in (int, str) for key, _ in content):
             raise ValueError("a key should be a text or a whole number")
@@ -124,7 +124,7 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
 
 
 def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
-    """Refuse a value that a field living as `how`, whose value was `own`, could not have."""
+    """Refuse a value that a field stored as `how`, whose value was `own`, could not have."""
     if isinstance(how, PerWeight):
         _check_weights(how, value, name, fits)
     elif isinstance(how, Another):
@@ -151,7 +151,8 @@ def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
         raise EvclError(f"{name} should be tensors, or Gaussians as the method has them")
     for key, tensor in tensors({"": value}).items():
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
-            raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite")
+            came = f"and is {tensor.dtype} {tuple(tensor.shape)}"
+            raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite, {came}")
         check_size(f"{name}{key}", tensor)
         if not key.endswith("log_std") and tensor.numel():
             least, most = (float(end) for end in tensor.aminmax())
@@ -189,19 +190,18 @@ def _check_examples(one: Any, name: str, fits: Fits) -> None:
         raise EvclError(f"the weights of {name} do not fit its inputs")
 
 
-def check_learned(memory: Any, like: Tensor) -> None:
-    """Refuse what a method wants to remember if some of it is not a number, or if a value per weight is not [R, P]."""
+def check_learned(memory: Any, before: Any, fits: Fits) -> None:
+    """Refuse what a method wants to remember if a file of it could not be loaded: `before` is what it remembered."""
     for name, how in hows(memory).items():
-        value = getattr(memory, name)
+        value, own = getattr(memory, name), getattr(before, name)
         if how is None:
-            check_learned(value, like)
+            check_learned(value, own, fits)
             continue
-        for tensor in tensors({name: value}).values():
-            if isinstance(how, PerWeight) and tensor.shape != like.shape:
-                shapes = tuple(like.shape), tuple(tensor.shape)
-                raise EvclError(f"the memory's {name} should be {shapes[0]}, as the weights are, and is {shapes[1]}")
-            if tensor.is_floating_point() and not finite(tensor):
-                raise EvclError(f"the {name} of some weights is not finite: the run is left as it was")
+        if isinstance(how, Another) and value.network is not own.network:
+            raise EvclError(f"the memory's {name} must keep its own network: replace({name}, posterior=...)")
+        if any(t.is_floating_point() and not finite(t) for t in tensors({name: value}).values()):
+            raise EvclError(f"the {name} of some weights is not finite: the run is left as it was")
+        _check(how, value, own, f"the memory's {name}", fits)
 
 
 def check_size(name: str, tensor: Tensor) -> None:

@@ -22,7 +22,7 @@ class BayesianNetwork(nn.Module):
 
     `posterior` holds `mean` and `log_std`, both [R, P]; `layout` names its parts as the plain module names its
     parameters, with the heads' behind them: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the
-    first prior of the trunk's weights: 0, but for a norm's scale and what never moves.
+    first prior of the trunk's weights: 0, except for a norm's scale and what never moves.
     """
 
     def __init__(

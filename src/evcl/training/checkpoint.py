@@ -112,7 +112,7 @@ def read(path: Path) -> Saved:
         if description["format"] != FORMAT:
             raise OtherFormat(
                 f"the checkpoint {path} was written by another version of evcl (format {description['format']!r}, and "
-                f"this one reads {FORMAT}): finish the run with that version, or start again with --overwrite"
+                f"this one reads {FORMAT}): finish the run with that version, or remove it (--overwrite starts again)"
             )
     except OtherFormat:
         raise
@@ -135,7 +135,7 @@ def newest(folder: Path) -> Saved | None:
         except EvclError as error:
             errors.append(str(error))
     if errors:
-        raise EvclError(f"{'; '.join(errors)}: start again with --overwrite")
+        raise EvclError(f"{'; '.join(errors)}: remove it, or start again with --overwrite")
     return None
 
 

@@ -134,7 +134,7 @@ class Checkpointer(Observer):
 
     def pause(self) -> None:
         """End here, if that was asked for: what is done since the last checkpoint is done again."""
-        if self._stop():
+        if self.stopping():
             raise Stopped
 
     # --- fits: Observer ---------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Checkpointer(Observer):
             return None
         prefix = f"fit {stage} "
         tracked = {name: t for name, t in self._named(prefix).items() if name not in like}
-        if any(t.shape != like["mean"].shape for t in tracked.values()):
+        if any(t.shape[1:] != like["mean"].shape[1:] for t in tracked.values()):  # some replicas' or all
             raise self._wrong(f"{prefix}{', '.join(tracked)}")
         found = {name: self._tensor(f"{prefix}{name}", tensor) for name, tensor in like.items()}
         self._fits[stage] = found | {name: t.to(like["mean"].device) for name, t in tracked.items()}
@@ -191,8 +191,8 @@ class Checkpointer(Observer):
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def _stop(self) -> bool:
-        """Whether to end; several processes do what the first one hears."""
+    def stopping(self) -> bool:
+        """Whether to end: asked of all processes or of none, which do what the first one hears."""
         asked = self.checkpoints.stop is not None and self.checkpoints.stop()
         return asked if self.ranks is None else self.ranks.first(asked, self._run.network.posterior.mean.device)
 
@@ -244,7 +244,9 @@ class Checkpointer(Observer):
 
     def _wrong(self, what: str) -> EvclError:
         assert self._saved is not None
-        return EvclError(f"the checkpoint {self._saved.path} does not fit the run ({what}): start again, --overwrite")
+        return EvclError(
+            f"the checkpoint {self._saved.path} does not fit the run ({what}): remove it, or start again with --overwrite"
+        )
 
     def _value(self, key: str) -> Any:
         assert self._saved is not None

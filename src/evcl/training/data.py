@@ -38,13 +38,14 @@ class Pool:
         if self.own is not None:
             tasks = [_in_one_row(task) for task in tasks]
         self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
-        self.y = torch.cat([task.y + starts[task.head] for task in tasks], 1)
+        several = len(self.heads) > 1
+        self.y = torch.cat([task.y + starts[task.head] if several else task.y for task in tasks], 1)
         self.weights: Tensor | None = None
         if any(task.weights is not None for task in tasks):
             counts = [torch.ones_like(t.y, dtype=t.x.dtype) if t.weights is None else t.weights for t in tasks]
             self.weights = torch.cat(counts, 1)
         self.columns: Tensor | None = None
-        if len(self.heads) > 1:  # an example's classes are those of its own head
+        if several:  # an example's classes are those of its own head
             own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
@@ -76,7 +77,7 @@ class Pool:
         (x, y), weights = self._data.take(rows), self._data.take_weights(rows)
         outputs = network.logits(x.flatten(0, 1), self.heads)
         columns = None if self.columns is None else self.columns[rows.flatten()]
-        nll = self.likelihood.nll(outputs, y.flatten(), columns).view(rows.shape)
+        nll = self.likelihood.nll(outputs, y.flatten(0, 1), columns).view(rows.shape)
         return nll.mean(1) if weights is None else (weights * nll).mean(1)
 
 
@@ -93,4 +94,5 @@ def _own(tasks: Sequence[TaskData], replicas: int) -> Tensor:
 
 def _in_one_row(task: TaskData) -> TaskData:
     weights = None if task.weights is None else task.weights.reshape(1, -1)
-    return TaskData(task.x.flatten(0, 1).unsqueeze(0), task.y.reshape(1, -1), task.head, weights, task.task)
+    x, y = (t.flatten(0, 1).unsqueeze(0) for t in (task.x, task.y))
+    return TaskData(x, y, task.head, weights, task.task)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evcl.errors import EvclError
-from evcl.methods import Fit, Fitted, Model, Round, shuffled
+from evcl.methods import Fit, Fitted, Round, shuffled
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout, head_names
 from evcl.nn.chain import Names, find_chain, padded
@@ -173,7 +173,7 @@ class Fitting:
             if whole is not None and result is not None:
                 network.layout.scatter_(whole, part, result)
             tracked.append(whole)
-        model = None if fit.model is None else Model(network, q, network.statistics())
+        model = None if fit.model is None else replace(fit.model, posterior=q, statistics=network.statistics())
         return Fitted(network, q, own, part, used, tracked, model)
 
     def measured(self, place: Place, q: Gaussian) -> tuple[Tensor, Tensor]:

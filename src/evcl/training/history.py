@@ -23,7 +23,7 @@ class History(Observer):
             if not isinstance(callback, Callback):
                 raise EvclError(f"callbacks must be a list of objects of evcl.Callback, and one is {callback!r}")
 
-    def begin_task(self, epochs: int) -> None:
+    def begin(self, epochs: int) -> None:
         for callback in self.callbacks:
             callback.begin_task(self.task, epochs)
 
@@ -55,6 +55,6 @@ class History(Observer):
             stop |= callback.end_epoch(epoch) is True
         return stop
 
-    def end_task(self) -> None:
+    def end(self) -> None:
         for callback in self.callbacks:
             callback.end_task(self.task, tuple(self.epochs))

@@ -38,6 +38,12 @@ class Position:
 class Observer:
     """Looks on while a run learns one round after another. Subclass it and override what you need."""
 
+    def begin(self, epochs: int) -> None:
+        """A round begins, of at most this many epochs."""
+
+    def end(self) -> None:
+        """The round is learned, and its tasks are known."""
+
     def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """What the round's fit of this number ended with, if it was finished before the run was stopped.
 
@@ -71,6 +77,14 @@ class Observers(Observer):
 
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
+
+    def begin(self, epochs: int) -> None:
+        for one in self.observers:
+            one.begin(epochs)
+
+    def end(self) -> None:
+        for one in self.observers:
+            one.end()
 
     def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         return next((found for one in self.observers if (found := one.finished(stage, like)) is not None), None)

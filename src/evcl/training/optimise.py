@@ -45,7 +45,7 @@ def optimise(
     stopped = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
     position = observer.begin_fit(stage, step, stopped, s.epochs, -(-length // s.batch_size))
     if position is not None:
-        step.update.freeze(stopped)
+        step.freeze(stopped)
     factor = 1.0
     for epoch in range(0 if position is None else position.epoch, s.epochs):
         observer.begin_epoch(epoch + 1)
@@ -71,7 +71,7 @@ def optimise(
                 stopped |= diverged
             if bool(stopped.all()):
                 return
-            step.update.freeze(stopped)
+            step.freeze(stopped)
 
 
 class EagerSteps:

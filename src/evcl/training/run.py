@@ -45,6 +45,7 @@ class State:
     memories: tuple[Any, ...]
     rounds: int
     seen: tuple[int, ...]
+    lost: Tensor
 
 
 class Run:
@@ -119,9 +120,9 @@ class Run:
                 init_std=[settings[r].init_std for r in rows] if bayesian else None,
                 generators=[generator(seeds[r], f"init {field}") for r in rows] if draw else None,
                 replicas=len(rows),
-                **convert,
+                **(convert if make is not None else {**convert, "only": only, "skip": skip}),
             )
-            return Model(made, made.posterior, made.statistics())
+            return Model(made, made.posterior, made.statistics(), field)
 
         self.memories: tuple[Any, ...] = tuple(
             memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.rows))
@@ -130,7 +131,7 @@ class Run:
         self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
         self.rounds = 0  # learned so far; it numbers the generators
         self.seen: tuple[int, ...] = ()  # the head of each task learned
-        self._predictors: dict[int | None, Gaussian] = {}  # of each task, until something is learned
+        self._predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and as one
         self._kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
         self._examined: list[BayesianNetwork] = []
 
@@ -200,9 +201,8 @@ class Run:
         network = model.network
         old, new = network.layout, network.with_slots(slots)
         seeds = [self.seeds[r] for r in group.rows]
-        fresh = self._fresh(network, new, slots, seeds, group.settings, "second ").posterior
+        fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
         network.layout = new
-
         network.posterior = _extended(model.posterior, old, new, fresh)
         return replace(model, posterior=network.posterior)
 
@@ -263,7 +263,7 @@ class Run:
         try:
             with self.precise(), self._measuring():
                 learned = self._drive(round_, fitting, epochs)
-                self._take(learned)
+                self._take(learned, len(seen) + len(tasks))
             self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
         except BaseException:
             self.restore(state)
@@ -300,19 +300,12 @@ class Run:
                 first = last
         raise AssertionError
 
-    def _take(self, learned: Sequence[Learned]) -> None:
-        """What the methods' rounds ended with becomes the run's state."""
-        for one, group in zip(learned, self.groups, strict=True):
-            packing.check_learned(one.memory, self.network.posterior.mean[: len(group.rows)])
-        if len(learned) == 1:
-            posterior = learned[0].posterior
-        else:
-            posterior = self.network.posterior.map(Tensor.clone)
-            for one, group in zip(learned, self.groups, strict=True):
-                posterior.mean[group.rows] = one.posterior.mean
-                if posterior.log_std is not None and one.posterior.log_std is not None:
-                    posterior.log_std[group.rows] = one.posterior.log_std
-        self.network.posterior = posterior
+    def _take(self, learned: Sequence[Learned], tasks: int) -> None:
+        """What the methods' rounds ended with, when this many tasks are learned, becomes the run's state."""
+        for one, before, group in zip(learned, self.memories, self.groups, strict=True):
+            packing.check_learned(one.memory, before, self._fits(group, tasks))
+        found = [one.posterior for one in learned]
+        self.network.posterior = found[0] if len(found) == 1 else self._joined(found)
         self.memories = tuple(one.memory for one in learned)
         self._changed()
 
@@ -321,7 +314,7 @@ class Run:
         for model in (model for memory in self.memories for model in memories.models(memory)):
             model.network.posterior = model.posterior
             model.network.set_statistics(model.statistics)
-        self._kept, self._predictors = None, {}
+        self._kept = self._predictor = None
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
@@ -352,24 +345,32 @@ class Run:
     def predictor(self, task: int | None = None) -> Gaussian:
         """The weights that predict a task: the posterior's, or what the method makes of it."""
         posterior = self.network.posterior
-        if all(group.method.predictor is None for group in self.groups):
+        if not self.predicts_by_task:
             return posterior
-        if task not in self._predictors:
-            parts = []
-            for group, memory in zip(self.groups, self.memories, strict=True):
-                own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.rows])  # type: ignore[misc]
-                make = group.method.predictor
-                parts.append(own if make is None else make(memory, own, task))
-            whole = parts[0]
-            if len(parts) > 1:
-                whole = posterior.map(Tensor.clone)
-                for group, part in zip(self.groups, parts, strict=True):
-                    whole.mean[group.rows] = part.mean
-                    if whole.log_std is not None and part.log_std is not None:
-                        whole.log_std[group.rows] = part.log_std
-            same = next((one for one in self._predictors.values() if _same(one, whole)), whole)
-            self._predictors[task] = same
-        return self._predictors[task]
+        parts = []
+        for group, memory in zip(self.groups, self.memories, strict=True):
+            own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.rows])  # type: ignore[misc]
+            make = group.method.predictor
+            parts.append(own if make is None else make(memory, own, task))
+        if len(parts) == 1:
+            return parts[0]
+        if self._predictor is None or any(a is not b for a, b in zip(self._predictor[0], parts, strict=True)):
+            self._predictor = parts, self._joined(parts)
+        return self._predictor[1]
+
+    @property
+    def predicts_by_task(self) -> bool:
+        """Whether a method chooses the weights that predict a task."""
+        return any(group.method.predictor is not None for group in self.groups)
+
+    def _joined(self, parts: Sequence[Gaussian]) -> Gaussian:
+        """The groups' weights as those of all replicas."""
+        whole = self.network.posterior.map(Tensor.clone)
+        for group, part in zip(self.groups, parts, strict=True):
+            whole.mean[group.rows] = part.mean
+            if whole.log_std is not None and part.log_std is not None:
+                whole.log_std[group.rows] = part.log_std
+        return whole
 
     @torch.no_grad()
     def predict(
@@ -445,7 +446,8 @@ class Run:
     def state(self) -> State:
         layouts = tuple((one, one.layout, len(one.heads)) for one in self._networks())
         network = self.network
-        return State(layouts, network.posterior, network.statistics(), self.memories, self.rounds, self.seen)
+        about = (self.memories, self.rounds, self.seen, self.lost.clone())
+        return State(layouts, network.posterior, network.statistics(), *about)
 
     def restore(self, state: State) -> None:
         for network, layout, heads in state.layouts:
@@ -454,6 +456,7 @@ class Run:
         self.network.posterior, self.memories = state.posterior, state.memories
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
+        self.lost.copy_(state.lost)
         self._changed()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -481,14 +484,18 @@ class Run:
             raise EvclError("what it remembers is not of this method")
         remembered = []
         for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
-            fits = packing.Fits(own["posterior.mean"][group.rows], self.method.bayesian, self.classes, len(seen))
             given = _under(_prefix(i, len(outline)), tensors)
-            remembered.append(packing.from_tensors(memory, outline[i], given, fits))
+            remembered.append(packing.from_tensors(memory, outline[i], given, self._fits(group, len(seen))))
         self.memories = tuple(remembered)
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)
         self._changed()
+
+    def _fits(self, group: Group, tasks: int) -> packing.Fits:
+        """What a group's memory must fit, when this many tasks are learned."""
+        like = self.network.posterior.mean[: len(group.rows)]
+        return packing.Fits(like, self.method.bayesian, self.classes, tasks)
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
@@ -534,7 +541,3 @@ def _extended(q: Gaussian, old: Layout, new: Layout, start: Gaussian) -> Gaussia
     if q.log_std is not None and start.log_std is not None:
         log_std = old.extended(q.log_std, new, start.log_std)
     return Gaussian(old.extended(q.mean, new, start.mean), log_std)
-
-
-def _same(a: Gaussian, b: Gaussian) -> bool:
-    return a.mean is b.mean and a.log_std is b.log_std

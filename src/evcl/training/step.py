@@ -168,6 +168,7 @@ class Step:
         if moves is not None:
             live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
             self._held = [(tensor, tensor.clone()) for tensor in live]
+        self._moving = torch.ones_like(values[0][:, :1])  # 0 for replicas that have stopped
         for tracker in self.trackers:
             tracker.begin(self.q)
 
@@ -176,6 +177,10 @@ class Step:
         [R], valid until the next.
         """
         nll = self.source(rows, noise)
+        if self.trackers:
+            self.grads.mean.mul_(self._moving)
+            if self.grads.variance is not None:
+                self.grads.variance.mul_(self._moving)
         for tracker in self.trackers:
             tracker.before(self.q, self.grads)
         if self.rest:
@@ -186,6 +191,11 @@ class Step:
         for tracker in self.trackers:
             tracker.after(self.q)
         return nll
+
+    def freeze(self, rows: Tensor) -> None:
+        """The replicas where `rows` [R] is true move no more, and trackers hear no gradient of theirs."""
+        self._moving.masked_fill_(rows.view(-1, 1), 0.0)
+        self.update.freeze(rows)
 
     def _hold(self) -> None:
         """Weights that do not move are put back."""

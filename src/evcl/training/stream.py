@@ -52,20 +52,22 @@ def learn_stream(
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     for number, round_ in enumerate(rounds):
         last = round_[-1]
+        watching = Observer()
         learned = number < first
         with session.round([_given(tasks[k], [t.train for t in tasks[k]], learned) for k in round_]) as training:
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(number, run, session.seen(), own_heads, {"accuracy": accuracy})
             if not learned:
-                watching = (
-                    watch(last, " + ".join(tasks[k][0].name for k in round_)) if watch is not None else Observer()
-                )
+                if watch is not None:
+                    watching = watch(last, " + ".join(tasks[k][0].name for k in round_))
                 own = watching if checkpointer is None else Observers(watching, checkpointer)
+                watching.begin(run.settings.epochs * run.method.stages)
                 run.learn(training, observer=own)
                 if checkpointer is not None:
                     checkpointer.learned()
         del training
+        watching.end()
         if number < first:
             continue
         for k in range(last + 1):
@@ -90,5 +92,8 @@ def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool =
     if shape_alone:
         parts = [part.select(torch.tensor([0])) for part in parts]
     x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
-    y = [positions(part.y.tolist(), own.classes).tolist() for own, part in zip(tasks, parts, strict=True)]
-    return Given(task.name, task.head, task.classes, x, [[task.classes[i] for i in row] for row in y])
+    y = [part.y.tolist() for part in parts]
+    for r, own in enumerate(tasks):
+        if own.classes != task.classes:
+            y[r] = [task.classes[i] for i in positions(y[r], own.classes).tolist()]
+    return Given(task.name, task.head, task.classes, x, y)

@@ -99,7 +99,7 @@ class Update:
             self._set_rates()
 
     def resume(self, steps: int) -> None:
-        """So many steps were taken; the other buffers are as those left them."""
+        """This many steps were taken; the other buffers are as those left them."""
         counts = [part.count for part in self._parts()]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # where counting by 1 ends in float32
