@@ -244,9 +244,8 @@ class Checkpointer(Observer):
 
     def _wrong(self, what: str) -> EvclError:
         assert self._saved is not None
-        return EvclError(
-            f"the checkpoint {self._saved.path} does not fit the run ({what}): remove it, or start again with --overwrite"
-        )
+        again = "remove it, or start again with --overwrite"
+        return EvclError(f"the checkpoint {self._saved.path} does not fit the run ({what}): {again}")
 
     def _value(self, key: str) -> Any:
         assert self._saved is not None
