@@ -9,6 +9,7 @@ from evcl.errors import BadExample, Diverged, EvclError, UnknownName, unknown
 from evcl.experiments import configure
 from evcl.nn import mlp
 from evcl.options import Usage, usage
+from evcl.training.checkpointer import AnotherOwner
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,25 @@ def test_an_error_that_says_where_is_the_same_error():
     assert str(name) == "a.toml: unknown setting 'lrr'; did you mean 'lr'?"
     example = BadExample("it is odd", 3).within("b.csv")
     assert (str(example), example.setting, type(example)) == ("b.csv: example 3: it is odd", None, BadExample)
+    assert (example.what, example.row) == ("it is odd", 3)
+
+
+class OfTwo(EvclError):
+    """An error of a user's own."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} is above {second}", setting="lr")
+        self.first, self.second = first, second
+
+
+def test_an_error_that_is_made_of_two_things_says_where_too():
+    owner = AnotherOwner("x.safetensors", "epochs 1, not 2").within("seed 0")
+    assert type(owner) is AnotherOwner
+    assert owner.difference == "epochs 1, not 2"
+    assert str(owner).startswith("seed 0: x.safetensors is a checkpoint of another run (epochs 1, not 2)")
+    error = OfTwo(3, 2).within("task 'a'").within("out")
+    assert (type(error), error.first, error.second, error.setting) == (OfTwo, 3, 2, "lr")
+    assert str(error) == "out: task 'a': 3 is above 2"
 
 
 def test_a_task_that_fails_says_which_setting_it_is_about():

@@ -173,6 +173,13 @@ def test_a_network_of_ones_own_of_any_shape():
     assert learner.predict_proba(torch.randn(2, 1, 9, 9, generator=source)).dtype == torch.float64
 
 
+def test_the_mean_network_of_an_unknown_task_is_one_clear_line():
+    learner = small(evcl.EWC, epochs=1)
+    learner.learn(blobs(), task="first")
+    with pytest.raises(evcl.EvclError, match=r"^unknown task 'nope'; known: first$"):
+        learner.mean_network("nope")
+
+
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "predictions"])
 @pytest.mark.parametrize("task", [0, "infer"])
 def test_probabilities_are_numbers_or_an_error(method, task):

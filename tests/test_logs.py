@@ -8,9 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import evcl
+from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.callbacks import Epoch
 from evcl.logs import COLUMNS, CsvLog, Log
+from evcl.methods import METHODS
+from evcl.settings import resolve
+from evcl.training import Run, learn_stream
+from evcl.training.history import History
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 2
@@ -90,3 +97,82 @@ def test_a_run_logs_each_of_its_seeds(evcl):
         ]  # fmt: skip
         assert all(row["terms"].startswith("elastic=") for row in rows)
     assert found[0][0]["nll"] != found[1][0]["nll"]
+
+
+def test_a_run_made_anew_replaces_its_own_log_and_no_other_file(evcl):
+    command = ["run", "split-digits", "--method", "naive", "--tasks", 1, "--epochs", 2, "--out", "out", "--log", "csv"]
+    assert evcl(*command)[0] == 0
+    (log,) = Path("out").rglob("seed-0.csv")
+    own = [log.parent / "notes.txt", log.parent / "mine.csv"]
+    for path in own:
+        path.write_text("mine")
+    log.write_text(log.read_text() + "of an earlier run,task,9,,,,,,\n")
+    assert evcl(*command, "--overwrite")[0] == 0
+    assert [path.read_text() for path in own] == ["mine", "mine"]
+    assert [(row["task"], row["epoch"]) for row in read(log)] == [("0/1", "1"), ("0/1", "2")]
+
+
+def told(log, task, first, last, nll=0.5):
+    log.begin_task(task, 9)
+    for number in range(first, last + 1):
+        log.begin_epoch(task, number)
+        log.end_epoch(Epoch(task, number, 9, nll, {}, 0.1))
+
+
+@pytest.mark.parametrize("another", [True, False])
+@pytest.mark.parametrize("task", ["b", "task"])  # also as a column is called
+def test_after_a_resume_each_epoch_has_one_line(tmp_path, task, another):
+    log = CsvLog(tmp_path / "log.csv")
+    told(log, "a", 1, 2)
+    told(log, task, 1, 5)
+    if another:
+        log.close()
+        log = CsvLog(tmp_path / "log.csv")
+    told(log, task, 4, 6, nll=0.25)
+    log.close()
+    rows = read(tmp_path / "log.csv")
+    assert [(row["task"], int(row["epoch"])) for row in rows] == [
+        ("a", 1), ("a", 2), *((task, number) for number in range(1, 7))
+    ]  # fmt: skip
+    assert [float(row["nll"]) for row in rows] == [0.5] * 5 + [0.25] * 3
+
+
+def test_a_log_goes_on_after_a_line_that_was_cut_off(tmp_path):
+    log = CsvLog(tmp_path / "log.csv")
+    told(log, "a", 1, 2)
+    with log.path.open("a") as file:
+        file.write("a,ta\n")
+    told(log, "a", 2, 3)
+    log.close()
+    assert [row["epoch"] for row in read(log.path) if row["loss"]] == ["1", "2", "3"]
+
+
+def test_the_callbacks_of_a_stream_hear_where_each_task_begins_and_ends():
+    heard = []
+
+    class Heard(evcl.Callback):
+        def begin_task(self, task, epochs):
+            heard.append(("begin_task", task, epochs))
+
+        def begin_epoch(self, task, epoch):
+            heard.append(("begin_epoch", task, epoch))
+
+        def end_epoch(self, epoch):
+            heard.append(("end_epoch", epoch.task, epoch.epoch))
+
+        def end_task(self, task, history):
+            heard.append(("end_task", task, len(history)))
+
+    part = Examples(torch.tensor(X), torch.tensor(Y))
+    stream = Benchmark("small", [Task(name, name, (0, 1), part, part) for name in "ab"], hidden=[4])
+    settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 2})
+    run = Run(evcl.nn.mlp(4, [4]), METHODS["naive"], [settings], [0], draw=True)
+    learn_stream(run, [stream], watch=lambda k, name: History(name, [Heard()]))
+    assert heard == [
+        one
+        for task in "ab"
+        for one in (
+            ("begin_task", task, 2), ("begin_epoch", task, 1), ("end_epoch", task, 1),
+            ("begin_epoch", task, 2), ("end_epoch", task, 2), ("end_task", task, 2),
+        )
+    ]  # fmt: skip

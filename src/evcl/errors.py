@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections.abc import Iterable
 from typing import Self
@@ -17,7 +16,8 @@ class EvclError(ValueError):
 
     def within(self, where: str) -> Self:
         """The same error, saying where it happened: "task 'x': ..."."""
-        found = copy.copy(self)
+        found = type(self).__new__(type(self))  # its __init__ may want other arguments
+        found.__dict__.update(self.__dict__)
         found.args = (f"{where}: {self}",)
         return found
 

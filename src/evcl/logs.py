@@ -33,6 +33,9 @@ class CsvLog(Callback):
         if self._file.tell() == 0:
             self._rows.writerow(COLUMNS)
 
+    def begin_task(self, task: str, epochs: int) -> None:
+        self._task = None  # the same one may have been interrupted
+
     def begin_epoch(self, task: str, epoch: int) -> None:
         """A task that is resumed, or learned again, replaces its lines from here on."""
         if task == self._task:
@@ -41,7 +44,8 @@ class CsvLog(Callback):
         self._file.flush()
         with self.path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
-        kept = [row for row in rows if row[:1] != [task] or int(row[2]) < epoch]
+        numbers = [int(row[2]) if row[:1] == [task] and row[2:3] and row[2].isdecimal() else 0 for row in rows]
+        kept = [row for row, number in zip(rows, numbers, strict=True) if number < epoch]
         if len(kept) < len(rows):
             self._file.seek(0)
             self._file.truncate()

@@ -130,3 +130,19 @@ def test_masks_forget_nothing(keep):
     assert torch.equal(run.network.layout.view(masks[0], "1.weight"), wanted)
     assert torch.equal(run.network.layout.view(masks[0], "head 0.weight"), units.unsqueeze(1).expand(-1, 2, -1))
     assert not run.network.layout.view(masks[0], "head 1.weight").any()
+
+
+def test_a_task_that_is_inferred_is_predicted_by_its_own_masks():
+    learner = evcl.Learner(evcl.nn.mlp(small.INPUTS, [7]), "plugin-masks", epochs=20, lr=0.02)
+    tasks = small.tasks([0], torch.zeros(1))
+    for name, task in zip("ab", tasks, strict=False):
+        learner.learn((task.x[0] + 3 * task.task, task.y[0]), name)
+    x = torch.cat([task.x[0] + 3 * task.task for task in tasks[:2]])
+    found = learner.predictions(x, task="infer")
+    chosen = list(found.tasks)
+    assert set(chosen) == {"a", "b"}
+    for name in "ab":
+        rows = torch.tensor([one == name for one in chosen])
+        own = learner.predictions(x, task=name)
+        torch.testing.assert_close(found.entropy[rows], own.entropy[rows])
+        assert (found.labels[rows] == own.labels[rows]).all()

@@ -334,3 +334,65 @@ def test_a_method_of_its_own_names_needs_no_more_than_learn():
         run.learn([task()])
         found.append(run.network.posterior.mean)
     assert torch.equal(*found)
+
+
+# --- terms and likelihoods -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Towards:
+    """Pulls the weights that an earlier fit used to 0."""
+
+    used: Tensor  # [P]
+
+    def loss(self, q):
+        return (self.used * q.mean.square()).sum(1)
+
+
+@networks
+def test_a_term_may_hold_a_value_per_weight_for_all_replicas(network):
+    """The second task does not use the first one's head: the term is over the weights that it does use."""
+    held = []
+
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks, terms=[Towards(used) for used in held])
+        held.append(fitted.used)
+        return Learned(fitted.q, memory)
+
+    run = made(learn, network, bayesian=False, heads=2)
+    run.learn([task(0)])
+    before = run.network.layout.views(run.network.posterior.mean.clone())
+    run.learn([task(1)])
+    after = run.network.layout.views(run.network.posterior.mean)
+    assert torch.equal(after["head 0.weight"], before["head 0.weight"])
+    assert not torch.equal(after["head 1.weight"], before["head 1.weight"])
+    trunk = next(name for name in after if not name.startswith("head") and name.endswith("weight"))
+    assert float(after[trunk].norm()) < float(before[trunk].norm())
+
+
+class SquaredError:
+    """Targets that are vectors."""
+
+    compiled = False
+
+    def nll(self, outputs, y, columns):
+        return (outputs - y).square().sum(1)
+
+
+@networks
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_likelihood_of_ones_own_may_have_vectors_as_targets(network, replicas):
+    seen = []
+
+    class Noted(Observer):
+        def end_epoch(self, progress):
+            seen.append(progress.nll.clone())
+
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks, likelihood=SquaredError())
+        return Learned(fitted.q, memory)
+
+    run = made(learn, network, bayesian=False, epochs=60)
+    x = task(replicas=replicas).x
+    run.learn([TaskData(x, torch.stack([x[..., 0], x[..., 1] - x[..., 2]], 2), 0)], observer=Noted())
+    assert bool((seen[-1] < 0.2 * seen[0]).all())

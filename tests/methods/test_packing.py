@@ -389,8 +389,83 @@ def test_a_value_per_weight_of_another_shape_is_refused_when_it_is_learned():
 
     method = evcl.methods.Method("narrow", "remembers too little", bayesian=False, learn=learn, memory=Memory)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
-    with pytest.raises(
-        evcl.EvclError, match=r"the memory's importance should be \(1, 37\), as the weights are, and is"
-    ):
+    message = r"the memory's importance should be torch.float32 \(1, 37\), all of it finite, and is .* \(1, 3\)"
+    with pytest.raises(evcl.EvclError, match=message):
         learner.learn(torch.eye(4), [0, 1, 0, 1])
     assert not learner.tasks
+
+
+@dataclass(frozen=True)
+class Small:
+    importance: torch.Tensor = per_weight(low=0)
+    masks: dict[int, torch.Tensor] = per_task()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda mean: {"importance": torch.full_like(mean, -1.0)}, "importance should be at least 0"),
+        (lambda mean: {"importance": None}, "importance should be a Tensor"),
+        (lambda mean: {"importance": mean > 0}, r"importance should be torch.float32 \(1, 37\), .* is torch.bool"),
+        (lambda mean: {"masks": {0: torch.ones(5)}}, "masks/0 should have an axis of replicas first"),
+    ],
+    ids=["below its least", "none", "boolean", "without replicas"],
+)
+def test_what_could_not_be_loaded_is_refused_when_it_is_learned(make, message):
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks)
+        return Learned(fitted.q, replace(memory, **make(fitted.q.mean)))
+
+    method = evcl.methods.Method("odd", "", bayesian=False, learn=learn, memory=Small)
+    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
+    with pytest.raises(EvclError, match=f"^task '0': the memory's {message}") as raised:
+        learner.learn(torch.eye(4), [0, 1, 0, 1])
+    assert "\n" not in str(raised.value)
+    assert not learner.tasks
+
+
+@dataclass(frozen=True)
+class Others:
+    first: evcl.methods.Model = model()
+    second: evcl.methods.Model = model()
+
+
+def test_a_second_network_cannot_be_the_learners_own():
+    odd = []
+
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks)
+        if odd:
+            own = Model(round_.network, fitted.q, round_.network.statistics())
+            memory = replace(memory, first=own)
+        return Learned(fitted.q, memory)
+
+    method = evcl.methods.Method("same", "", bayesian=False, learn=learn, memory=Others)
+    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
+    learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
+    before = {name: t.clone() for name, t in learner._run.tensors().items()}
+    odd.append(True)
+    with pytest.raises(EvclError, match=r"^task 'b': the memory's first must keep its own network: .*$"):
+        learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
+    after = learner._run.tensors()
+    assert learner.tasks == ("a",)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    odd.clear()
+    learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")  # and it goes on
+
+
+def test_two_networks_of_a_memory_have_heads_of_their_own():
+    method = evcl.methods.Method("two", "", bayesian=False, memory=Others, learn=keep)
+    learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
+    for name in "ab":
+        learner.learn(torch.eye(4), [0, 1, 0, 1], task=name)
+    memory = learner._run.memory
+    for head in ("head 0.weight", "head 1.weight"):
+        first, second = (one.network.layout.view(one.posterior.mean, head) for one in (memory.first, memory.second))
+        assert (first != second).any()
+
+
+def keep(memory, round_, s):
+    fitted = yield Fit(round_.tasks)
+    return Learned(fitted.q, memory)

@@ -17,7 +17,7 @@ from evcl.methods import METHODS
 from evcl.nn import Gaussian
 from evcl.randomness import GeneratorNoise, generator
 from evcl.settings import resolve
-from evcl.training import Adam, Pool, Run, Step, TaskData, learn_stream
+from evcl.training import Adam, Observer, Pool, Run, Step, TaskData, learn_stream
 from evcl.training.graphed import period
 
 F64 = torch.float64
@@ -347,6 +347,29 @@ def test_an_interrupt_leaves_the_learner_as_it_was():
         one.learn(benchmark[0])
     a, b = learner._run.tensors(), fresh._run.tensors()
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_was_lost_in_a_round_that_was_interrupted_is_not_lost():
+    """Of two replicas the first one diverges, and the others go on; stopped then, all of it is as it was."""
+    x = torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(0))
+    huge = torch.stack([torch.full_like(x[0], 3e38), x[0]])
+    settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 3})
+    run = Run(evcl.nn.mlp(4, [4]), METHODS["ewc"], [settings] * 2, [0, 1], draw=True, tolerant=True)
+    run.add_head(4, 2)
+    seen = []
+
+    class Interrupt(Observer):
+        def end_epoch(self, progress):
+            seen.append(run.lost.tolist())
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.learn([TaskData(huge, torch.tensor([[0, 1] * 8] * 2), 0)], observer=Interrupt())
+    assert seen[-1] == [True, False]
+    assert run.lost.tolist() == [False, False]
+    run.learn([TaskData(x, (x[..., 0] > 0).long(), 0)])
+    assert run.lost.tolist() == [False, False]
 
 
 def test_memory_and_buffers_do_not_grow_with_tasks():

@@ -96,4 +96,6 @@ def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool =
     for r, own in enumerate(tasks):
         if own.classes != task.classes:
             y[r] = [task.classes[i] for i in positions(y[r], own.classes).tolist()]
+        else:
+            positions(list(set(y[r])), own.classes)  # refuses others
     return Given(task.name, task.head, task.classes, x, y)
