@@ -16,7 +16,7 @@ input and, where that input is itself learned and may change, the weights into t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,19 +74,10 @@ def fisher(
                 classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
                 likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
-        calls, handles = record(network)
-        try:
-            with torch.enable_grad():
-                outputs = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
-                targets = likelihood.fisher_targets(outputs, ys, us, kind, generators, temperature)
-        finally:
-            for handle in handles:
-                handle.remove()
+        calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
         for call in calls:
             seen[call.layer] = call.learned or seen.get(call.layer, False)
-        recorded = [call.output for call in calls]
-        for i, target in enumerate(targets):
-            deltas = torch.autograd.grad(target, recorded, retain_graph=i + 1 < len(targets), allow_unused=True)
+        for deltas in output_gradients(calls, targets):
             _add_squares(parts, calls, deltas, ys.shape[1])
     if isinstance(spread, Tensor) or spread > 0:
         _spread(parts, seen, spread)
@@ -102,7 +93,36 @@ class Call(NamedTuple):
     learned: bool  # whether x depends on weights
 
 
-def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
+def recorded(
+    network: BayesianNetwork,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    heads: Sequence[int],
+    kind: str,
+    generators: Sequence[torch.Generator] | None,
+    temperature: Tensor | float,
+    likelihood: Likelihood,
+) -> tuple[list[Call], list[Tensor]]:
+    """One pass of examples [R, n, ...]: every call of a layer with weights, and the likelihood's targets."""
+    calls, handles = _record(network)
+    try:
+        with torch.enable_grad():
+            outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, y.shape[:2])
+            return calls, likelihood.fisher_targets(outputs, y, weights, kind, generators, temperature)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
+    """For each target, its gradients with respect to the outputs of these calls."""
+    outputs = [call.output for call in calls]
+    for i, target in enumerate(targets):
+        yield torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+
+
+def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
     """Note the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
 

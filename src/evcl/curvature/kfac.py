@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.curvature.fisher import Call, record
+from evcl.curvature.fisher import Call, output_gradients, recorded
 from evcl.errors import EvclError
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianNetwork, Layout, Linear
@@ -47,19 +47,11 @@ def kfac(
     found: Factors = {}
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
     for xs, ys, us in zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True):
-        calls, handles = record(network)
-        try:
-            with torch.enable_grad():
-                outputs = network.logits(xs.flatten(0, 1), heads).unflatten(0, ys.shape)
-                targets = likelihood.fisher_targets(outputs, ys, us, kind, generators, temperature)
-        finally:
-            for handle in handles:
-                handle.remove()
-        recorded = [call.output for call in calls]
-        for i, target in enumerate(targets):
-            deltas = torch.autograd.grad(target, recorded, retain_graph=i + 1 < len(targets))
+        calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
+        for i, deltas in enumerate(output_gradients(calls, targets)):
             for call, delta in zip(calls, deltas, strict=True):
-                _add(found, call, delta, x.shape[1], first=i == 0)
+                if delta is not None:
+                    _add(found, call, delta, x.shape[1], first=i == 0)
     return found
 
 
