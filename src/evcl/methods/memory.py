@@ -222,23 +222,18 @@ def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, T
 
 def kept_examples(memory: Any) -> list[TaskData]:
     """All examples that a memory keeps, wherever they stand in it."""
-    found: list[TaskData] = []
-    for name, how in hows(memory).items():
-        value = getattr(memory, name)
-        if how is None:
-            found += kept_examples(value)
-        elif isinstance(how, Kept):
-            found += value
-    return found
+    return [task for kept in _stored_as(Kept, memory) for task in kept]
 
 
 def models(memory: Any) -> list[Model]:
     """The second networks of a memory."""
-    found: list[Model] = []
+    return _stored_as(Another, memory)
+
+
+def _stored_as(kind: type, memory: Any) -> list[Any]:
+    """The values of all fields that are stored so, those of inner memories among them."""
+    found: list[Any] = []
     for name, how in hows(memory).items():
         value = getattr(memory, name)
-        if how is None:
-            found += models(value)
-        elif isinstance(how, Another):
-            found.append(value)
+        found += _stored_as(kind, value) if how is None else [value] if isinstance(how, kind) else []
     return found
