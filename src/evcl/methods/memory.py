@@ -9,8 +9,9 @@
         kept: tuple[TaskData, ...] = examples()            # rows of earlier tasks
         teacher: Model = model()                           # another network
 
-The first axis of every tensor is the replicas'. A field holds a tensor or a `Gaussian`, or a tuple or dict of these. The
-functions below do everything that the rest of the library does with a memory: no other file knows a field by its name.
+The first axis of every tensor is the replicas'. A field holds a tensor or a `Gaussian`, or a tuple or dict of these.
+The functions below do everything that the rest of the library does with a memory: no other file knows a field by its
+name.
 """
 
 from __future__ import annotations
