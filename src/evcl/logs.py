@@ -99,6 +99,8 @@ class Log(NamedTuple):
     def clear(self) -> None:
         """Remove what earlier logs wrote there, and nothing else."""
         for path in self.folder.glob("seed-*"):
+            if not path.stem.removeprefix("seed-").isdecimal():
+                continue
             if path.suffix == ".csv":
                 path.unlink(missing_ok=True)
             for events in path.glob("events.out.tfevents.*"):

@@ -49,7 +49,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 register(
     Method(
         name="plugin-two-networks",
-        summary="a second network learns the task, and teaches it to one that is held by the Fisher",
+        summary="a second network learns each task, and teaches one held by the Fisher",
         bayesian=False,
         learn=learn,
         memory=Memory,

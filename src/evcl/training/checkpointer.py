@@ -31,8 +31,8 @@ Owner = list[dict[str, Any]]  # the configurations of a program, in words that J
 class AnotherOwner(EvclError):
     """A checkpoint of something else; `difference` says what is different."""
 
-    def __init__(self, path: object, difference: str) -> None:
-        super().__init__(f"{path} is a checkpoint of another run ({difference}): pass --overwrite or another --out")
+    def __init__(self, message: str = "", difference: str = "") -> None:
+        super().__init__(message)
         self.difference = difference
 
 
@@ -244,8 +244,13 @@ class Checkpointer(Observer):
 
     def _wrong(self, what: str) -> EvclError:
         assert self._saved is not None
+<<<<<<< HEAD
         again = "remove it, or start again with --overwrite"
         return EvclError(f"the checkpoint {self._saved.path} does not fit the run ({what}): {again}")
+=======
+        found = f"the checkpoint {self._saved.path} does not fit the run ({what})"
+        return EvclError(f"{found}: remove it, or start again with --overwrite")
+>>>>>>> fixtests
 
     def _value(self, key: str) -> Any:
         assert self._saved is not None
@@ -297,7 +302,9 @@ def check_owner(saved: Saved, owner: Owner) -> None:
     """Make sure that the checkpoint is of the same program."""
     theirs = saved.description.get("owner")
     if theirs != owner:
-        raise AnotherOwner(saved.path, _difference(owner, theirs))
+        difference = _difference(owner, theirs)
+        what = f"{saved.path} is a checkpoint of another run ({difference})"
+        raise AnotherOwner(f"{what}: pass --overwrite or another --out", difference)
 
 
 def _difference(ours: Owner, theirs: Any) -> str:

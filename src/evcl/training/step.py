@@ -168,7 +168,7 @@ class Step:
         if moves is not None:
             live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
             self._held = [(tensor, tensor.clone()) for tensor in live]
-        self._moving = torch.ones_like(values[0][:, :1])  # 0 for replicas that have stopped
+        self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that move no more
         for tracker in self.trackers:
             tracker.begin(self.q)
 
@@ -178,9 +178,9 @@ class Step:
         """
         nll = self.source(rows, noise)
         if self.trackers:
-            self.grads.mean.mul_(self._moving)
+            self.grads.mean.masked_fill_(self._stopped, 0.0)
             if self.grads.variance is not None:
-                self.grads.variance.mul_(self._moving)
+                self.grads.variance.masked_fill_(self._stopped, 0.0)
         for tracker in self.trackers:
             tracker.before(self.q, self.grads)
         if self.rest:
@@ -194,7 +194,7 @@ class Step:
 
     def freeze(self, rows: Tensor) -> None:
         """The replicas where `rows` [R] is true move no more, and trackers hear no gradient of theirs."""
-        self._moving.masked_fill_(rows.view(-1, 1), 0.0)
+        self._stopped |= rows.view(-1, 1)
         self.update.freeze(rows)
 
     def _hold(self) -> None:
