@@ -10,12 +10,7 @@
         teacher: Model = model()                           # another network
 
 The first axis of every tensor is the replicas'. A field holds a tensor or a `Gaussian`, or a tuple or dict of these.
-<<<<<<< HEAD
 The functions below do all that the rest of the library does with a memory: no other file knows a field by its name.
-=======
-The functions below do everything that the rest of the library does with a memory: no other file knows a field by its
-name.
->>>>>>> fixtests
 """
 
 from __future__ import annotations

@@ -244,13 +244,8 @@ class Checkpointer(Observer):
 
     def _wrong(self, what: str) -> EvclError:
         assert self._saved is not None
-<<<<<<< HEAD
         again = "remove it, or start again with --overwrite"
         return EvclError(f"the checkpoint {self._saved.path} does not fit the run ({what}): {again}")
-=======
-        found = f"the checkpoint {self._saved.path} does not fit the run ({what})"
-        return EvclError(f"{found}: remove it, or start again with --overwrite")
->>>>>>> fixtests
 
     def _value(self, key: str) -> Any:
         assert self._saved is not None
