@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -42,8 +43,13 @@ def generator():
 
 @pytest.fixture
 def evcl(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder: (status, standard output, standard error)."""
+    """Run a command in an empty folder: (status, standard output, standard error).
+
+    What a command changes in its process, plugins and what signals do, is put back.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVCL_PLUGINS", os.environ["EVCL_PLUGINS"])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
@@ -52,4 +58,6 @@ def evcl(monkeypatch, capsys, tmp_path):
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
-    return call
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

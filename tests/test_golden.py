@@ -24,7 +24,8 @@ BENCHMARKS = ("split-digits", "permuted-digits")
 TASKS, EPOCHS = 3, 5
 CASES = [f"{form} {name} {method}" for form in ("paper", "default") for name in BENCHMARKS for method in METHODS]
 CASES += [f"paper-conv split-digits {method}" for method in ("evcl", "vcl", "ewc")]
-CASES = [f"{dtype} {case}" for dtype in ("float64", "float32") for case in CASES]
+# The compiled update is float32's; on the permuted digits rounding alone moves too much there to say anything.
+CASES = [*(f"float64 {case}" for case in CASES), *(f"float32 {case}" for case in CASES if "permuted" not in case)]
 # How many test examples may be other ones, and the NLL's relative difference. Another CPU rounds differently: the
 # update is compiled for the one at hand (-march=native), and torch's products follow its instructions. Runs of 3, 5 and
 # 10 epochs were compared with runs without the compiled update (EVCL_NATIVE=0) and with SSE alone (ATEN_CPU_CAPABILITY,
