@@ -35,6 +35,13 @@ def _global_generator_is_left_alone():
     assert torch.equal(before, torch.random.get_rng_state()), "torch's global generator was used"
 
 
+@pytest.fixture(autouse=True)
+def _signals_do_what_they_did():
+    """A command sets handlers of its own; the next test in this process has Python's."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @pytest.fixture
 def generator():
     """A generator of the test's own."""
@@ -45,11 +52,10 @@ def generator():
 def evcl(monkeypatch, capsys, tmp_path):
     """Run a command in an empty folder: (status, standard output, standard error).
 
-    What a command changes in its process, plugins and what signals do, is put back.
+    The plugins that a command adds are forgotten afterwards.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVCL_PLUGINS", os.environ["EVCL_PLUGINS"])
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["evcl", *map(str, arguments)])
@@ -58,6 +64,4 @@ def evcl(monkeypatch, capsys, tmp_path):
         captured = capsys.readouterr()
         return stop.value.code or 0, captured.out, captured.err
 
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return call
