@@ -46,6 +46,7 @@ $(VENV)/peers: $(VENV)/ready
 
 perf: $(VENV)/peers
 	$(BIN)/python perf/step.py
+	$(BIN)/python perf/lessons.py
 	$(BIN)/python perf/peers.py
 	$(BIN)/python perf/fisher.py
 	$(BIN)/python perf/growth.py

@@ -1,7 +1,7 @@
 """Write the presets that the searches chose into presets.toml: `python search/make_presets.py`.
 
 `tuned` is, for each benchmark and method, what the last search that measured its best trials again found best, or else
-the best trial of all; `recipe` is one trial for all benchmarks. The tests check that the file is as this makes it.
+the best trial of all. The tests check that the file is as this makes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, recipe, result_name
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, result_name
 from evcl.methods import METHODS
 
 SEARCHES = Path(__file__).parent
@@ -22,7 +22,6 @@ TUNED = (  # in the order in which they were made
 )  # fmt: skip
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
-RECIPES = tuple(f"recipe-{i}" for i in range(1, 9))
 
 
 def found(search: str, benchmark: str) -> dict[str, Any] | None:
@@ -55,19 +54,10 @@ def tuned(benchmark: str, method: str) -> str:
     return f"# search/{search}, {result['date']}: {accuracy}\n{made}"
 
 
-def one_recipe() -> str:
-    name = [name for name in RECIPES if all(found(name, benchmark) for benchmark in PAPER_BENCHMARKS)][-1]
-    results = [result for benchmark in PAPER_BENCHMARKS if (result := found(name, benchmark)) is not None]
-    settings, means = recipe(results, "evcl")
-    each = [f"#   {r['benchmark']} {100 * mean:.2f}" for r, mean in zip(results, means, strict=True)]
-    made = table('recipe."*".evcl', PAPER_BENCHMARKS[0], "evcl", results[0], settings)
-    return "\n".join([f"# search/{name}, {results[-1]['date']}:", *each, made])
-
-
 def made() -> str:
     wanted = {**dict.fromkeys((*DIGITS, *PAPER_BENCHMARKS), PAPER_METHODS), **TEN}
     tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
-    return MARK + "\n" + "\n\n".join([*tables, one_recipe()]) + "\n"
+    return MARK + "\n" + "\n\n".join(tables) + "\n"
 
 
 def filled(text: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evcl.methods import METHODS
-from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, VALIDATION
+from evcl.settings import VALIDATION
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,7 +57,7 @@ def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
     assert commands == COMMANDS.get(path.stem, 0)
     if path.stem == "data":
         first = Path("predictions.csv").read_text().partition("\n")[0]
-        assert first == "prediction,probability_no,probability_yes,entropy,epistemic"
+        assert first == "prediction,probability_no,probability_yes,entropy,epistemic,unfamiliar"
 
 
 def assert_printed(found, wanted):
@@ -85,7 +85,7 @@ def test_the_defaults_in_the_documents_are_the_codes():
     found = {}
     for names, defaults in rows:
         found |= dict(zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True))
-    settings = {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET, "validation": VALIDATION}
+    settings = {**METHODS["evcl"].known_settings, "validation": VALIDATION}
     assert found.keys() == settings.keys()
     for name, setting in settings.items():
         assert type(setting.default)(found[name]) == setting.default, name

@@ -46,6 +46,7 @@ def test_a_file_of_many_heads_is_laid_out_once(method, tmp_path, monkeypatch):
     description |= {"rounds": HEADS}
     weights = 2 + 4 * HEADS
     wide = {name: torch.full((1, weights), float(name == "memory/used")) for name in tensors}
+    wide |= {name: tensor for name, tensor in tensors.items() if name.startswith("density.")}
     save_file(wide, tmp_path / "m.safetensors", {"evcl": json.dumps(description)})
     made = counted(monkeypatch, (Run, "_grow"), (BayesianNetwork, "with_slots"), (Layout, "extended"))
     found = evcl.load(tmp_path / "m.safetensors")

@@ -22,8 +22,9 @@ FOLDER = Path(__file__).parent / "fixtures"
 FILES = FOLDER / "models"
 made = runpy.run_path(str(FOLDER / "make_models.py"))
 # Probabilities, absolute: as the file is, and after it went on. Without the compiled update and with SSE alone they are
-# within 2e-7 and 3e-7 (see tests/test_golden.py), and going on moves them by 0.002 to 0.4.
-SAME, LEARNED = 2e-6, 1e-4
+# within 2e-7 and 3e-7 (see tests/test_golden.py), and going on moves them by 0.002 to 0.4. The natural step measures
+# the curvature in another way since, which moves what is learned on by up to 6e-4.
+SAME, LEARNED = 2e-6, 1e-3
 
 
 def assert_close(found, wanted, tolerance):
@@ -81,7 +82,7 @@ def test_a_checkpoint_of_that_release_is_refused_in_one_line(evcl):
     assert (status, out) == (1, "")
     assert err == (
         "evcl: the checkpoint there/run/checkpoint/seed-0/00000100.safetensors was written by another version of evcl "
-        "(format 1, and this one reads 2): finish the run with that version, or remove it (--overwrite "
+        "(format 1, and this one reads 3): finish the run with that version, or remove it (--overwrite "
         "starts again)\n"
     )
     assert {path: path.read_bytes() for path in Path("there/run").rglob("*") if path.is_file()} == written

@@ -290,7 +290,9 @@ def test_a_learning_rate_that_falls_is_reported():
 @pytest.mark.parametrize("make", [mlp, convolutional])
 def test_the_terms_are_those_of_the_equations(make):
     """The KL and the elastic term of the last epoch, from what is remembered before and after the task."""
-    learner = small(make(), dtype=torch.float64, strength=7.0, tempering=0.3, fisher_floor=0.01)
+    learner = small(
+        make(), dtype=torch.float64, strength=7.0, tempering=0.3, fisher_floor=0.01, fisher_scale="none", distill=0
+    )
     learner.learn((X, Y), task="old")
     before = {name: t.clone() for name, t in learner._run.tensors().items()}
     learner.learn(clouds(seed=1), "second", "old")
@@ -351,14 +353,15 @@ def noisy(n, seed):
 @pytest.mark.parametrize("make", [lambda: evcl.nn.mlp(4, [32]), convolutional])
 def test_a_task_ends_with_the_weights_of_the_best_epoch(method, make):
     train, held = noisy(40, 0), noisy(200, 1)
-    learner = small(make(), method, epochs=200, lr=0.03, lr_schedule="constant")
+    options = {"epochs": 200, "lr": 0.03, "lr_schedule": "constant"} | ({"std_rate": 0.01} if method == "evcl" else {})
+    learner = small(make(), method, **options)
     learner.learn(train, validation=held, patience=5)
     nll = [epoch.validation_nll for epoch in learner.history["0"]]
     best = int(np.argmin(nll))
     assert len(nll) == best + 1 + 5 < 200
     p = learner.predict_proba(held[0])[np.arange(200), held[1]]
     assert -np.log(p).mean() == pytest.approx(nll[best], rel=1e-5)
-    other = small(make(), method, epochs=200, lr=0.03, lr_schedule="constant")
+    other = small(make(), method, **options)
     other.learn(train, epochs=best + 1)  # without a validation part, and as many epochs
     assert same(learner, other)  # the Fisher, the prior and the statistics of norms too
     accuracy = learner.history["0"][best].validation_accuracy
@@ -487,6 +490,7 @@ def test_a_weight_is_a_number_of_copies(method, make, fisher):
     """One batch an epoch, and no noise to speak of: three copies of a class are a weight of 3."""
     options = {"init": "draw", "dtype": torch.float64, "batch_size": 1000, "epochs": 8}
     elastic = {"fisher": fisher, "init_std": 1e-8, "std_update": "adam", "std_lr_scale": 1e-6, "tempering": 0.0}
+    elastic |= {"distill": 0, "fisher_scale": "none"}  # a row of weight 3 is one row, and three copies are three
     many = np.flatnonzero(Y == "yes")
     rows = np.concatenate([np.arange(60), many, many])
     weighted, copied, plain = (
@@ -601,7 +605,7 @@ METRICS = ("loss", "nll", "kl", "elastic", "lr", "validation_nll", "validation_a
 
 
 def test_every_metric_is_written_for_tensorboard():
-    writer, learner = Writer(), small(epochs=2)
+    writer, learner = Writer(), small(epochs=2, distill=0)
     callback = TensorBoard("nowhere", writer=writer)
     learner.learn((X, Y), task="a", callbacks=[callback], validation=0.2)
     learner.learn((X, Y), task="b", callbacks=[callback])

@@ -83,7 +83,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (3 if nothing is said).")] = None,
     seed_list: Annotated[str | None, typer.Option(help="These seeds: 0,7,9.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
-    preset: Annotated[str, typer.Option(help="tuned, paper or recipe; see evcl list.")] = "tuned",
+    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
     tasks: Annotated[int | None, typer.Option(help="How many tasks.")] = None,
     validation: Annotated[
@@ -233,7 +233,7 @@ def reproduce(
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 [5].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
-    preset: Annotated[str, typer.Option(help="tuned, paper or recipe; see evcl list.")] = "tuned",
+    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,

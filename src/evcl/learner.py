@@ -24,6 +24,7 @@ from evcl import metrics
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
+from evcl.density import Density, density, room
 from evcl.errors import BadExample, Diverged, EvclError, unknown
 from evcl.files import parsed, save_tensors
 from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
@@ -38,6 +39,8 @@ from evcl.settings import SEED, VALIDATION, Setting, resolve
 from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
 from evcl.training.checkpointer import AnotherOwner
 
+DENSITY = "density."  # in a file, the prefix of what it says of the rows learned from
+DOUBTED = 1000  # rows of a task whose predictions are looked at when it is learned
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 NEW = "new"  # as a head: one of its own
 INFER = "infer"  # as a task: the one whose head is least uncertain of an example
@@ -54,6 +57,9 @@ class Predictions(NamedTuple):
     aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
     epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
     tasks           [N], the first task of the head that predicted: of interest with task="infer"
+    unfamiliar      [N], how far the input lies from all that was learned from: a typical one of those has about 1,
+                    whatever their number of columns. None where that is not known: of a model that an earlier release
+                    saved, and of inputs that are tokens or of several shapes
     """
 
     labels: Any
@@ -62,6 +68,7 @@ class Predictions(NamedTuple):
     aleatoric: Any
     epistemic: Any
     tasks: Any
+    unfamiliar: Any = None
 
 
 class Measures(NamedTuple):
@@ -169,6 +176,11 @@ class Learner:
         if len({type(label) for label in found}) != 1:
             raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
         return found
+
+    @property
+    def knows_unfamiliar(self) -> bool:
+        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
+        return self._session.density is not None
 
     def __repr__(self) -> str:
         learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"
@@ -305,6 +317,7 @@ class Learner:
                 else:
                     about = {"tasks": names, "epochs": epochs, "patience": options.patience}
                     self._learn_saving(Path(options.checkpoint), about, tasks, report, validation)
+                self._session.density = self._with_these(tasks)
             if options.checkpoint is not None:
                 if run.ranks is None or run.ranks.rank == 0:
                     Checkpoints(Path(options.checkpoint)).remove_own()
@@ -349,6 +362,25 @@ class Learner:
                 raise
             if checkpointer.stopping():  # after the last step
                 checkpointer.learned()
+
+    def _with_these(self, tasks: Sequence[TaskData]) -> Density | None:
+        """The density of all rows learned from, now that these are; None where it is not known of earlier ones, or
+        cannot be: of tokens, whose numbers are names, and of inputs of another shape.
+        """
+        found, run = self._session.density, self._run
+        if found is None and self._tasks:
+            return None
+        weights = sum(math.prod(run.network.layout.shapes[name]) for name in run.network.trunk_names)
+        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self._plain.modules())
+        for task in tasks:
+            x = task.x[0]
+            columns = x[0].numel()
+            if (found is not None and len(found.mean) != columns) or (named and bool((x == x.round()).all())):
+                return None
+            p = run.predict(task.x[:, :: math.ceil(len(x) / DOUBTED)], task.head, task=task.task)[0]
+            one = density(x, _doubt(p), room(columns, weights))
+            found = one if found is None else found.merged(one, room(columns, weights))
+        return found
 
     def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
         """The part to hold out, or the examples given; whatever cannot be done is refused before any work."""
@@ -421,14 +453,18 @@ class Learner:
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self._heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
-            parts.append((wide, entropy, torch.minimum(aleatoric, entropy), entropy / math.log(len(columns))))
+            parts.append((wide, entropy, torch.minimum(aleatoric, entropy), _doubt(p)))
         best = torch.stack([relative for *_, relative in parts]).argmin(0)
         rows = torch.arange(len(best), device=best.device)
-        chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(3)]
+        chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
         first = {head: name for name, head in reversed(self._tasks.items())}
         tasks = np.array([first[head] for head in heads])[best.cpu().numpy()]
-        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen)
-        return Predictions(self._labels(x, chosen[0], classes), p, entropy, aleatoric, entropy - aleatoric, tasks)
+        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
+        seen, unfamiliar = self._session.density, None
+        if seen is not None and len(seen.mean) == checked[0].numel():
+            unfamiliar = _like(x, seen.unfamiliar(checked, chosen[3]))
+        found = self._labels(x, chosen[0], classes)
+        return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks, all of them learned before."""
@@ -615,6 +651,8 @@ class Learner:
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
         kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        if self._session.density is not None:
+            kept |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
 
 
@@ -627,6 +665,12 @@ def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Ta
 def _like(x: Any, tensor: Tensor) -> Any:
     """A tensor for a tensor, else an array."""
     return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
+
+
+def _doubt(p: Tensor) -> Tensor:
+    """[N]: the entropy of these probabilities [N, classes] as a part of the largest it could be."""
+    entropy: Tensor = torch.special.entr(p).sum(1)
+    return entropy / math.log(p.shape[1])
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:
@@ -750,6 +794,8 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
     run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
     learner._session.heads, learner._session.tasks = heads, tasks
+    if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
+        learner._session.density = Density.from_tensors(seen)
     run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
     run.lost = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():

@@ -74,14 +74,16 @@ void update_log_std(float rate, float root, long n, float *restrict w, float *re
     }
 }
 
-// The natural step on log sigmas, see update.py: `share` corrects the bias of the running mean of the curvature.
-void update_natural(float rate, float share, long n, float *restrict w, float *restrict curvature,
+// The natural step on log sigmas, see update.py: the curvature is the mean of v times the gradient, by the mean of v.
+void update_natural(float rate, long n, float *restrict w, float *restrict measured, float *restrict mean_variance,
                     const float *restrict grad, float *restrict variance, const float *restrict k,
                     const float *restrict s, const float *restrict d, const float *restrict u) {
     for (long i = 0; i < n; i++) {
-        float v = variance[i], h = 0.999f * curvature[i] + 0.001f * grad[i];
-        curvature[i] = h;
-        h = h * share < 0.0f ? 0.0f : h * share;  // NaN stays NaN
+        float v = variance[i];
+        float sum = 0.999f * measured[i] + 0.001f * v * grad[i], all = 0.999f * mean_variance[i] + 0.001f * v;
+        measured[i] = sum;
+        mean_variance[i] = all;
+        float h = fabsf(sum / all);
         float stiff = k[i] + h + d[i] * (v - u[i]), least = 0.1f * k[i];
         stiff = stiff < least ? least : stiff;
         float move = 0.5f * rate * logarithm(k[i] / stiff * (s[i] / v));
@@ -149,6 +151,52 @@ void loss(long n, long classes, const int64_t *labels, const int64_t *columns, c
         sum += w * row_loss(classes, begin, end, labels[i], n / w, m + at, v ? v + at : v, t + at, g + at, h + at);
     }
     *nll = (float)(sum / n);
+}
+
+// One row of logits z: adds the gradients of w T^2 KL(q || softmax(z / T)), in the mean over n examples, to g for each
+// head's own columns, and returns their sum; `told` is sum q log q of each head. z is overwritten.
+static inline float row_lesson(long heads, const int64_t *spans, float warm, const float *strengths, float n,
+                               const float *q, const float *told, float *z, float *g) {
+    float found = 0.0f, cold = 1.0f / warm;
+    for (long k = 0; k < heads; k++) {
+        long begin = spans[2 * k], end = spans[2 * k + 1];
+        float top = -INFINITY, total = 0.0f, cross = 0.0f, scale = strengths[k] * warm / n;
+        for (long c = begin; c < end; c++) top = z[c] > top ? z[c] : top;
+        for (long c = begin; c < end; c++) {
+            float u = (z[c] - top) * cold;
+            cross += q[c] * u;
+            total += z[c] = exponential(u);
+        }
+        found += strengths[k] * (told[k] - cross + logarithm(total));
+        for (long c = begin; c < end; c++) g[c] += scale * (z[c] / total - q[c]);
+    }
+    return warm * warm * found;
+}
+
+// `loss` where the classes behind the first `own` are of heads that are taught alone, and `taught` the mean of lessons:
+// q and `told` have a row for each example of the data, of which `rows` are here. m is overwritten.
+void loss_and_lessons(long n, long classes, long own, long heads, const int64_t *labels, const int64_t *columns,
+                      const float *weights, float *nll, float *m, const float *v, float *t, float *g, float *h,
+                      const int64_t *rows, const float *q, const float *told, const int64_t *spans, const float *warm,
+                      const float *strengths, float *taught) {
+    double sum = 0.0, lessons = 0.0;
+    if (v)
+        for (long i = 0; i < n * classes; i++) {
+            float spread = v[i] < 1e-30f ? 1e-30f : v[i];
+            t[i] /= sqrtf(spread);
+            m[i] += t[i] * spread;
+        }
+    for (long i = 0; i < n; i++) {
+        long at = i * classes, begin = columns ? columns[2 * i] : 0, end = columns ? columns[2 * i + 1] : own;
+        float w = weights ? weights[i] : 1.0f;
+        sum += w * row_loss(classes, begin, end, labels[i], n / w, m + at, 0, t + at, g + at, h + at);
+        lessons += row_lesson(heads, spans, *warm, strengths, n, q + rows[i] * classes, told + rows[i] * heads, m + at,
+                              g + at);
+    }
+    if (v)
+        for (long i = 0; i < n * classes; i++) h[i] = g[i] * t[i];
+    *nll = (float)(sum / n);
+    *taught = (float)(lessons / n);
 }
 
 // The rows of x that `rows` names, and their squares unless `square` is null.

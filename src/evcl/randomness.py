@@ -24,11 +24,17 @@ def generator(seed: int, purpose: str, *indices: int, device: torch.device | str
 
 
 class Noise(Protocol):
-    """Where layers draw from while they train: it fills a tensor whose first axis is the replicas'."""
+    """Where layers draw from while they train: it fills a tensor whose first axis is the replicas', and whose second
+    one is the examples'.
+    """
 
     def normal_(self, out: Tensor) -> Tensor: ...
 
     def uniform_(self, out: Tensor) -> Tensor: ...
+
+    def shared(self) -> Noise:
+        """Where they draw what all examples of a batch have in common: a tensor without the examples' axis."""
+        ...
 
     def of(self, rows: Tensor) -> Noise:
         """That of these replicas alone."""
@@ -48,6 +54,9 @@ class DeviceNoise:
 
     def uniform_(self, out: Tensor) -> Tensor:
         return out.uniform_(generator=self.source)
+
+    def shared(self) -> DeviceNoise:
+        return self
 
     def of(self, rows: Tensor) -> DeviceNoise:
         return self
@@ -81,6 +90,9 @@ class GeneratorNoise:
             row.uniform_(generator=source)
         return out
 
+    def shared(self) -> GeneratorNoise:
+        return self
+
     def of(self, rows: Tensor) -> GeneratorNoise:
         return GeneratorNoise([self.generators[r] for r in rows.tolist()])
 
@@ -98,6 +110,9 @@ class PartNoise:
 
     def uniform_(self, out: Tensor) -> Tensor:
         return self._taken(self.noise.uniform_, out)
+
+    def shared(self) -> Noise:
+        return self.noise
 
     def of(self, rows: Tensor) -> PartNoise:
         return PartNoise(self.noise.of(rows), self.part, self.examples)

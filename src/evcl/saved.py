@@ -26,6 +26,8 @@ def upgraded(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[d
     method = get_method(saved["method"])
     if "fisher_spread" in method.known_settings:
         settings.setdefault("fisher_spread", 0.0)  # there was no such setting at first, and nothing was spread
+    if "distill" in method.known_settings:
+        settings.setdefault("distill", 0.0)
     found = {name: t for name, t in tensors.items() if name.startswith(("posterior.", "statistics.", "kept."))}
     told = _from_1(for_settings(method, Settings(settings)).memory, "memory/", saved, tensors, found)
     return {**saved, "format": FORMAT, "settings": settings, "memory": [told]}, found
@@ -46,6 +48,8 @@ def _from_1(
             told[one.name] = {"gaussian": [None if part is None else "tensor" for part in parts]}
             pairs = zip(("mean", "log_std"), parts, strict=True)
             found |= {f"{at}/{part}": tensor for part, tensor in pairs if tensor is not None}
+        elif one.name == "rows":  # nobody counted them
+            told[one.name] = {"dict": {}}
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
         else:

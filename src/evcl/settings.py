@@ -25,9 +25,12 @@ class Setting:
     high: float = math.inf
     open_low: bool = False  # the bound `low` itself is not allowed
     choices: tuple[str, ...] = ()
+    auto: bool = False  # the word "auto" is allowed too: a rule decides
 
     def check(self, name: str, value: Any) -> Value:
         """`value` as this setting's type, or one line saying what was expected."""
+        if self.auto and value == "auto":
+            return "auto"
         if self.choices:
             if value in self.choices:
                 return str(value)
@@ -43,7 +46,8 @@ class Setting:
 
     def _wanted(self, whole: bool) -> str:
         text = f"a {'whole' if whole else 'finite'} number {'above' if self.open_low else 'of at least'} {self.low:g}"
-        return text if self.high == math.inf else f"{text} and at most {self.high:g}"
+        text = text if self.high == math.inf else f"{text} and at most {self.high:g}"
+        return f"{text}, or auto" if self.auto else text
 
 
 def _whole(value: Any) -> int | None:
@@ -76,18 +80,36 @@ TRAINING: dict[str, Setting] = {
 VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
-    "tempering": Setting(0.03, "beta, the weight of the KL term", high=1e6),
-    "init_std": Setting(1e-3, "sigma_0, the posterior's standard deviation at the start", low=1e-8, high=1e3),
-    "prior_std": Setting(0.25, "standard deviation of the first prior, and of a new head's", low=1e-8, high=1e6),
+    "tempering": Setting(0.01, "beta, the weight of the KL term", high=1e6),
+    "init_std": Setting(
+        "auto",
+        "sigma_0, the posterior's standard deviation at the start; auto: a tenth of prior_std's rule",
+        low=1e-8,
+        high=1e3,
+        auto=True,
+    ),
+    "prior_std": Setting(
+        "auto",
+        "standard deviation of the first prior, and of a new head's; auto: that of first weights, sqrt(2 / fan-in)",
+        low=1e-8,
+        high=1e6,
+        auto=True,
+    ),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
     "std_update": Setting(
         "natural", "how log sigma moves: by Adam, or towards the optimum of its curvature", choices=("adam", "natural")
     ),
-    "std_rate": Setting(0.01, "natural: how much of the way log sigma moves a step", high=1.0, open_low=True),
-    "predict_samples": Setting(8, "posterior draws averaged in a prediction", low=1, high=10_000),
+    "std_rate": Setting(
+        "auto",
+        "natural: how much of the way log sigma moves a step; auto: 8 / steps of the task, from 0.01 to 0.5",
+        high=1.0,
+        open_low=True,
+        auto=True,
+    ),
+    "predict_samples": Setting(32, "posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {
-    "strength": Setting(0.06, "lambda, the weight of the elastic term", high=1e12),
+    "strength": Setting(1.0, "lambda, the weight of the elastic term", high=1e12),
     "strength_scale": Setting(
         "none",
         "strength and fisher_floor as they are, or divided by the task's number of examples, as the KL's weight is",
@@ -103,13 +125,16 @@ ELASTIC: dict[str, Setting] = {
         0, "weights drawn from the posterior that the Fisher is averaged over; 0: at its mean", high=1000
     ),
     "fisher_temperature": Setting(
-        16.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
+        2.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
     ),
     "fisher_spread": Setting(
         0.2, "how much of its neighbours' mean Fisher a weight is given: it holds what was silent", high=1e3
     ),
     "fisher_scale": Setting(
-        "task", "a task's share of the Fisher: as it is, or scaled to a mean of 1", choices=("none", "task")
+        "examples",
+        "a task's share of the Fisher: as it is, scaled to a mean of 1, or times its examples and temperature^2, with "
+        "the pull divided by the examples of the task that is learned: a strength of 1 is then Laplace's approximation",
+        choices=("none", "task", "examples"),
     ),
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
     "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
@@ -170,7 +195,7 @@ def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
         values = [s[name] for s in settings]
         if all(v == value for v in values):
             stacked[name] = value
-        elif isinstance(value, float):
+        elif all(isinstance(v, float) for v in values):
             stacked[name] = like.new_tensor(values).unsqueeze(1)
         elif name in TRAINING or name in BAYESIAN:
             raise EvclError(f"replicas share one program, so {name} must agree; got {values}", setting=name)

@@ -22,11 +22,15 @@ SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size"
 
 
 class Uncertainty(NamedTuple):
-    """[N] each, in nats: entropy = aleatoric + epistemic. `evcl.learner.Predictions` says what they mean."""
+    """[N] each, in nats: entropy = aleatoric + epistemic; and `unfamiliar`, about 1 for a typical row of those learned.
+
+    `evcl.learner.Predictions` says what they mean.
+    """
 
     entropy: Any
     aleatoric: Any
     epistemic: Any
+    unfamiliar: Any = None
 
 
 class _Open(NamedTuple):
@@ -186,9 +190,11 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return p / p.sum(1, keepdims=True)
 
     def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
-        """How unsure each prediction is, and which part of that comes from the weights being unsure (epistemic)."""
+        """How unsure each prediction is, which part of that comes from the weights being unsure (epistemic), and how
+        far the row lies from all that was learned (unfamiliar).
+        """
         found = self._predictions(X)
-        return Uncertainty(found.entropy, found.aleatoric, found.epistemic)
+        return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
 
     def _predictions(self, x: Any) -> Predictions:
         check_is_fitted(self, "learner_")

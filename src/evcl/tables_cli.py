@@ -118,10 +118,13 @@ def predict(
     drop: Drop = None,
     unknown: Unknown = "error",
 ) -> None:
-    """Predict every row of a file: its class, the probability of each class, and how uncertain that is."""
+    """Predict every row of a file: its class, the probability of each, how uncertain it is, how unfamiliar the row."""
     torch.set_num_threads(1)
     found = tables.predict(model, data, out, task=task, drop=drop or [], lenient=_lenient(unknown))
-    _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}")
+    far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
+    _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
+    if found.unfamiliar is None:
+        _say("no column unfamiliar: the model began with an evcl that did not keep what its rows are like")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
         _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")

@@ -10,6 +10,7 @@ import pytest
 from evcl.errors import EvclError
 from evcl.experiments import configure, preset
 from evcl.methods import METHODS
+from evcl.methods.teacher import DISTILLATION
 from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 
 SEARCHES = Path(__file__).parents[2] / "search"
@@ -31,15 +32,17 @@ def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched()
     assert all(searched.settings[name] == value for name, value in trial.items())
 
 
-def test_the_recipe_is_one_for_every_benchmark():
-    first = preset("recipe", "split-mnist", METHODS["evcl"])
-    assert first["strength_scale"] == "examples"
-    assert first == preset("recipe", "permuted-mnist", METHODS["evcl"])
+@pytest.mark.parametrize("benchmark", ["split-mnist", "permuted-digits"])
+@pytest.mark.parametrize("method", ["evcl", "ewc", "lwf"])
+def test_the_preset_default_is_nothing_but_the_defaults(method, benchmark):
+    defaults = {name: setting.default for name, setting in METHODS[method].known_settings.items()}
+    found = configure(benchmark, method, "default").settings
+    assert {name: found[name] for name in defaults} == defaults
 
 
-def test_the_recipe_is_no_other_methods():
-    with pytest.raises(EvclError, match="the preset recipe is there for evcl only, not for ewc"):
-        configure("split-mnist", "ewc", "recipe")
+def test_a_preset_that_is_gone_says_which_there_are():
+    with pytest.raises(EvclError, match=r"unknown preset 'recipe'.*default, paper, tuned"):
+        configure("split-mnist", "evcl", "recipe")
 
 
 BUILT_IN = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset",
@@ -58,7 +61,7 @@ def test_the_paper_names_every_setting(method, benchmark):
 
 def test_what_the_paper_leaves_open_is_what_the_defaults_were():
     found = preset("paper", "split-mnist", METHODS["evcl"])
-    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **CORESET}.keys()
+    assert found.keys() == {**TRAINING, **BAYESIAN, **ELASTIC, **DISTILLATION, **CORESET}.keys()
     open_ = {"stop_nll": 0.0, "std_rate": 0.01, "strength_scale": "none", "fisher_draws": 0, "coreset": "none"}
     assert {name: found[name] for name in open_} == open_
 

@@ -23,13 +23,17 @@ def test_what_is_read_is_written_byte_for_byte(tmp_path):
 
 
 def test_a_run_writes_the_same_keys_in_the_same_order(tmp_path):
+    since = {"distill", "distill_temperature"}
+
     def keys(text):
-        return [line.partition(":")[0] for line in text.splitlines() if ":" in line]
+        found = [line.partition(":")[0] for line in text.splitlines() if ":" in line]
+        return [key for key in found if key.strip(' "') not in since]
 
     config = configure("split-digits", "vcl", seeds=[0, 7], tasks=2, given={"epochs": 1, "lr": 1e-5})
     path = write_result(tmp_path, execute(config))
     assert keys(path.read_text()) == keys(KEPT.read_text())
-    assert json.loads(path.read_text())["config"] == json.loads(KEPT.read_text())["config"]
+    config = json.loads(path.read_text())["config"]
+    assert {key: config[key] for key in config if key not in since} == json.loads(KEPT.read_text())["config"]
 
 
 def test_a_summary_is_worked_out_by_hand():

@@ -14,6 +14,7 @@ import evcl
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData, teach
 from evcl.methods.data import Minibatch
+from evcl.methods.teacher import others
 from evcl.settings import resolve
 from evcl.training import Run, learn_stream
 
@@ -46,7 +47,7 @@ def round_of(run, tasks, seen):
 
 def test_the_last_network_s_outputs_on_the_new_inputs_are_the_targets(generator):
     run, task = made("lwf", replicas=2), data(1, generator, 3)
-    (lesson,) = teach([task], round_of(run, [task], [0]), 2.0, 1.0)
+    (lesson,) = teach([task], round_of(run, [task], [0]), 2.0, {0: 1.0})
     assert list(lesson.heads) == [0]
     (said,) = lesson.said
     for r in range(2):
@@ -56,7 +57,7 @@ def test_the_last_network_s_outputs_on_the_new_inputs_are_the_targets(generator)
 def test_the_loss_by_hand(generator):
     """strength T^2 mean_b sum_c p*_c (log p*_c - log p_c), at other weights than the teacher's."""
     run, task = made("lwf"), data(1, generator, 3)
-    (lesson,) = teach([task], round_of(run, [task], [0]), 3.0, 0.7)
+    (lesson,) = teach([task], round_of(run, [task], [0]), 3.0, {0: 0.7})
     taught = (logits(run, task.x[0], 0) / 3).softmax(1)
     moved = run.network.posterior.map(lambda t: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=F64))
     run.network.posterior = moved
@@ -71,7 +72,8 @@ def test_the_loss_by_hand(generator):
 
 def test_a_head_that_the_task_uses_itself_is_not_taught(generator):
     run, task = made("lwf"), data(0, generator)
-    assert teach([task], round_of(run, [task], [0]), 2.0, 1.0) == []
+    assert others([task], round_of(run, [task], [0])) == []
+    assert teach([task], round_of(run, [task], [0]), 2.0, {}) == []
     both = [made(method) for method in ("lwf", "naive")]
     for one in both:
         for k in range(2):

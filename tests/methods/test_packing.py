@@ -87,7 +87,7 @@ def task(head):
 
 
 def new(heads=0, network=None):
-    given = {"epochs": 1, "batch_size": 8, "lr": 0.02, "std_update": "adam"}
+    given = {"epochs": 1, "batch_size": 8, "lr": 0.02, "std_update": "adam", "prior_std": 0.25, "init_std": 1e-3}
     settings = resolve("everything", EVERYTHING.known_settings, given)
     trunk = network or torch.nn.Sequential(
         torch.nn.Flatten(),

@@ -120,8 +120,8 @@ def weights_after_two_tasks(method, **settings):
 def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
     vcl, none, some = (
         weights_after_two_tasks("vcl"),
-        weights_after_two_tasks("evcl", strength=0, fisher_floor=0),
-        weights_after_two_tasks("evcl", strength=1, fisher_floor=0),
+        weights_after_two_tasks("evcl", strength=0, fisher_floor=0, distill=0),
+        weights_after_two_tasks("evcl", strength=1, fisher_floor=0, distill=0),
     )
     assert torch.equal(vcl[0], none[0])
     assert torch.equal(vcl[1], none[1])
@@ -140,7 +140,7 @@ def test_a_needed_weight_is_held_and_the_other_is_free(method):
 
     def moved(strength):
         identity = torch.nn.Flatten()  # no trunk: the head is the whole model
-        options = {"init_std": 1e-3, "tempering": 1e-6} if method == "evcl" else {}
+        options = {"init_std": 1e-3, "tempering": 1e-6, "std_update": "adam", "distill": 0} if method == "evcl" else {}
         learner = evcl.Learner(identity, method, epochs=60, lr=0.01, strength=strength, **options)
         learner.learn((x1, y1))
         before = learner.mean_network()[1].weight.detach().clone()
@@ -161,7 +161,7 @@ def test_a_pull_over_the_examples_is_that_of_so_much_smaller_a_strength(name, ge
     kept = memory(generator, METHODS[name].bayesian)
 
     def importance(n, **given):
-        s = resolve(name, METHODS[name].known_settings, given)
+        s = resolve(name, METHODS[name].known_settings, {"fisher_scale": "task", **given})
         (found,) = (term for term in terms_of(METHODS[name], kept, s, n) if isinstance(term, Elastic))
         return found.importance
 

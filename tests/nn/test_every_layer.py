@@ -92,6 +92,26 @@ def local(plain, mean, variance, noise, x):
     return functional_call(plain, mean, (x,)) + noise[0].view_as(spread) * spread.sqrt()
 
 
+def flip(weight, ins, outs):
+    """Signs of a weight [o, i / groups, ...]: those of its output times those of its input."""
+    groups = len(ins) // weight.shape[1]
+    rows = [outs[o] * ins.view(groups, -1)[o * groups // len(outs)] for o in range(len(outs))]
+    return torch.stack(rows).view(*weight.shape[:2], *[1] * (weight.dim() - 2))
+
+
+def flipped(plain, mean, variance, noise, x):
+    """Positions: weights for each example, from one draw for the batch with the example's own signs."""
+    eps, signs, *shift = noise
+    ins, outs = signs.sign().tensor_split([signs.shape[1] - len(eps)], 1)
+    rows = []
+    for b in range(len(x)):
+        drawn = {"weight": mean["weight"] + variance["weight"].sqrt() * eps * flip(eps, ins[b], outs[b])}
+        if shift:
+            drawn["bias"] = mean["bias"] + variance["bias"].sqrt() * shift[0][b]
+        rows.append(functional_call(plain, drawn, (x[b : b + 1],))[0])
+    return torch.stack(rows)
+
+
 def each_example(plain, mean, variance, noise, x):
     """A draw of the weights for each example."""
     rows = []
@@ -137,26 +157,26 @@ def looked_up(plain, mean, variance, noise, x):
 
 
 def attended(plain, mean, variance, noise, x):
-    """Attention written out: linear layers whose pre-activations are drawn, softmax head by head."""
-    attention = plain.attention
+    """Attention written out: linear layers with weights for each example, softmax head by head."""
+    attention, drawn = plain.attention, iter(noise)
 
-    def project(x, weight, bias, eps, rows=slice(None)):
-        w, v = mean[weight][rows], variance[weight][rows]
-        b, s = (mean[bias][rows], variance[bias][rows]) if bias in mean else (0, 0)
-        return x @ w.mT + b + eps.view(*x.shape[:-1], -1) * (x.square() @ v.mT + s).sqrt()
+    def project(x, weight, bias, rows=slice(None)):
+        linear = nn.Linear(x.shape[-1], len(mean[weight]), bias=bias in mean)
+        means, variances = ({"weight": of[weight]} for of in (mean, variance))
+        if bias in mean:
+            means["bias"], variances["bias"] = mean[bias][rows], variance[bias][rows]
+        taken = [next(drawn) for _ in range(1 + len(means))]
+        return flipped(linear, means, variances, taken, x)
 
     q, k, v = plain.inputs(x)
     bias = "attention.in_proj_bias"
     if plain.across:
-        parts = []
-        for i, (letter, value) in enumerate(zip("qkv", (q, k, v), strict=True)):
-            w = f"attention.{letter}_proj_weight"
-            wide = {**mean, bias: mean[bias][4 * i : 4 * i + 4]}, {**variance, bias: variance[bias][4 * i : 4 * i + 4]}
-            spread = (value.square() @ variance[w].mT + wide[1][bias]).sqrt()
-            parts.append(value @ mean[w].mT + wide[0][bias] + noise[i].view_as(spread) * spread)
-        q, k, v = parts
+        parts = enumerate(zip("qkv", (q, k, v), strict=True))
+        q, k, v = (
+            project(x, f"attention.{letter}_proj_weight", bias, slice(4 * i, 4 * i + 4)) for i, (letter, x) in parts
+        )
     else:
-        q, k, v = project(x, "attention.in_proj_weight", bias, noise[0]).chunk(3, -1)
+        q, k, v = project(x, "attention.in_proj_weight", bias).chunk(3, -1)
     attn, padding = plain.masks(x)
     heads = []
     for h in range(2):
@@ -170,16 +190,18 @@ def attended(plain, mean, variance, noise, x):
             scores = scores.masked_fill(padding.unsqueeze(1), -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., part])
     assert attention.num_heads == 2
-    return project(torch.cat(heads, -1), "attention.out_proj.weight", "attention.out_proj.bias", noise[-1])
+    return project(torch.cat(heads, -1), "attention.out_proj.weight", "attention.out_proj.bias")
 
 
 CASES = {
     "linear": (lambda: nn.Linear(4, 3), (4,), local),
-    "linear along a sequence": (lambda: nn.Linear(4, 3, bias=False), (T, 4), local),
-    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9), local),
-    "conv1d same": (lambda: nn.Conv1d(4, 2, 4, padding="same", padding_mode="circular"), (4, 9), local),
-    "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), groups=2), (4, 7, 5), local),
-    "conv2d reflected": (lambda: nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"), (4, 6, 5), local),
+    "linear along a sequence with a bias": (lambda: nn.Linear(4, 3), (2, T, 4), flipped),
+    "linear along a sequence": (lambda: nn.Linear(4, 3, bias=False), (T, 4), flipped),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9), flipped),
+    "conv1d same": (lambda: nn.Conv1d(4, 2, 4, padding="same", padding_mode="circular"), (4, 9), flipped),
+    "conv2d": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), groups=2), (4, 7, 5), flipped),
+    "conv2d, a channel a group": (lambda: nn.Conv2d(4, 8, 2, dilation=2, groups=4, bias=False), (4, 5, 4), flipped),
+    "conv2d reflected": (lambda: nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"), (4, 6, 5), flipped),
     "embedding": (lambda: nn.Embedding(7, 3), "indices", looked_up),
     "embedding with padding": (lambda: nn.Embedding(7, 3, padding_idx=2), "indices", looked_up),
     "layer norm": (lambda: nn.LayerNorm(4), (4,), normed),
@@ -222,6 +244,9 @@ class Recorded:
     def normal_(self, out):
         self.kept.append(out.normal_(generator=self.generator).clone())
         return out
+
+    def shared(self):
+        return self
 
 
 @pytest.fixture(autouse=True)

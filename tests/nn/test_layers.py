@@ -74,7 +74,8 @@ def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape,
     network.weights.noise = GeneratorNoise([generator])
     draws = 4000
     x = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
-    y = network.trunk(x.expand(draws, *shape))
+    with torch.no_grad():  # in many batches, since what examples of one batch draw is not independent
+        y = torch.cat([network.trunk(x.expand(4, *shape)) for _ in range(draws // 4)])
     means = {name: m[0] for name, m in network.weights.mean.items()}
     variances = {name: v[0] for name, v in network.weights.variance.items()}
     expected = torch.func.functional_call(plain, means, (x,))[0]
@@ -84,11 +85,68 @@ def test_pre_activations_have_the_moments_of_drawn_weights(kind, options, shape,
     torch.testing.assert_close(y.var(0), variance, rtol=0.2, atol=0)
 
 
+POSITIONS = {
+    "linear along a sequence": (lambda: nn.Linear(4, 3), lambda x: x.unsqueeze(1).expand(-1, 6, -1)),
+    "linear along two axes": (lambda: nn.Linear(4, 3), lambda x: x.view(-1, 1, 1, 4).expand(-1, 2, 3, -1)),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, groups=2), lambda x: x.unsqueeze(2).expand(-1, -1, 8)),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2), lambda x: x.view(-1, 4, 1, 1).expand(-1, -1, 7, 7)),
+    "linear, folded": (lambda: nn.Linear(4, 3), lambda x: x.repeat_interleave(6, 0)),
+    "conv1d, folded": (lambda: nn.Conv1d(4, 6, 2), lambda x: x.repeat_interleave(6, 0).unsqueeze(2).expand(-1, -1, 3)),
+    "layer norm, folded": (lambda: nn.LayerNorm(4), lambda x: x.repeat_interleave(6, 0)),
+    "group norm, folded": (lambda: nn.GroupNorm(2, 4), lambda x: x.repeat_interleave(6, 0)),
+    "embedding, folded": (lambda: nn.Embedding(5, 3), lambda x: x[:, 0].abs().ceil().repeat_interleave(6)),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_of_an_example_share_its_weights_and_examples_do_not(name, replicas, generator):
+    """Where an example's input is the same everywhere, so is its output; another example's, and replica's, is not."""
+    make, spread = POSITIONS[name]
+    network = bayesianize(make(), init_std=0.3, replicas=replicas, dtype=torch.float64)
+    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
+    network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in range(replicas)])
+    network.weights.batch = 5 * replicas
+    if "folded" in name:
+        network.trunk.fold = 6
+    x = torch.randn(1, 4, generator=generator, dtype=torch.float64).expand(5 * replicas, -1)
+    y = network.trunk(spread(x))
+    if name.startswith("conv"):
+        y = y.movedim(1, -1)
+    y = y.reshape(5 * replicas, -1, y.shape[-1])
+    assert y.shape[1] > 1
+    torch.testing.assert_close(y, y[:, :1].expand_as(y), rtol=1e-9, atol=1e-12)
+    apart = (y[:, 0].unsqueeze(0) - y[:, 0].unsqueeze(1)).abs().amax(2)
+    assert (apart + torch.eye(len(y)) > 1e-3).all()
+
+
+@pytest.mark.parametrize("name", ["linear along a sequence", "conv2d", "conv1d, folded"])
+def test_a_replica_of_a_layer_with_positions_draws_what_it_draws_alone(name, generator):
+    make, spread = POSITIONS[name]
+    network = bayesianize(make(), init_std=0.3, replicas=3, dtype=torch.float64)
+    mean, variance = network.posterior.mean, network.posterior.variance()
+    network.trunk.fold = 6 if "folded" in name else 1
+    x = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+
+    def passed(rows):
+        network.bind(mean[rows], variance[rows], network.layout)
+        network.weights.noise = GeneratorNoise([torch.Generator().manual_seed(r) for r in rows])
+        network.weights.batch = 5 * len(rows)
+        return network.trunk(spread(x[rows].flatten(0, 1))).unflatten(0, (len(rows), -1))
+
+    whole = passed([0, 1, 2])
+    for r in range(3):
+        torch.testing.assert_close(passed([r])[0], whole[r], rtol=1e-12, atol=1e-12)
+
+
 class Handed:
     """The same noise for every call with as many numbers."""
 
     def normal_(self, out):
         return out.normal_(generator=torch.Generator().manual_seed(out.numel()))
+
+    def shared(self):
+        return self
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -26,7 +26,7 @@ def said(active: Model, task: TaskData) -> Distillation:
     """What the active column says of a task's examples, as a lesson."""
     network = active.network
     z = outputs(network, active.posterior.mean, network.layout, task.x, [task.head])
-    return Distillation([z.log_softmax(2)], temperature=1.0, strength=1.0, heads=[task.head])
+    return Distillation([z.log_softmax(2)], temperature=1.0, strength=[1.0], heads=[task.head])
 
 
 def unlabelled(task: TaskData) -> TaskData:
@@ -42,7 +42,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         terms=[ewc.elastic(memory.base, s, round_.n)],
         stage="compress",
     )
-    base = memory.base.after(compress, ewc.fisher(compress, round_, s), s.fisher_decay)
+    base = memory.base.after(compress, round_, ewc.fisher(compress, round_, s), s.fisher_decay)
     return Learned(compress.q, Memory(base, progress.model))
 
 

@@ -61,7 +61,7 @@ def test_the_whole_way(model):
     status, out, err = model("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
     assert (status, err) == (0, "")
     found = rows_of("p.csv")
-    assert list(found[0]) == ["prediction", "probability_no", "probability_yes", "entropy", "epistemic"]
+    assert list(found[0]) == ["prediction", "probability_no", "probability_yes", "entropy", "epistemic", "unfamiliar"]
     p = np.array([[float(row["probability_no"]), float(row["probability_yes"])] for row in found])
     assert p.sum(1) == pytest.approx(np.ones(200), abs=2e-6)
     entropy = np.array([float(row["entropy"]) for row in found])
@@ -72,7 +72,7 @@ def test_the_whole_way(model):
     right = np.mean([row["prediction"] for row in found] == people(seed=2).buys)
     assert right > 0.8
     assert f"accuracy {100 * right:.1f}% against its labels" in out
-    assert f"200 predicted, mean entropy {entropy.mean():.3f}, epistemic {epistemic.mean():.3f}" in out
+    assert f"200 predicted, mean entropy {entropy.mean():.3f}, epistemic {epistemic.mean():.3f}, unfamiliar " in out
 
 
 def test_every_format_says_the_same(model):

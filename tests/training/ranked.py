@@ -32,13 +32,25 @@ def layers():
     return torch.nn.Sequential(torch.nn.Unflatten(1, (1, 6)), conv, norm, *rest)
 
 
+def positions():
+    """Draws that all examples share, in parts: convolutions, a linear layer along a sequence, a layer taken whole."""
+    skip = torch.nn.utils.skip_init
+    first = torch.nn.Unflatten(1, (1, 6)), skip(torch.nn.Conv1d, 1, 4, 3, padding=1), torch.nn.Tanh()
+    whole = skip(torch.nn.ConvTranspose1d, 4, 3, 2)  # which starts from its own weights
+    for weight in whole.parameters():
+        torch.nn.init.normal_(weight, 0, 0.5, generator(0, "whole"))
+    rest = skip(torch.nn.Linear, 7, 5), torch.nn.Tanh(), torch.nn.Flatten()
+    return torch.nn.Sequential(*first, whole, torch.nn.Tanh(), *rest)
+
+
 CASES = {
     "ewc": ("ewc", mlp, F32, {}),
     "ewc in float64": ("ewc", mlp, F64, {}),
-    "evcl": ("evcl", mlp, F32, {}),
+    "evcl": ("evcl", mlp, F32, {"std_rate": 0.01}),
     "evcl in float64": ("evcl", mlp, F64, {"fisher_draws": 2, "fisher_scale": "task"}),
-    "noise handed in": ("evcl", mlp, F32, {}),
+    "noise handed in": ("evcl", mlp, F32, {"std_rate": 0.01}),
     "layers": ("evcl", layers, F64, {}),
+    "positions": ("evcl", positions, F64, {}),
     "sampled": ("evcl", mlp, F64, {"fisher": "sampled", "fisher_draws": 2}),
     "coresets": ("evcl", mlp, F64, {"coreset": "kcenter", "coreset_size": 5}),
     "stopped": ("evcl", mlp, F64, {"stop_nll": 0.69, "epochs": 20}),

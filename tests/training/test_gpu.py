@@ -222,7 +222,7 @@ def test_a_network_that_waits_for_the_device_is_named():
         learner.learn((torch.arange(80.0).view(20, 4), torch.arange(20) % 2))
 
 
-@pytest.mark.parametrize(("at_a_time", "most"), [(1, 0.0), (6, 1e-4)])
+@pytest.mark.parametrize(("at_a_time", "most"), [(1, 0.0), (6, 1e-3)])
 def test_programs_that_run_at_a_time_are_the_programs_alone(at_a_time, most, monkeypatch):
     """Thirty of them, with more captures than torch has streams. One after the other they are the same to the last bit;
     at a time, but for rounding: cuBLAS promises the last bits only where one stream runs.

@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from evcl.methods import METHODS, Centred, Pull
+from evcl.methods import METHODS, Centred, Distillation, Pull
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.randomness import DeviceNoise
 from evcl.settings import resolve, stack
 from evcl.training import Pool, Run, TaskData, matmul_precision
+from evcl.training.lessons import find_lessons
 from evcl.training.rules import Update, gpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,11 +71,18 @@ def draw(*shape, seed=0):
 class Handed:
     """The noise that the kernels draw, layer by layer, for plain operations; widths are multiples of `align`."""
 
-    def __init__(self, seeds, step, layers, align):
+    def __init__(self, seeds, step, layers, align, own=None):
+        """`own` classes of the data's heads: those of others are one layer more."""
         self.seeds, self.step, self.layers, self.layer, self.align = seeds, step, layers, 0, align
+        self.own = own
 
     def normal_(self, out):
-        last = self.layer == self.layers - 1
+        last = self.layer >= self.layers - 1
+        if self.layer == self.layers - 1 and self.own not in (None, out.shape[2]):
+            for part in (out[..., : self.own], out[..., self.own :]):
+                self.normal_(part)
+                self.own = None
+            return out
         width = out.shape[2] if last else -(-out.shape[2] // self.align) * self.align  # not the heads
         found = torch.empty(*out.shape[:2], width, device=DEVICE)
         n = found[0].numel()
@@ -92,7 +100,12 @@ def low(t):
 class Case:
     """R replicas, V orders and U sets of data; a chain of kernels and a plain one, on the same values."""
 
-    def __init__(self, r=3, v=3, u=1, hidden=(44, 30), heads=1, bayesian=True, bias=True, ins=37, examples=90):
+    def __init__(
+        self, r=3, v=3, u=1, hidden=(44, 30), heads=1, bayesian=True, bias=True, ins=37, examples=90, taught=()
+    ):
+        """Heads that are `taught`, a number of classes each, are more than those of the data; the first of those is
+        taught too.
+        """
         linear = partial(torch.nn.utils.skip_init, torch.nn.Linear, bias=bias)
         layers = [m for i, o in zip((ins, *hidden), hidden, strict=False) for m in (linear(i, o), torch.nn.ReLU())]
         method = METHODS["evcl" if bayesian else "ewc"]
@@ -105,6 +118,13 @@ class Case:
             self.tasks.append(TaskData(x, y, run.add_head(hidden[-1], 2 + k)))
         self.run, self.layers, self.bayesian, self.heads = run, len(hidden) + 1, bayesian, range(heads)
         n = heads * examples
+        self.losses = []
+        if taught:
+            self.heads = [*self.heads, *(run.add_head(hidden[-1], classes) for classes in taught)]
+            said = [draw(r, n, k, seed=k).log_softmax(2) for k in taught]
+            said.append(draw(1, n, 2, seed=9).log_softmax(2))
+            weights = [draw(r, 1, seed=k).abs() for k in range(len(said))]
+            self.losses = [Distillation(said, 1 + draw(r, 1).abs(), weights, [*self.heads[heads:], 0])]
         self.order = draw(v, n, seed=5).argsort(1)
         self.seeds = torch.arange(v, device=DEVICE) * 2**61 + 12345
         self.total = torch.full((r,), 2.0, device=DEVICE)
@@ -136,8 +156,12 @@ class Case:
         grads = torch.full_like(values, 7.0, dtype=torch.float32)
         noise = DeviceNoise(torch.Generator(DEVICE), self.seeds)
         with matmul_precision(precision):
-            chain = gpu_kernels().Chain(self.places(part), values, grads, Pool(self.tasks, self.run.classes))
-            return chain(batch, noise), grads
+            pool = Pool(self.tasks, self.run.classes)
+            lessons = find_lessons(self.losses, pool, self.run.classes, grads[0], None)
+            chain = gpu_kernels().Chain(self.places(part), values, grads, pool, lessons)
+            nll = chain(batch, noise)
+            self.value = None if lessons is None else lessons.value
+            return nll, grads
 
     def plainly(self, batch):
         """The same in float64 on the CPU, in the plain layout."""
@@ -145,8 +169,11 @@ class Case:
         values = self.values(part, "cpu", torch.float64)
         grads = torch.full_like(values, 7.0)
         pool = Pool([TaskData(t.x.cpu().double(), t.y.cpu(), t.head) for t in self.tasks], self.run.classes)
-        noise = Handed(self.seeds, int(batch.done), self.layers, 4)
-        return Chain(self.places(part), values, grads, pool, None)(batch.rows().cpu(), noise), grads
+        noise = Handed(self.seeds, int(batch.done), self.layers, 4, pool.classes)
+        lessons = find_lessons(self.losses, pool, self.run.classes, values[0], None)
+        nll = Chain(self.places(part), values, grads, pool, None, lessons)(batch.rows().cpu(), noise)
+        self.plain_value = None if lessons is None else lessons.value
+        return nll, grads
 
     def rounded(self, batch):
         """The same in float64 in a layout for bf16, where all that the kernels store in bf16 is rounded to it."""
@@ -189,6 +216,8 @@ class Case:
         nll, grads = self.by_kernels(batch)
         wanted, slow = self.plainly(batch)
         torch.testing.assert_close(nll.cpu().double(), wanted, rtol=rtol, atol=atol)
+        if self.losses:
+            torch.testing.assert_close(self.value.cpu().double(), self.plain_value, rtol=rtol, atol=atol)
         torch.testing.assert_close(self.total, before + nll * batch.size, rtol=1e-5, atol=1e-5)
         padded_part, part = self.part(4), self.part()
         for s, flat in enumerate(grads):
@@ -210,6 +239,15 @@ def test_a_chain_of_kernels_is_the_plain_one(bayesian, bias, heads, r, v, u):
     """The same NLL and gradients as plain operations in float64, given the noise that the kernels drew."""
     case = Case(r, v, u, heads=heads, bayesian=bayesian, bias=bias)
     case.compare(case.batch())
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("r", "v", "u", "taught", "size"), [(1, 1, 1, [5], 70), (4, 2, 2, [3, 40, 2], 80)])
+def test_lessons_in_the_kernel_of_the_loss(bayesian, heads, r, v, u, taught, size):
+    case = Case(r, v, u, heads=heads, bayesian=bayesian, taught=taught)
+    case.compare(case.batch(size))
+    assert case.value.count_nonzero() == r
 
 
 @pytest.mark.parametrize(
@@ -317,7 +355,7 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
     if rule == "natural" and parts == 0:
         pytest.skip("a natural step needs a KL")
     known = METHODS["naive" if rule == "points" else "vcl"].known_settings
-    given = {} if rule == "points" else {"std_update": rule}
+    given = {} if rule == "points" else {"std_update": rule, "std_rate": 0.01}
     each = [resolve("", known, {**given, "lr": lr}) for lr in (1e-3, 1e-2, 0.1)]
     found = []
     for dtype in (torch.float32, torch.float64):

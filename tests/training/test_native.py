@@ -72,7 +72,7 @@ def test_compiled_training_is_plain_training(method, rates, heads, monkeypatch):
 @needs_compiler
 @pytest.mark.parametrize("method", ["evcl", "vcl"])
 def test_compiled_natural_steps_are_plain_ones(method, monkeypatch):
-    given = {"std_update": "natural", "rates": (1e-3, 1e-2), "steps": 30}
+    given = {"std_update": "natural", "std_rate": 0.02, "rates": (1e-3, 1e-2), "steps": 30}
     fast = trained(method, **given)
     turn_off(monkeypatch)
     slow = trained(method, **given)

@@ -42,6 +42,9 @@ class Slice:
     def uniform_(self, out):
         return out.copy_(self.source.uniform_(out.new_empty(self.replicas, *out.shape[1:]))[self.r : self.r + 1])
 
+    def shared(self):
+        return self
+
 
 def noise():
     return GeneratorNoise([generator(seed, "test noise") for seed in range(3)])
@@ -147,7 +150,7 @@ def second_task(method, noise, **settings):
 def test_a_step_follows_the_objective_as_written(method, monkeypatch):
     """NLL + beta/N KL + 1/2 sum (lambda F + floor) [(mu - mu*)^2 + (s2 - s2*)^2], away from the anchor."""
     recorder = Recorder(monkeypatch)
-    given = {"strength": 50.0, "fisher_floor": 0.7} if method != "vcl" else {}
+    given = {"strength": 50.0, "fisher_floor": 0.7, "fisher_scale": "task", "distill": 0} if method != "vcl" else {}
     run, task = second_task(method, recorder, **given)
     old, new = run.memory.prior, run.network.posterior
     moved = new.mean + 0.1, None if new.log_std is None else new.log_std + 0.2
@@ -301,9 +304,9 @@ def test_a_precision_that_cannot_be_kept_is_refused():
         Run(convolutional(), METHODS["naive"], [settings], [0], draw=True, precision="bf16")
 
 
-def test_an_idle_head_does_not_move():
+def test_an_idle_head_that_is_not_taught_does_not_move():
     benchmark = evcl.benchmarks.get("split-digits")
-    learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
+    learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2, distill=0)
     learner.learn(benchmark[0])
 
     def heads():

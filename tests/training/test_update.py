@@ -14,7 +14,7 @@ F64 = torch.float64
 
 
 def settings(**given):
-    return resolve("vcl", METHODS["vcl"].known_settings, {"std_update": "natural", **given})
+    return resolve("vcl", METHODS["vcl"].known_settings, {"std_update": "natural", "std_rate": 0.01, **given})
 
 
 class Noted(Observer):
@@ -39,6 +39,36 @@ def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
     wanted = 1 / (1 / prior.variance() + curvature / weight)
     torch.testing.assert_close(variance, wanted, rtol=0.05, atol=0)
     torch.testing.assert_close(q.variance(), variance, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_measurements_made_while_sigma_was_small_do_not_hide_the_others(dtype, generator):
+    """Their noise grows as 1/sigma. In a plain mean it stays: the curvature would be off by as much as it is."""
+    prior = Gaussian(torch.zeros(1, 200, dtype=dtype), torch.full((1, 200), -1.5, dtype=dtype))
+    q = Gaussian(torch.zeros(1, 200, dtype=dtype), torch.full((1, 200), -10.0, dtype=dtype))
+    variance, grads = q.variance(), torch.zeros(2, 1, 200, dtype=dtype)
+    curvature, weight = torch.linspace(0.5, 2, 200, dtype=dtype).unsqueeze(0), 1e-3
+    update = Update(q, variance, grads, KL(prior, weight).pull(), settings())
+    for _ in range(1000):
+        grads[1] = curvature + 0.03 / variance.sqrt() * torch.randn(1, 200, generator=generator, dtype=dtype)
+        update()
+    wanted = 1 / (1 / prior.variance() + curvature / weight)
+    torch.testing.assert_close(variance, wanted, rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_curvature_that_is_lost_in_noise_widens_no_sigma(dtype, generator):
+    """Measured below 0 or above, it is known no better than its size: sigma stays as narrow as that says."""
+    prior = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -1.5, dtype=dtype))
+    q = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -4.0, dtype=dtype))
+    variance, grads = q.variance(), torch.zeros(2, 1, 1000, dtype=dtype)
+    update = Update(q, variance, grads, KL(prior, 1e-6).pull(), settings(std_rate=0.1))
+    for _ in range(300):
+        grads[1] = torch.randn(1, 1000, generator=generator, dtype=dtype)
+        update()
+    below = update.log_std.measured < 0
+    assert variance[below].median() < 0.1 * prior.variance().median()
+    torch.testing.assert_close(variance[below].log().mean(), variance[~below].log().mean(), rtol=0, atol=0.3)
 
 
 def test_a_natural_step_rests_where_the_objective_does(generator):
@@ -79,6 +109,7 @@ def test_a_replica_stops_before_certainty_and_the_others_go_on(rule, dtype):
 
     def trained(stops, epochs):
         given = {"std_update": rule, "epochs": epochs, "batch_size": 16, "lr": 1e-2, "lr_schedule": "constant"}
+        given["std_rate"] = 0.01  # by itself it would follow the number of epochs
         known = METHODS["evcl"].known_settings
         each = [resolve("evcl", known, {**given, "stop_nll": stop}) for stop in stops]
         run, seen = Run(evcl.nn.mlp(6, [8]), METHODS["evcl"], each, range(len(stops)), draw=True, dtype=dtype), []

@@ -1,4 +1,4 @@
-"""Named settings for a benchmark and a method: `tuned` and `recipe` (chosen on validation data), and `paper`."""
+"""Named settings for a benchmark and a method: `tuned` (chosen on validation data), `default` and `paper`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from evcl.errors import EvclError, unknown
+from evcl.errors import unknown
 from evcl.methods import Method
+from evcl.methods.teacher import DISTILLATION
 from evcl.settings import CORESET, ELASTIC
 
 SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
-    "recipe": "one choice of EVCL's settings for all benchmarks, on validation data",
+    "default": "nothing but the defaults, which are the same for every benchmark",
     "paper": "the protocol of the EVCL paper to the letter",
 }
 
@@ -28,8 +29,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
 
     A benchmark's tables may be for one number of tasks only (`"permuted-mnist:10"`), and then stand for its others.
 
-    In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic` and `coreset` for the methods
-    that have those settings. A word that a method does not offer is not given to it: it may be named
+    In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic`, `distillation` and `coreset`
+    for the methods that have those settings. A word that a method does not offer is not given to it: it may be named
     after its coreset.
     """
     if name not in SUMMARIES:
@@ -39,13 +40,12 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
         groups.append("bayesian")
     if ELASTIC.keys() <= method.settings.keys():
         groups.append("elastic")
+    if DISTILLATION.keys() <= method.settings.keys():
+        groups.append("distillation")
     if CORESET.keys() <= method.known_settings.keys():
         groups.append("coreset")
     found: dict[str, Any] = {}
-    known = _table()[name]
-    if name == "recipe" and method.name not in known["*"]:
-        there = ", ".join(known["*"])
-        raise EvclError(f"the preset recipe is there for {there} only, not for {method.name}", setting="preset")
+    known = _table().get(name, {})
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})

@@ -49,7 +49,8 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         method = methods.for_settings(methods.get(config.method), config.settings)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
         key = (*where, config.settings.validation, *kind(method))
-        fixed = {name: value for name, value in config.settings.items() if _must_agree(name, value)}
+        each = {name: _shared(name, value) for name, value in config.settings.items()}
+        fixed = {name: value for name, value in each.items() if value is not None}
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())
             if other == key and agree and (len(members) + 1) * len(config.seeds) <= replicas:
@@ -61,8 +62,12 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     return [members for _, _, members in found]
 
 
-def _must_agree(name: str, value: Any) -> bool:
-    """Whether all replicas of a program need the same value: whole numbers, and words that training itself reads."""
+def _shared(name: str, value: Any) -> Any:
+    """What all replicas of a program must have alike: whole numbers, words that training itself reads, and of a
+    setting that a rule may decide whether it does.
+    """
     if isinstance(value, str):
-        return name in TRAINING or name in BAYESIAN
-    return not isinstance(value, float)
+        return value if name in TRAINING or name in BAYESIAN else None
+    if isinstance(value, float):
+        return "a number" if name in BAYESIAN and BAYESIAN[name].auto else None
+    return value

@@ -5,7 +5,7 @@ from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.joint import JOINT
-from evcl.methods.lwf import LWF, Distillation, teach
+from evcl.methods.lwf import LWF
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
 from evcl.methods.method import (
     METHODS,
@@ -21,6 +21,7 @@ from evcl.methods.method import (
     register,
 )
 from evcl.methods.naive import NAIVE
+from evcl.methods.teacher import Distillation, teach
 from evcl.methods.terms import (
     KL,
     Centred,

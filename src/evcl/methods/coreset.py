@@ -48,7 +48,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         kept = (*remembered.kept, *(task.select(r) for task, r in zip(round_.tasks, rows, strict=True)))
         tuned = learned.posterior
         if _some(kept):
-            one_more = method.learn(learned.memory, round_.of(kept, tuned), s)
+            one_more = method.learn(learned.memory, round_.of(kept, tuned), Settings({**s, "distill": 0.0}))
             fitted = yield replace(next(one_more), start=tuned, stage=STAGE)
             one_more.close()
             tuned = fitted.q
@@ -110,13 +110,13 @@ VCL_RANDOM = with_coreset(
     VCL,
     name="vcl-random-coreset",
     summary="VCL, tuned for prediction on random examples of every task",
-    settings=_fixed("random"),
+    settings={**VCL.settings, **_fixed("random")},
 )
 VCL_KCENTER = with_coreset(
     VCL,
     name="vcl-kcenter-coreset",
     summary="VCL, tuned for prediction on the k-center examples of every task",
-    settings=_fixed("kcenter"),
+    settings={**VCL.settings, **_fixed("kcenter")},
 )
 RANDOM = Method(
     name="random-coreset",

@@ -1,22 +1,28 @@
-"""EVCL: VCL plus an elastic, Fisher-weighted pull on the means and variances.
+"""EVCL: VCL plus an elastic pull, Fisher-weighted, on the means and variances, and one on what the network says.
 
-L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2]
+L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2] + distillation
 
-The anchor (mu*, s2*) is the posterior at the end of the last task, which is also the prior q_{t-1}.
+The anchor (mu*, s2*) is the posterior at the end of the last task, which is also the prior q_{t-1}. With the default
+`fisher_scale`, F = sum_k n_k T^2 F_k / N_t: what Laplace's approximation says that the rows of the past weigh next to
+those of the task, so that lambda = 1 has a meaning. `teacher.py` has the last term; the paper has none (`distill` 0).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.terms import KL
+from evcl.methods.teacher import DISTILLATION, held, kl
+from evcl.methods.terms import Term
 from evcl.settings import ELASTIC, Settings
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    kl = KL(memory.prior, s.tempering / round_.n)
-    fitted = yield Fit(round_.tasks, terms=[kl, elastic(memory, s, round_.n)])
-    return Learned(fitted.q, memory.after(fitted, fisher(fitted, round_, s), s.fisher_decay))
+    past = held(memory.rows, round_, s)
+    terms: list[Term] = [kl(memory.prior, past, round_, s), elastic(memory, s, round_.n, past.elastic)]
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
+    return Learned(fitted.q, memory.after(fitted, round_, fisher(fitted, round_, s), s.fisher_decay))
 
 
 EVCL = Method(
@@ -25,6 +31,6 @@ EVCL = Method(
     bayesian=True,
     learn=learn,
     memory=Memory,
-    settings=ELASTIC,
+    settings={**ELASTIC, **DISTILLATION, "distill": replace(DISTILLATION["distill"], default=1.0)},
     apart=True,
 )

@@ -1,11 +1,13 @@
 """Elastic weight consolidation (Kirkpatrick et al., 2017), in its online form: one anchor, the accumulated Fisher.
 
 L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
+
+`distill` adds a pull on what the network says, see teacher.py; plain EWC has none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -14,8 +16,9 @@ from torch import Tensor
 
 from evcl import curvature
 from evcl.methods.data import TaskData
-from evcl.methods.memory import per_weight
+from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
+from evcl.methods.teacher import DISTILLATION, Number, held, more_rows
 from evcl.methods.terms import Elastic
 from evcl.nn import Gaussian
 from evcl.settings import ELASTIC, Settings
@@ -28,23 +31,26 @@ class Memory:
     prior: Gaussian = per_weight(Gaussian, "prior")
     importance: Tensor = per_weight(low=0)  # F
     used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
+    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
 
-    def after(self, fitted: Fitted, importance: Tensor, decay: Tensor | float) -> Memory:
+    def after(self, fitted: Fitted, round_: Round, importance: Tensor, decay: Tensor | float) -> Memory:
         """What is remembered after one more round; only the weights that it used are concerned."""
         used = fitted.used.expand_as(self.used)
         added = torch.where(used > 0, decay * self.importance + importance, self.importance)
-        return Memory(fitted.q, added, torch.maximum(self.used, used))
+        return Memory(fitted.q, added, torch.maximum(self.used, used), more_rows(self.rows, round_))
 
 
-def elastic(memory: Memory, s: Settings, n: int) -> Elastic:
-    """lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; both over n, if so wished."""
-    importance = s.strength * memory.importance + s.fisher_floor * memory.used
-    return Elastic(memory.prior, importance / n if s.strength_scale == "examples" else importance)
+def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
+    """`part` of lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; over n, if so said."""
+    importance = part * (s.strength * memory.importance + s.fisher_floor * memory.used)
+    over = "examples" in (s.strength_scale, s.fisher_scale)
+    return Elastic(memory.prior, importance / n if over else importance)
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    fitted = yield Fit(round_.tasks, terms=[elastic(memory, s, round_.n)])
-    return Learned(fitted.q, memory.after(fitted, fisher(fitted, round_, s), s.fisher_decay))
+    past = held(memory.rows, round_, s)
+    fitted = yield Fit(round_.tasks, terms=[elastic(memory, s, round_.n, past.elastic)], losses=past.lessons)
+    return Learned(fitted.q, memory.after(fitted, round_, fisher(fitted, round_, s), s.fisher_decay))
 
 
 def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
@@ -67,6 +73,8 @@ def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], 
     drawn = s.fisher_draws and fitted.own.log_std is not None
     points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
     found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
+    if s.fisher_scale == "examples":  # to second order, the loss of the task's rows if they were taught
+        found = found * task.y.shape[1] * s.fisher_temperature**2
     if s.fisher_scale == "task":
         weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
         found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
@@ -89,6 +97,6 @@ EWC = Method(
     bayesian=False,
     learn=learn,
     memory=Memory,
-    settings=ELASTIC,
+    settings={**ELASTIC, **DISTILLATION, "strength": replace(ELASTIC["strength"], default=10.0)},
     apart=True,
 )

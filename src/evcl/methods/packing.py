@@ -137,6 +137,8 @@ def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
     else:
         if not isinstance(value, dict) or any(type(key) is not how.key for key in value):
             raise EvclError(f"{name} should be a dict by {how.key.__name__}")
+        if not all(tensors({"": one}) for one in value.values()):
+            raise EvclError(f"{name} should hold tensors")
         for key, tensor in tensors({"": value}).items():
             if tensor.shape[:1] != fits.like.shape[:1] or (tensor.is_floating_point() and not finite(tensor)):
                 raise EvclError(f"{name}{key} should have an axis of replicas first, and be finite")

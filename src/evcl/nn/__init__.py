@@ -4,7 +4,7 @@ from evcl.nn.convert import Names, bayesianize, register
 from evcl.nn.layers import BayesianLayer, Dropout, Linear, Weights
 from evcl.nn.mlp import MLP, mlp
 from evcl.nn.network import BayesianNetwork, outputs
-from evcl.nn.posterior import Gaussian, Layout, he_uniform
+from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
 from evcl.nn.slots import Slot, head, head_names
 from evcl.nn.whole import Whole
 
@@ -21,9 +21,11 @@ __all__ = [
     "Weights",
     "Whole",
     "bayesianize",
+    "he_std",
     "he_uniform",
     "head",
     "head_names",
+    "log_stds",
     "mlp",
     "outputs",
     "register",

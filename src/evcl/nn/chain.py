@@ -10,6 +10,8 @@ and backwards, from the gradient g of a layer's output,
 
     h = t g     dW = g^T x     db = sum g     2 dvar(W) = h^T x^2     2 dvar(b) = sum h     dx = g W + x (h var(W))
 
+A teacher's lessons (`Lessons`) are more columns of the last layer, and a gradient that is added to g there.
+
 The tests compare it with autograd on the network itself. What lies between two products is one pass of native.c where
 that is there; `gpu.py` has the same in a GPU's kernels.
 """
@@ -39,6 +41,21 @@ class Examples(Protocol):
     y: Tensor  # [U, N], positions among the classes of all heads, side by side
     columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
     weights: Tensor | None  # [U, N]: what an example counts for in the mean; None: 1
+
+
+class Lessons(NamedTuple):
+    """What a teacher says of each example is to be said again: sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)).
+
+    The columns C are those of the chain's last layer: the data's heads and then those that are taught alone.
+    """
+
+    q: Tensor  # [U, N, C], 0 where nothing is taught: replica r hears row r mod U
+    told: Tensor  # [U, N, K]: sum q log q of each head that is taught
+    spans: Tensor  # [K, 2]: where the columns of each head that is taught begin and end
+    temperature: Tensor  # [R]
+    strengths: Tensor  # [R, K]
+    own: int  # columns of the data's heads
+    value: Tensor  # [R]: where a chain puts it
 
 
 class Batch(NamedTuple):
@@ -126,6 +143,7 @@ def find_places(chain: Names, layout: Layout, heads: Sequence[int]) -> list[Plac
     first, last = head_names(heads[0]), head_names(heads[-1])
     weight, bias = (slice(spans[first[k]].start, spans[last[k]].stop) for k in ("weight", "bias"))
     classes = bias.stop - bias.start
+    assert classes == sum(stored[head_names(k)["bias"]][0] for k in heads)
     return [*found, Place(weight, bias, classes, stored[first["weight"]][1], classes)]
 
 
@@ -133,13 +151,20 @@ class Chain:
     """Calling it with rows [R, B] puts the gradients of their mean NLL into `grads`, and returns it, [R].
 
     `values` and `grads` are [S, R, P]: means and variances, or points; of a variance, twice the gradient. With `low`,
-    the pass is computed in that precision; values, gradients and the loss stay in their own.
+    the pass is computed in that precision; values, gradients and the loss stay in their own. With `lessons`, their
+    gradients are added, and their value put where they say.
     """
 
     def __init__(
-        self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples, low: torch.dtype | None
+        self,
+        places: list[Place],
+        values: Tensor,
+        grads: Tensor,
+        examples: Examples,
+        low: torch.dtype | None,
+        lessons: Lessons | None = None,
     ) -> None:
-        self.places, self.examples, self.full = places, examples, (values, grads)
+        self.places, self.examples, self.full, self.lessons = places, examples, (values, grads), lessons
         self.low = None if low is None else (values.to(low), grads.to(low))
         self.x = examples.x.flatten(2).to(low or values.dtype).contiguous()
         self.passes: dict[int, _Pass] = {}
@@ -166,6 +191,7 @@ class _Layer:
         self.y, self.gh = x.new_empty(shape), x.new_empty(shape)  # y: the next layer's x
         d, self.variance, self.ratio = torch.empty_like(x), x.new_empty(shape[1:]), x.new_empty(shape[1:])
         self.noise = values.new_empty(shape[1:])
+        self.draw: Callable[[Noise, Tensor], Tensor] = lambda noise, out: noise.normal_(out)
         # Indexing a tensor takes as long as a small operation on it: once is enough.
         (self.x, self.square), (self.out, self.out_square) = (
             t.unbind() if self.bayesian else (t[0], t[0]) for t in (x, self.y)
@@ -201,14 +227,14 @@ class _Layer:
         for bias, x, weight, out in self.forward:
             torch.addmm(bias, x, weight, out=out, beta=int(self.biased))
         if self.finish is not None:
-            noise.normal_(self.ratio)
+            self.draw(noise, self.ratio)
             if not last:
                 self.finish()
             return
         if self.bayesian:
             if not self.biased:  # a row of zeros has no variance
                 self.variance.clamp_min_(1e-30)
-            torch.rsqrt(self.variance, out=self.ratio).mul_(noise.normal_(self.noise))
+            torch.rsqrt(self.variance, out=self.ratio).mul_(self.draw(noise, self.noise))
             self.out.addcmul_(self.ratio, self.variance)
         if not last:
             self.out.clamp_min_(0)
@@ -259,7 +285,11 @@ class _Pass:
         )
         self.own = None if self.columns is None else torch.empty(*shape[:2], 2, dtype=torch.long)
         self.weights, self.counts = chain.examples.weights, full.new_ones(*shape[:2], 1)
-        self._bind(native() if values.dtype == torch.float32 and len(values) == 2 else None)
+        self.lessons = None if chain.lessons is None else _Lessons(chain.lessons, full.new_empty(shape))
+        if self.lessons is not None:
+            self.layers[-1].draw = self.lessons.draw
+        written = len(values) == 2 or self.lessons is not None  # in native.c
+        self._bind(native() if values.dtype == torch.float32 and written else None)
 
     def _bind(self, compiled: Native | None) -> None:
         """What is one pass of native.c, a replica each."""
@@ -269,11 +299,19 @@ class _Pass:
             return
         bottom, top = self.layers[0], self.layers[-1]
         for r, (x, _, rows, out, labels) in enumerate(self.parts):
-            self.takes.append(compiled.bind("take", *out.shape, rows, x, out, bottom.square[r]))
             own = None if self.own is None else self.own[r]
             counts = None if self.weights is None else self.counts[r]
-            state = [t[r] for t in (top.out, top.variance, top.ratio, top.g, top.h)]
-            self.losses.append(compiled.bind("loss", *top.out.shape[1:], labels, own, counts, self.nll[r], *state))
+            variance = top.variance[r] if top.bayesian else None
+            state = (labels, own, counts, self.nll[r], top.out[r], variance, top.ratio[r], top.g[r], top.h[r])
+            if top.bayesian:
+                self.takes.append(compiled.bind("take", *out.shape, rows, x, out, bottom.square[r]))
+            if self.lessons is None:
+                self.losses.append(compiled.bind("loss", *top.out.shape[1:], *state))
+                continue
+            one = self.lessons.of
+            sizes, u = (*top.out.shape[1:], one.own, len(one.spans)), r % len(one.q)
+            lesson = (rows, one.q[u], one.told[u], one.spans, one.temperature[r], one.strengths[r], one.value[r])
+            self.losses.append(compiled.bind("loss_and_lessons", *sizes, *state, *lesson))
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         self._take(rows)
@@ -312,6 +350,9 @@ class _Pass:
         if self.losses:
             return
         self.log_p.copy_(top.out)
+        if self.lessons is not None:
+            self.lessons.take(self.log_p, self.rows)
+            self.log_p[..., self.lessons.of.own :] = -torch.inf
         if self.own is not None:
             self.log_p.masked_fill_(foreign(self.own, self.log_p.shape[2]), -torch.inf)
         torch.log_softmax(self.log_p, 2, out=self.log_p)
@@ -322,9 +363,58 @@ class _Pass:
         self.log_p.exp_().scatter_add_(2, self.labels, self.minus)
         if self.weights is not None:
             self.log_p.mul_(self.counts)
-        top.g.copy_(self.log_p.div_(self.rows.shape[1]))
+        self.log_p.div_(self.rows.shape[1])
+        if self.lessons is not None:
+            self.lessons.add_gradient(self.log_p)
+        top.g.copy_(self.log_p)
         if top.bayesian:
             torch.mul(top.g, top.ratio, out=top.h)
+
+
+class _Lessons:
+    """Lessons in plain operations: `loss_and_lessons` of native.c, without it; and the noise of the last layer."""
+
+    def __init__(self, of: Lessons, z: Tensor) -> None:
+        self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
+        teachers = [r % len(of.q) for r in range(len(z))]
+        self.parts = [(of.q[u], self.q[r], of.told[u], self.told[r]) for r, u in enumerate(teachers)]
+        self.heads = [slice(*span) for span in of.spans.tolist()]
+        some = of.strengths.ne(0).any(1)
+        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # of replicas that are taught, or not
+        self.drawn: list[tuple[Tensor, list[Tensor]]] = []
+        self.noises: tuple[Noise, list[Noise]] | None = None
+
+    def draw(self, noise: Noise, out: Tensor) -> Tensor:
+        """A replica that is not taught draws what it draws without lessons, whatever others do."""
+        if len(self.rows[0]) == len(out) or self.of.own == out.shape[2]:
+            return noise.normal_(out)
+        if not self.drawn:
+            out.zero_()
+            for rows, columns in zip(self.rows, (out.shape[2], self.of.own), strict=True):
+                places = [out[r, :, :columns] for r in rows.tolist()]
+                self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
+        if self.noises is None or self.noises[0] is not noise:
+            self.noises = noise, [noise.of(rows) for rows in self.rows]
+        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
+            for place, part in zip(places, own.normal_(numbers), strict=True):
+                place.copy_(part)
+        return out
+
+    def take(self, z: Tensor, rows: Tensor) -> None:
+        """The logits of a batch, and what the teacher says of its examples."""
+        torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
+        for (q, own_q, told, own_told), own in zip(self.parts, rows, strict=True):
+            torch.index_select(q, 0, own, out=own_q)
+            torch.index_select(told, 0, own, out=own_told)
+
+    def add_gradient(self, g: Tensor) -> None:
+        """To that of the mean NLL; and the value."""
+        value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
+        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.of.strengths.unbind(1), strict=True):
+            log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
+            value += strength * (told.sum(1) - (q * log_p).sum((1, 2)))
+            g[..., columns] += (strength * warm / n).view(-1, 1, 1) * (log_p.exp() - q)
+        value.mul_(warm.square() / n)
 
 
 def _each(flat: Tensor) -> list[Tensor]:

@@ -17,9 +17,10 @@ from evcl.nn.attention import MultiheadAttention
 from evcl.nn.layers import BayesianLayer, Conv, Dropout, Embedding, Linear, Weights
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.whole import Own, Whole
 
+INIT_SHARE = 0.1  # of a layer's scale: the standard deviation that training starts from
 Names = str | Sequence[str] | None  # of modules; patterns too
 Form = Callable[[Any], nn.Module]
 _FORMS: dict[type[nn.Module], Form] = {}
@@ -75,7 +76,7 @@ for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspos
 def bayesianize(
     module: nn.Module,
     *,
-    init_std: float | Sequence[float] | None = 1e-3,
+    init_std: float | Sequence[float] | Literal["auto"] | None = "auto",
     generators: Sequence[torch.Generator] | None = None,
     replicas: int = 1,
     only: Names = None,
@@ -87,8 +88,8 @@ def bayesianize(
     """A new network like `module`, with a Gaussian over every weight; `module` itself is left alone.
 
     Posterior means start from the module's own weights or, with `generators` (one a replica), are drawn He-uniform (but
-    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start; None makes a
-    network of points, without variances.
+    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start, "auto" a tenth
+    of each layer's own (`BayesianLayer.scale`); None makes a network of points, without variances.
 
     `only` and `skip` choose the layers that are taken up, by the names of modules (of `named_modules()`, with all that
     is inside them) or patterns (`"*.norm1"`). What is left out is fixed: it stays as it is, in evaluation mode, since a
@@ -114,10 +115,9 @@ def bayesianize(
 
     mean, log_std = flat(conversion.means), None
     if init_std is not None:
-        stds = mean.new_tensor(init_std, dtype=torch.float64).reshape(-1, 1)
-        log_std = stds.log().to(dtype).expand_as(mean).clone()
-    posterior = Gaussian(mean, log_std)
-    return BayesianNetwork(trunk, conversion.weights, layout, posterior, flat(conversion.centres), conversion.owned)
+        log_std = log_stds(init_std, conversion.scales, layout, mean, INIT_SHARE).expand_as(mean).clone()
+    posterior, centre = Gaussian(mean, log_std), flat(conversion.centres)
+    return BayesianNetwork(trunk, conversion.weights, layout, posterior, centre, conversion.scales, conversion.owned)
 
 
 def _check(module: nn.Module) -> None:
@@ -151,6 +151,7 @@ class _Conversion:
         self.modules = [name for name, _ in module.named_modules()]
         self.means: dict[str, Tensor] = {}
         self.centres: dict[str, Tensor] = {}
+        self.scales: dict[str, float] = {}
         self.owned: list[tuple[nn.Module, str, Own]] = []
         self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
         self.fixed: dict[str, str] = {}  # the weights that are left out -> where
@@ -200,6 +201,7 @@ class _Conversion:
                 drawn = [layer.initial(key, g) for g in self.generators or ()]
                 self.means[name] = torch.stack(drawn) if drawn else plain.expand(r, *plain.shape)
                 self.centres[name] = centre.expand(r, *centre.shape)
+                self.scales[name] = layer.scale(key)
         layer.own = {}
         for key in layer._non_persistent_buffers_set:
             buffer = getattr(layer, key)

@@ -23,14 +23,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evcl.nn.chain import Batch, Examples, Place
+from evcl.nn.chain import Batch, Examples, Lessons, Place
 from evcl.randomness import DeviceNoise, Noise
 
 BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
 NUMBERS = (
     "orders", "length", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
-    "stride_a", "parts",
+    "stride_a", "parts", "classes", "teachers", "heads",
 )  # fmt: skip
 MOST_CLASSES = 128  # a replica's logits are a tile's columns
 
@@ -186,11 +186,36 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
         tl.store(kept_y + at, m * m, mask=inside)
 
 
+@triton.jit
+def _lessons(z, c, q, told, inside, spans, warm, strengths, heads):
+    """Of each row, the gradient by z of sum_k w_k T^2 KL(q || softmax(z_k / T)), and that sum."""
+    z = z / warm
+    q = tl.load(q + c[None, :], mask=inside, other=0.0)
+    g = z * 0.0
+    total = tl.sum(g, 1)
+    for k in range(heads):
+        mine = (c >= tl.load(spans + 2 * k)) & (c < tl.load(spans + 2 * k + 1))
+        own = tl.where(mine[None, :], z, -float("inf"))
+        top = tl.max(own, 1)
+        e = tl.exp(own - top[:, None])
+        whole = tl.sum(e, 1)
+        cross = tl.sum(tl.where(mine[None, :], q * (z - top[:, None]), 0.0), 1) - tl.log(whole)
+        weight = tl.load(strengths + k) * warm
+        g += weight * tl.where(mine[None, :], e / whole[:, None] - q, 0.0)
+        total += weight * warm * (tl.load(told + k) - cross)
+    return g, total
+
+
 @triton.jit(do_not_specialize=NUMBERS)
 def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, length, own, examples, steps, full, size,
-          layer, ins_a, outs, width_a, stride_a, ALIGN: tl.constexpr, HEADS: tl.constexpr, DRAW: tl.constexpr,
+          layer, ins_a, outs, width_a, stride_a, q, told, spans, temperature, strengths, classes, teachers, heads,
+          ALIGN: tl.constexpr, HEADS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h)."""
+    """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h).
+
+    With LESSONS, the classes behind the first `classes` are of heads that are taught alone; what the lessons sum up to
+    lies behind the NLL.
+    """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
     own_weight = r.to(tl.int64) * stride
@@ -208,10 +233,14 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
     if DRAW:
         v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
         s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
-        at = b[:, None] * outs + c[None, :]
-        eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), layer, at)
+        own_layer = layer + (c[None, :] >= classes).to(tl.int32)  # the data's heads draw what they draw without others
+        at = tl.where(c[None, :] < classes, b[:, None] * classes, b[:, None] * (outs - classes) - classes) + c[None, :]
+        eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), own_layer, at)
         z += eps * s
     open_ = known[None, :] & (b[:, None] >= 0)
+    logits = z
+    if LESSONS:
+        open_ = open_ & (c[None, :] < classes)
     if HEADS:
         open_ = open_ & (c[None, :] >= tl.load(columns + 2 * source, mask=present, other=0)[:, None])
         open_ = open_ & (c[None, :] < tl.load(columns + 2 * source + 1, mask=present, other=1)[:, None])
@@ -224,6 +253,13 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
     tl.store(lost + r * tl.num_programs(0) + tl.program_id(0), tl.sum(nll, 0))
     inside = present[:, None] & known[None, :]
     g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
+    if LESSONS:
+        heard, warm = (r % teachers).to(tl.int64) * examples + source, tl.load(temperature + r)
+        more, taught = _lessons(logits, c, q + heard[:, None] * outs, told + heard * heads, inside, spans, warm,
+                                strengths + r * heads, heads)  # fmt: skip
+        g += tl.where(inside, more / size, 0.0)
+        behind = tl.num_programs(1) * tl.num_programs(0)
+        tl.store(lost + behind + r * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(present, taught, 0.0), 0))
     to = rows[:, None] * width + c[None, :]
     stored = present[:, None] & (c[None, :] < width)
     tl.store(gh + to, g, mask=stored)
@@ -233,13 +269,13 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _back(gh, weight, y, ratio, below, lost, nll, total, parts, size, ins_a, outs, width_a, stride_a,
-          ALIGN: tl.constexpr, LOST: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
+def _back(gh, weight, y, ratio, below, lost, nll, total, taught, parts, size, ins_a, outs, width_a, stride_a,
+          ALIGN: tl.constexpr, LOST: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """From a layer's gh to those of the layer `below`, whose outputs are y.
 
     g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
-    the `parts` of the NLL that is `lost`, at most LOST.
+    the `parts` of the NLL that is `lost`, at most LOST, and of what was `taught`.
     """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
@@ -253,6 +289,9 @@ def _back(gh, weight, y, ratio, below, lost, nll, total, parts, size, ins_a, out
             whole = tl.sum(tl.load(lost + r * parts + p, mask=p < parts, other=0.0), 0)
             tl.store(nll + r, whole / size)
             tl.store(total + r, tl.load(total + r) + whole)
+            if LESSONS:
+                behind = lost + (tl.num_programs(1) + r) * parts
+                tl.store(taught + r, tl.sum(tl.load(behind + p, mask=p < parts, other=0.0), 0) / size)
     rows = r.to(tl.int64) * size + b
     present, known = b[:, None] < size, i[None, :] < ins
     from_gh = gh + rows[:, None] * width
@@ -340,8 +379,15 @@ class Chain:
     as torch does it at the moment: in TF32, or exactly.
     """
 
-    def __init__(self, places: list[Place], values: Tensor, grads: Tensor, examples: Examples) -> None:
-        self.places, self.examples, self.values, self.grads = places, examples, values, grads
+    def __init__(
+        self,
+        places: list[Place],
+        values: Tensor,
+        grads: Tensor,
+        examples: Examples,
+        lessons: Lessons | None = None,
+    ) -> None:
+        self.places, self.examples, self.values, self.grads, self.lessons = places, examples, values, grads, lessons
         x = examples.x.flatten(2).to(values.dtype)
         missing = places[0].ins - x.shape[2]
         self.x = F.pad(x, (0, missing)) if missing else x.contiguous()
@@ -377,11 +423,11 @@ class Chain:
             )  # fmt: skip
             x = of.y[layer]
         place, (rows, width) = self.places[-1], self.loss_shape()
-        _loss[(of.lost.shape[1], r)](
+        _loss[(of.lost.shape[2], r)](
             x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.lost,
             seeds, *self._course(batch), len(self.places) - 1, place.ins // self.align,
-            place.outs, of.gh[-1].shape[3] // self.align, stride // self.align,
-            HEADS=columns is not None, **common, **_options(self._tile("loss"), rows, width, place.ins),
+            place.outs, of.gh[-1].shape[3] // self.align, stride // self.align, *self._taught(), HEADS=columns is not None,
+            LESSONS=self.lessons is not None, **common, **_options(self._tile("loss"), rows, width, place.ins),
         )  # fmt: skip
 
     def _backward(self, of: _Buffers, batch: Batch) -> None:
@@ -389,13 +435,14 @@ class Chain:
         for layer, place in reversed(list(enumerate(self.places))):
             self._differentiate(of, batch, layer, place)
             if layer:
-                gh, tile = of.gh[layer], self._tile("back")
-                width, parts = fit(place.ins, tile.columns), of.lost.shape[1]
+                gh, tile, last = of.gh[layer], self._tile("back"), place is self.places[-1]
+                width, parts = fit(place.ins, tile.columns), of.lost.shape[2]
+                taught = of.nll if self.lessons is None else self.lessons.value
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
                     gh, _views(place, self.values)[0], of.y[layer - 1], of.ratio[layer - 1], of.gh[layer - 1],
-                    of.lost, of.nll, batch.total, parts, size, place.ins // align, place.outs, gh.shape[3] // align,
-                    stride // align, ALIGN=align, DRAW=copies == 2,
-                    LOST=triton.next_power_of_2(parts) if place is self.places[-1] else 0,
+                    of.lost, of.nll, batch.total, taught, parts, size, place.ins // align, place.outs,
+                    gh.shape[3] // align, stride // align, ALIGN=align, DRAW=copies == 2,
+                    LOST=triton.next_power_of_2(parts) if last else 0, LESSONS=last and self.lessons is not None,
                     PRECISION=self._multiplied(), **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
 
@@ -433,6 +480,13 @@ class Chain:
         """How float32 is; other numbers as they are."""
         return "tf32" if self.precision == "bf16" else self.precision
 
+    def _taught(self) -> tuple[Any, ...]:
+        """What the kernel of the loss teaches by; something to point at where that is nothing."""
+        one, nothing = self.lessons, self.grads
+        if one is None:
+            return *[nothing] * 5, self.places[-1].outs, 1, 0
+        return *one[:5], one.own, len(one.q), len(one.spans)
+
     def _course(self, batch: Batch) -> tuple[Any, ...]:
         """What a kernel finds its examples by."""
         sizes = *batch.order.shape, len(self.x), self.x.shape[1], batch.steps, batch.stride, batch.size
@@ -469,7 +523,9 @@ class _Buffers:
         widths = [_up(place.outs, chain.align) for place in chain.places]
         self.ratio = [new(r, size, width) for width in widths[:-1]]
         self.gh = [new(copies, r, size, width) for width in widths]
-        self.nll, self.lost = (chain.grads.new_empty(s) for s in (r, (r, triton.cdiv(size, chain.loss_shape()[0]))))
+        parts = triton.cdiv(size, chain.loss_shape()[0])
+        self.nll = chain.grads.new_empty(r)
+        self.lost = chain.grads.new_empty(1 if chain.lessons is None else 2, r, parts)  # of the NLL, and of lessons
         self.kept = [
             new((copies, r, size, place.ins) if how.cublas else (1,))
             for place, how in zip(chain.places, chain.ways, strict=True)
@@ -503,13 +559,15 @@ def _adam(weight, g, first, second, rate, steps, at, inside):
 
 
 @triton.jit
-def _natural(w, curvature, grad, steps, rate, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
+def _natural(w, measured, mean_variance, grad, rate, v, k, s, d, u, at, inside, SQUARE: tl.constexpr):
     """The log sigmas after a natural step, and their variances."""
-    h = 0.999 * tl.load(curvature + at, mask=inside) + (1 - 0.999) * grad
-    tl.store(curvature + at, h, mask=inside)
+    sum_ = 0.999 * tl.load(measured + at, mask=inside, other=0.0) + (1 - 0.999) * v * grad
+    all_ = 0.999 * tl.load(mean_variance + at, mask=inside, other=0.0) + (1 - 0.999) * v
+    tl.store(measured + at, sum_, mask=inside)
+    tl.store(mean_variance + at, all_, mask=inside)
+    h = tl.abs(sum_ / all_)
     weight = tl.load(k + at, mask=inside, other=1.0)
-    unbiased = h / _one_minus_exp(steps * -0.0010005003335835335)  # 1 - 0.999 ** steps
-    stiff = weight + tl.where(unbiased < 0.0, 0.0, unbiased)  # NaN stays NaN
+    stiff = weight + h
     if SQUARE:
         stiff += tl.load(d + at, mask=inside) * (v - tl.load(u + at, mask=inside))
     stiff = tl.where(stiff < 0.1 * weight, 0.1 * weight, stiff)
@@ -543,7 +601,7 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
         weight, g = tl.load(log_std + at, mask=inside), tl.load(grad + n + at, mask=inside)
         v, own_rate = tl.load(variance + at, mask=inside, other=1.0), tl.load(std_rate + row, mask=inside)
         if RULE == "natural":
-            weight, v = _natural(weight, std_first, g, steps, own_rate, v, k, s, d, u, at, inside, SQUARE)
+            weight, v = _natural(weight, std_first, std_second, g, own_rate, v, k, s, d, u, at, inside, SQUARE)
         else:
             g *= v
             if LINEAR:
@@ -566,6 +624,7 @@ def counts(weights: Tensor) -> Tensor:
 def update(
     mean: Sequence[Tensor],
     std: Sequence[Tensor],
+    natural: bool,
     rates: Sequence[Tensor],
     grads: Tensor,
     variance: Tensor | None,
@@ -576,13 +635,13 @@ def update(
 ) -> None:
     """The update of training/rules/update.py; it sets `count`, and counts by `counts`. Buffers are [R, P], rates [R, 1].
 
-    `mean` is the weights and Adam's moments; `std` the log sigmas and either those or a curvature, or nothing.
-    `springs` are the stiffness and centre of each part of the pull: the mean's, the linear and the square one. `low`
-    [S, R, P] becomes a copy of means and variances.
+    `mean` is the weights and Adam's moments; `std` nothing, or the log sigmas and those, or a natural step's two means
+    if `natural`. `springs` are the stiffness and centre of each part of the pull: the mean's, the linear and the square
+    one. `low` [S, R, P] becomes a copy of means and variances.
     """
     weights, n = mean[0], mean[0].numel()
     (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)
-    rule = "points" if not std else "adam" if len(std) == 3 else "natural"
+    rule = "points" if not std else "natural" if natural else "adam"
     log_std, first, second = (*std, weights, weights, weights)[:3]
     _update[(len(counts),)](
         *mean, rates[0], a, c, log_std, first, second, rates[-1], weights if variance is None else variance, k, s, d, u,

@@ -1,13 +1,19 @@
 """Bayesian layers. Their weights live in the flat posterior; a layer only knows their names.
 
 Replicas fold into the batch: a user's `forward` sees [R*B, ...]; a layer unfolds that to [R, B, ...] and multiplies
-replica by replica. Training draws the pre-activations, not the weights (local reparameterisation):
+replica by replica. In training as in prediction each example sees one draw from the posterior. Without positions the
+pre-activations are drawn, not the weights (local reparameterisation):
 
     y = x W + b + eps * sqrt(x^2 var(W) + var(b)),   eps ~ N(0, 1)
 
-For a convolution, and for a linear layer along a sequence, this treats positions as independent: the usual
-approximation. Where a weight touches few numbers of an example (an embedding, the scale of a norm) it is drawn itself,
-anew for each example: exact, and with less variance than one draw a batch.
+Where an example has positions (a convolution, a linear layer along a sequence), all of them share its weights. There is
+one eps for the batch, and an example flips its signs, those of inputs by s and those of outputs by r (flipout, Wen et
+al., 2018): its weights are Gaussian as they should be, and uncorrelated with any other example's.
+
+    y = x W + b + r * ((s * x) (eps * sqrt(var(W)))),   r, s = +1 or -1,   b drawn for each example
+
+Where a weight touches few numbers of an example (an embedding, the scale of a norm) it is drawn itself, anew for each
+example: exact, and with less variance than one draw a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl.errors import EvclError, NoWeight
-from evcl.nn.posterior import he_uniform
+from evcl.nn.posterior import he_std, he_uniform
 from evcl.randomness import Noise
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
@@ -35,6 +41,14 @@ class Grads(NamedTuple):
 
     mean: dict[str, Tensor]
     variance: dict[str, Tensor] | None
+
+
+class Flips(NamedTuple):
+    """Weights of each example's own: it sees `spread` with its signs turned, by these of its inputs and outputs."""
+
+    spread: Tensor  # [R, *shape]: how far the weights of one draw are from their means
+    ins: Tensor  # [R, B, i], 1 or -1
+    outs: Tensor  # [R, B, o]
 
 
 class Weights:
@@ -74,9 +88,15 @@ class BayesianLayer(nn.Module):
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
         """A first mean where it is drawn: He-uniform."""
-        plain = self.own[parameter]
-        fan_in = prod(self.own["weight"].shape[1:]) if "weight" in self.own else plain.numel()
-        return he_uniform(plain.shape, fan_in, source)
+        return he_uniform(self.own[parameter].shape, self.fan_in(parameter), source)
+
+    def fan_in(self, parameter: str) -> int:
+        """How many weights an output of the layer adds up."""
+        return prod(self.own["weight"].shape[1:]) if "weight" in self.own else self.own[parameter].numel()
+
+    def scale(self, parameter: str) -> float:
+        """The standard deviation of first weights: that of He's distribution."""
+        return he_std(self.fan_in(parameter))
 
     def centre(self, parameter: str) -> Tensor:
         """The mean of the first prior."""
@@ -110,11 +130,16 @@ class BayesianLayer(nn.Module):
         """[R*B, ...] -> [R, B, ...]"""
         return x.reshape(self.weights.replicas, -1, *x.shape[1:])
 
-    def normal(self, like: Tensor, *shape: int) -> Tensor:
-        """Noise [R, *shape] from the run's own source."""
+    def rows_each(self, x: Tensor) -> int:
+        """Rows that an example has in x [R*B, ...]: more than 1 where positions were folded into the batch."""
+        return self.fold if len(x) == self.fold * self.weights.batch else 1
+
+    def normal(self, like: Tensor, *shape: int, shared: bool = False) -> Tensor:
+        """Noise [R, *shape] from the run's own source: of [R, B, ...] numbers, or `shared` by all examples."""
         if self.weights.noise is None:
             raise RuntimeError("a draw needs a noise source")
-        return self.weights.noise.normal_(like.new_empty(self.weights.replicas, *shape))
+        source = self.weights.noise.shared() if shared else self.weights.noise
+        return source.normal_(like.new_empty(self.weights.replicas, *shape))
 
     def draw(self, mean: Tensor, variance: Tensor) -> Tensor:
         """mean + eps * sqrt(variance), both [R*B, ...]."""
@@ -122,13 +147,25 @@ class BayesianLayer(nn.Module):
         # A row of zeros without a bias has no variance, and sqrt has no slope at 0.
         return torch.addcmul(mean, noise, variance.clamp_min(1e-30).sqrt())
 
-    def drawn(self, parameter: str, times: int) -> Tensor | None:
-        """That many draws of the weights, [R, times, *shape]; [R, 1, *shape] where they are points."""
+    def drawn(self, parameter: str, times: int, shared: bool = False) -> Tensor | None:
+        """That many draws of the weights, [R, times, *shape]; [R, 1, *shape] where they are points.
+
+        An example has a draw, or several, of its own, or all of them are `shared` by the batch.
+        """
         mean, variance = self.mean(parameter), self.variance(parameter)
         if mean is None or variance is None:
             return None if mean is None else mean.unsqueeze(1)
-        noise = self.normal(mean, times, *mean.shape[1:])
+        noise = self.normal(mean, times, *mean.shape[1:], shared=shared)
         return torch.addcmul(mean.unsqueeze(1), noise, variance.clamp_min(1e-30).sqrt().unsqueeze(1))
+
+    def flips(self, examples: int, ins: int) -> Flips:
+        """A draw of the weights [R, o, ...] for each of B examples with this many inputs."""
+        variance = self.variance("weight")
+        assert variance is not None
+        spread = self.normal(variance, *variance.shape[1:], shared=True) * variance.clamp_min(1e-30).sqrt()
+        sizes = ins, variance.shape[1]
+        signs = variance.new_ones(()).copysign(self.normal(variance, examples, sum(sizes)))
+        return Flips(spread, *signs.split(sizes, 2))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """Each example's gradient [R, B, *shape], from the layer's input and its output's gradient, [R, B, ...]."""
@@ -239,6 +276,9 @@ class Linear(BayesianLayer):
         weight, bias = self.mean("weight"), self.mean("bias")
         assert weight is not None
         shape = (*x.shape[:-1], weight.shape[1])
+        positions = self.rows_each(x) * prod(x.shape[1:-1])
+        if positions > 1 and self.weights.variance is not None:
+            return self._along(flat, positions, weight).view(shape)
         if self.weights.grads is not None:
             return self._train(flat, weight, bias).view(shape)
         mean = product(flat, weight, bias)
@@ -247,6 +287,21 @@ class Linear(BayesianLayer):
             return mean.view(shape)
         variance = product(flat.square(), variance_weight, self.variance("bias"))
         return self.draw(mean.view(shape), variance.view(shape))
+
+    def _along(self, x: Tensor, positions: int, weight: Tensor) -> Tensor:
+        """Of x [R, B*t, i]: the t positions of an example share its draw of the weights."""
+        examples = x.shape[1] // positions
+        spread, ins, outs = self.flips(examples, x.shape[2])
+        each, low = (self.weights.replicas, examples, positions, -1), self.weights.low
+        flipped = (x.reshape(each) * ins.unsqueeze(2)).reshape(x.shape)
+        if low is None:
+            mean, deviation = product(x, weight, None), product(flipped, spread, None)
+        else:
+            mean = product(x.to(low), weight.to(low), None).to(x.dtype)
+            deviation = product(flipped.to(low), spread.to(low), None).to(x.dtype)
+        y = torch.addcmul(mean.view(each), deviation.view(each), outs.unsqueeze(2))
+        bias = self.drawn("bias", examples)
+        return y if bias is None else y.add_(bias.unsqueeze(2))
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same, with gradients that go straight into the flat buffers."""
@@ -307,12 +362,21 @@ class Conv(BayesianLayer):
         if x.dim() != rank + 2:
             wanted = ", ".join(("height", "width")[2 - rank :])
             raise EvclError(f"Conv{rank}d takes [batch, channels, {wanted}], not a shape {tuple(x.shape)}")
+        rows = self.rows_each(x)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
-        mean = self._convolve(x, self.mean("weight"), self.mean("bias"))
-        variance_weight = self.variance("weight")
-        if variance_weight is None:
-            return mean
-        return self.draw(mean, self._convolve(x.square(), variance_weight, self.variance("bias")))
+        if self.weights.variance is None:
+            return self._convolve(x, self.mean("weight"), self.mean("bias"))
+        spread, ins, outs = self.flips(len(x) // (rows * self.weights.replicas), x.shape[1])
+
+        def spread_out(each: Tensor) -> Tensor:
+            """[R, B, c] -> [R*B, c, 1, 1]: for all rows and positions of an example."""
+            wide = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1)
+            return wide.view(*wide.shape, *[1] * rank)
+
+        deviation = self._convolve(x * spread_out(ins), spread, None)
+        y = torch.addcmul(self._convolve(x, self.mean("weight"), None), deviation, spread_out(outs))
+        bias = self.drawn("bias", ins.shape[1])
+        return y if bias is None else y.add_(spread_out(bias))
 
     def _convolve(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """[R*B, c, h, w]. Replicas become groups of one convolution over [B, R*c, h, w]."""
@@ -384,8 +448,8 @@ class Embedding(BayesianLayer):
         return rows
 
     def forward(self, x: Tensor) -> Tensor:
-        index = self.unfold(x).long()
-        index = index.reshape(*index.shape[:2], -1)  # [R, B, t]
+        examples = len(x) // (self.weights.replicas * self.rows_each(x))
+        index = x.long().reshape(self.weights.replicas, examples, -1)  # [R, B, t]
         out, variance = self._look_up("mean", index), self._look_up("variance", index)
         assert out is not None
         if variance is not None:

@@ -22,11 +22,19 @@ class BayesianNetwork(nn.Module):
 
     `posterior` holds `mean` and `log_std`, both [R, P]; `layout` names its parts as the plain module names its
     parameters, with the heads' behind them: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the
-    first prior of the trunk's weights: 0, except for a norm's scale and what never moves.
+    first prior of the trunk's weights: 0, except for a norm's scale and what never moves. `scales` has, by name, how
+    wide that prior is where nothing else is said.
     """
 
     def __init__(
-        self, trunk: nn.Module, weights: Weights, layout: Layout, posterior: Gaussian, centre: Tensor, owned: Owned = ()
+        self,
+        trunk: nn.Module,
+        weights: Weights,
+        layout: Layout,
+        posterior: Gaussian,
+        centre: Tensor,
+        scales: dict[str, float],
+        owned: Owned = (),
     ) -> None:
         super().__init__()
         self.trunk = trunk
@@ -34,7 +42,7 @@ class BayesianNetwork(nn.Module):
         self.layout = layout
         self.posterior = posterior
         self.trunk_names = tuple(layout.shapes)
-        self.centre = centre
+        self.centre, self.scales = centre, dict(scales)
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self._places = [(module, key) for module, key, _ in owned]

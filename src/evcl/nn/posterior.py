@@ -120,6 +120,29 @@ class Gaussian:
         return (prior.log_std - self.log_std + 0.5 * difference * (-2 * prior.log_std).exp() - 0.5).sum(1)
 
 
+def log_stds(
+    std: float | Sequence[float] | Tensor | str,
+    scales: Mapping[str, float],
+    layout: Layout,
+    like: Tensor,
+    part: float = 1.0,
+) -> Tensor:
+    """log of standard deviations [R, 1] or [1, P]: of a number for all weights or, if it is "auto", of this part of the
+    scale of each name.
+    """
+    if not isinstance(std, str):
+        return torch.as_tensor(std, dtype=torch.float64).reshape(-1, 1).log().to(like)
+    found = like.new_empty(1, layout.size)
+    for name, span in layout.spans.items():
+        found[:, span] = math.log(part * scales[name])
+    return found
+
+
+def he_std(fan_in: int) -> float:
+    """sqrt(2 / fan_in): with it a unit's output is about as large as its inputs, whatever their number."""
+    return math.sqrt(2 / max(1, fan_in))
+
+
 def he_uniform(shape: Sequence[int], fan_in: int, source: torch.Generator) -> Tensor:
     """U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
     bound = math.sqrt(6 / max(1, fan_in))

@@ -32,7 +32,7 @@ class Whole(BayesianLayer):
         return self.own[parameter].detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        drawn = {key: self.drawn(key, 1) for key in self.names}
+        drawn = {key: self.drawn(key, 1, shared=True) for key in self.names}
         rows = [{key: w[r, 0] for key, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
         return torch.cat([self._call(weights, part) for weights, part in zip(rows, self.unfold(x), strict=True)])
 

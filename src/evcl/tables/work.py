@@ -115,6 +115,7 @@ class Predicted:
     right: int = 0
     entropy: float = 0.0  # mean
     epistemic: float = 0.0
+    unfamiliar: float | None = None  # of a model that knows
 
 
 def predict(
@@ -132,7 +133,9 @@ def predict(
             raise EvclError(f"--out {out} would write over what is read")
     classes = [found.labels[int(code)] for code in learner.classes(task)]
     header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
-    header += ["entropy", "epistemic", *(["task"] if task == INFER else [])]
+    knows = learner.knows_unfamiliar
+    header += ["entropy", "epistemic", *(["unfamiliar"] if knows else []), *(["task"] if task == INFER else [])]
+    total.unfamiliar = 0.0 if knows else None
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -143,6 +146,7 @@ def predict(
                     label = found.labels[code]
                     row = [label, *(f"{p:.6f}" for p in piece.probabilities[i].tolist())]
                     row += [f"{piece.entropy[i]:.6f}", f"{max(piece.epistemic[i], 0):.6f}"]
+                    row += [f"{piece.unfamiliar[i]:.3f}"] if knows else []
                     writer.writerow(
                         [*([places[i]] if source.images else []), *row, *([piece.tasks[i]] if task == INFER else [])]
                     )
@@ -151,9 +155,13 @@ def predict(
                 total.rows += len(given)
                 total.entropy += float(piece.entropy.sum(dtype=float))
                 total.epistemic += float(piece.epistemic.sum(dtype=float))
+                if total.unfamiliar is not None:
+                    total.unfamiliar += float(piece.unfamiliar.sum(dtype=float))
 
     write_atomically(out, write)
     total.entropy, total.epistemic = total.entropy / total.rows, total.epistemic / total.rows
+    if total.unfamiliar is not None:
+        total.unfamiliar /= total.rows
     return total
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.files import save_tensors
 
-FORMAT = 2
+FORMAT = 3  # raised when a step has other buffers
 KEPT = 2  # checkpoints of a program: the last one, and one more in case that is damaged
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
 PROGRAMS = ("seed-*", "program-*")

@@ -11,7 +11,7 @@ from torch import Tensor
 from evcl.errors import EvclError
 from evcl.methods import Fit, Fitted, Round, shuffled
 from evcl.methods.memory import narrowed
-from evcl.nn import BayesianNetwork, Gaussian, Layout, head_names
+from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Names, find_chain, padded
 from evcl.nn.norms import BatchNorm
 from evcl.randomness import Noise, generator
@@ -20,6 +20,7 @@ from evcl.settings import Settings
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
 from evcl.training.graphed import GraphedSteps
+from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
 from evcl.training.optimise import EagerSteps, Steps, optimise
 from evcl.training.step import Step
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # On a GPU widths are multiples of this many bytes, and P of this many weights: Triton has kernels of its own for sizes
 # that are, and their last bit may differ, which must not depend on R.
 ALIGNED = 16
+ARRIVES = 8  # std_rate auto: log sigma is brought to within exp(-8) of where it should be, however short the fit is
 FAR = 1_000_000  # between the numbers of the generators of a round's second, third, ... fits
 
 
@@ -90,12 +92,12 @@ class Fitting:
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.examine(network, pool.x)
-        others = dict.fromkeys(k for loss in fit.losses for k in loss.heads if k not in pool.heads)
-        names = [*network.names_of(pool.heads), *(name for k in others for name in head_names(k).values())]
+        heads = all_heads(pool, fit.losses)
+        names = network.names_of(heads)
         part = layout.part(names)
         if on_gpu and chain is not None:
             align = ALIGNED // (network.weights.low or whole.mean.dtype).itemsize
-            part = layout.part(names, padded(chain, layout, pool.heads, align), ALIGNED)
+            part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
         return Place(network, pool, chain, part, whole)
 
     def _trained(self, fit: Fit, stage: int, place: Place) -> dict[str, Tensor]:
@@ -109,13 +111,17 @@ class Fitting:
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
+        length = self._length(fit, place.pool)
+        if s.get("std_rate") == "auto":
+            steps = s.epochs * -(-length // s.batch_size)
+            s = Settings({**s, "std_rate": min(0.5, max(0.01, ARRIVES / steps))})
         step = Step(
             network, part, q, terms, s, place.pool, place.chain, self.reference, run.ranks, fit.losses, fit.trackers,
             moves, fit.rule,
         )  # fmt: skip
         start = step.q.snapshot() if run.tolerant else None
         watching = _Stage(self, fit, stage, place, step)
-        steps, length = self._steps(fit, stage, place, step, watching)
+        steps = self._steps(fit, stage, place, step, watching, length)
         optimise(step, steps, length, s, run.seeds, stage, watching, run.lost if run.tolerant else None)
         if watching.best is not None:
             watching.best.restore()
@@ -132,18 +138,21 @@ class Fitting:
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
         return _ended(step.q, network) | tracked
 
-    def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer) -> tuple[Steps, int]:
-        """How its steps are run, and how many examples an epoch has."""
+    def _length(self, fit: Fit, pool: Pool) -> int:
+        """How many examples an epoch has."""
+        if fit.sampler is shuffled:
+            return len(pool)
+        return fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
+
+    def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer, length: int) -> Steps:
+        """How its steps are run."""
         run, pool = self.run, place.pool
         number = fit.number
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
-        length = len(pool)
-        if fit.sampler is not shuffled:
-            length = fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
         if place.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
-            return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length), length
-        return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise), length
+            return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
+        return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
     def _meet(self, network: BayesianNetwork, q: Gaussian) -> None:
         """Before a fit: all processes start from the same weights, and no layer needs the whole batch."""

@@ -20,7 +20,21 @@ from evcl.methods import Fit, Fitted, Learned, Method, Model, Round, TaskData, f
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
 from evcl.methods.together import Group, fitted_of, grouped, merged, round_of
-from evcl.nn import BayesianNetwork, Gaussian, Layout, Linear, Names, Slot, bayesianize, he_uniform, head, outputs
+from evcl.nn import (
+    BayesianNetwork,
+    Gaussian,
+    Layout,
+    Linear,
+    Names,
+    Slot,
+    bayesianize,
+    he_std,
+    he_uniform,
+    head,
+    log_stds,
+    outputs,
+)
+from evcl.nn.convert import INIT_SHARE
 from evcl.nn.examine import examine
 from evcl.randomness import Noise, generator
 from evcl.ranks import Ranks
@@ -90,7 +104,7 @@ class Run:
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         self.network = bayesianize(
             network,
-            init_std=[s.init_std for s in settings] if bayesian else None,
+            init_std=self._start(settings) if bayesian else None,
             generators=[generator(seed, "init") for seed in seeds] if draw else None,
             replicas=len(seeds),
             only=only,
@@ -110,14 +124,18 @@ class Run:
         self.settings = stack(settings, mean)
         self.groups = [Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
         centre = mean if prior == "network" else self.network.centre
-        first = Gaussian(centre.clone(), self._log("prior_std").to(mean).expand_as(mean).clone() if bayesian else None)
+        width = None
+        if bayesian:
+            width = log_stds(self.settings.prior_std, self.network.scales, self.network.layout, mean)
+            width = width.expand_as(mean).clone()
+        first = Gaussian(centre.clone(), width)
         fresh = Fresh(first, self.network.posterior)
 
         def another(rows: Sequence[int], field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
             plain = copy.deepcopy(network)
             made = bayesianize(
                 plain if make is None else make(plain),
-                init_std=[settings[r].init_std for r in rows] if bayesian else None,
+                init_std=self._start([settings[r] for r in rows]) if bayesian else None,
                 generators=[generator(seeds[r], f"init {field}") for r in rows] if draw else None,
                 replicas=len(rows),
                 **(convert if make is not None else {**convert, "only": only, "skip": skip}),
@@ -220,21 +238,24 @@ class Run:
         drawn = mean.new_zeros(len(mean), new.size)
         for slot in slots:
             for name, shape in slot.named.items():
+                network.scales[name] = he_std(slot.fan_in)
                 have = prod(old.shapes[name]) if name in old.shapes else 0
                 sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
                 rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
                 drawn[:, new.spans[name]][:, have:] = torch.stack(rows).to(mean)
 
-        def filled(setting: str) -> Tensor | None:
-            if network.posterior.log_std is None:
-                return None
-            value = torch.as_tensor(s[setting], dtype=torch.float64).log()
-            return value.to(mean).expand(len(mean), new.size)
+        if network.posterior.log_std is None:
+            return Fresh(Gaussian(torch.zeros_like(drawn), None), Gaussian(drawn, None))
+        prior, start = (
+            log_stds(s[setting], network.scales, new, mean, part).expand_as(drawn)
+            for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
+        )
+        return Fresh(Gaussian(torch.zeros_like(drawn), prior), Gaussian(drawn, start))
 
-        return Fresh(Gaussian(torch.zeros_like(drawn), filled("prior_std")), Gaussian(drawn, filled("init_std")))
-
-    def _log(self, setting: str) -> Tensor:
-        return torch.as_tensor(self.settings[setting], dtype=torch.float64).log()
+    @staticmethod
+    def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
+        """What sigma starts from, one a replica, or "auto"."""
+        return "auto" if settings[0].init_std == "auto" else [s.init_std for s in settings]
 
     # --- learning --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evcl.density import Density
 from evcl.errors import EvclError
 from evcl.inputs import Label, positions
 from evcl.methods import TaskData
@@ -34,6 +35,7 @@ class Session:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self.tasks: dict[str, str] = {}  # task -> its head
+        self.density: Density | None = None  # of all rows learned from, where the one who learns keeps one
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # what the last prediction drew
 
     @contextmanager
@@ -43,7 +45,7 @@ class Session:
         If that ends well, the tasks are known from then on, and `ended` is called; if not, or if that fails, everything
         is as it was.
         """
-        state, before = self.run.state(), (self.heads, self.tasks)
+        state, before = self.run.state(), (self.heads, self.tasks, self.density)
         self._drawn = None
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
         try:
@@ -53,7 +55,7 @@ class Session:
             ended()
         except BaseException as error:
             self.run.restore(state)
-            self.heads, self.tasks = before
+            self.heads, self.tasks, self.density = before
             if isinstance(error, EvclError):
                 raise error.within(f"task {given[-1].name!r}") from error
             raise

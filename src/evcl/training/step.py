@@ -17,6 +17,7 @@ from evcl.randomness import Noise, PartNoise
 from evcl.ranks import Ranks
 from evcl.settings import Settings
 from evcl.training.data import Pool
+from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.rules import Rule, Update, gpu_kernels
 
 
@@ -75,7 +76,7 @@ class ByAutograd:
 
 
 class WithLosses:
-    """A source's gradient and that of losses that see the network."""
+    """A source's gradient and that of losses that see the network; a chain has lessons in its own pass."""
 
     def __init__(self, source: Source, bound: Bound, pool: Pool, losses: Sequence[Loss]) -> None:
         self.source, self.bound, self.pool, self.losses = source, bound, pool, losses
@@ -136,7 +137,7 @@ class Step:
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
-        self.losses, self.trackers, self.ranks = list(losses), list(trackers), ranks
+        self.trackers, self.ranks = list(trackers), ranks
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         low, copy = network.weights.low, None
         self.statistics = list(network.statistics().values())
@@ -144,17 +145,25 @@ class Step:
         self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
         bound = Bound(network, layout, values, grads)
         self.source: Source
+        lessons = None
         if chain is None or (values.is_cuda and not self.by_kernels):
             self.source = ByAutograd(bound, pool)
-        elif self.by_kernels:
-            copy = None if low is None else values.to(low)
-            places = find_places(chain, layout, pool.heads)
-            self.source = kernels.Chain(places, values if copy is None else copy, grads, pool)
         else:
-            self.source = Chain(find_places(chain, layout, pool.heads), values, grads, pool, low)
-        self._with_losses: WithLosses | None = None
-        if losses:
-            self.source = self._with_losses = WithLosses(self.source, bound, pool, self.losses)
+            most = kernels.MOST_CLASSES if self.by_kernels else None
+            lessons = find_lessons(losses, pool, network.classes, values[0], most)
+            heads = pool.heads if lessons is None else all_heads(pool, losses)
+            places = find_places(chain, layout, heads)
+            if self.by_kernels:
+                copy = None if low is None else values.to(low)
+                self.source = kernels.Chain(places, values if copy is None else copy, grads, pool, lessons)
+            else:
+                self.source = Chain(places, values, grads, pool, low, lessons)
+        self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
+        if lessons is not None:
+            self._losses = [(term_name(losses[0]), lessons.value)]
+        elif losses:
+            self.source = one_more = WithLosses(self.source, bound, pool, losses)
+            self._losses = list(zip(map(term_name, losses), one_more.values, strict=True))
         if ranks is not None:
             self.source = Shared(self.source, grads, ranks)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
@@ -211,9 +220,7 @@ class Step:
         """
         found: dict[str, Tensor] = {}
         parts = [(term_name(term), term.loss(self.q)) for term in self.terms]
-        if self._with_losses is not None:
-            values = self._with_losses.values
-            parts += [(term_name(loss), value.clone()) for loss, value in zip(self.losses, values, strict=True)]
+        parts += [(name, value.clone()) for name, value in self._losses]
         for name, value in parts:
             found[name] = found[name] + value if name in found else value
         return found
@@ -221,7 +228,7 @@ class Step:
     def buffers(self) -> list[Tensor]:
         """Everything that a step changes, and what is kept beside it."""
         tracked = [buffer for tracker in self.trackers for buffer in tracker.buffers()]
-        losses = [] if self._with_losses is None else self._with_losses.values
+        losses = [value for _, value in self._losses]
         return [*self.update.buffers(), *self.statistics, *tracked, *losses, *self.beside]
 
     def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:

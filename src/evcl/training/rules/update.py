@@ -6,9 +6,13 @@ of weight beta/N to a prior of variance s, the objective is least where
     v = k s / (k + H + d (v - u)),   k = beta / (N s)
 
 (d and u are the elastic term's, see methods/terms.py), and the gradient that a pass leaves in the buffer of the
-variances, twice the NLL's, is an unbiased measurement of H. So the natural step keeps a running mean of H, not below 0,
-and moves log sigma a part of the way, `std_rate`, to there: however small sigma is, it converges after a few times
+variances, twice the NLL's, is an unbiased measurement of H. So the natural step keeps a running mean of H and
+moves log sigma a part of the way, `std_rate`, to there: however small sigma is, it converges after a few times
 1/std_rate steps, where Adam moves it by one learning rate a step at most.
+
+The noise of a measurement grows as 1/sigma, so each counts by the v it was made at: H = mean(v grad) / mean(v). In a
+plain mean those of the first steps, made while sigma was small, would drown the others. Where noise has still brought H
+below 0, |H| stands for it: it is known no better than that, and with 0 sigma would run to the prior.
 
 There are three forms of the same, which the tests compare: plain operations; one pass of native.c; one kernel on a GPU.
 """
@@ -29,7 +33,7 @@ from evcl.nn import Gaussian
 from evcl.settings import Settings
 from evcl.training.rules.adam import BETA1, BETA2, Adam
 
-DECAY = 0.999  # of the running mean of the curvature
+DECAY = 0.999  # of the running means of which the curvature is the ratio
 
 
 class Update:
@@ -100,7 +104,7 @@ class Update:
 
     def resume(self, steps: int) -> None:
         """This many steps were taken; the other buffers are as those left them."""
-        counts = [part.count for part in self._parts()]
+        counts = [part.count for part in self._parts() if isinstance(part, Adam)]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # where counting by 1 ends in float32
         self._taken = steps
@@ -169,10 +173,10 @@ class Update:
         part, variance = self.log_std, self.variance
         natural = isinstance(part, Natural)
         if part is not None and variance is not None:
-            own = (part.curvature,) if isinstance(part, Natural) else (part.first, part.second)
+            own = part.state()[:3]
             rest = (self.grads[1], variance, linear.w, linear.c, square.w, square.c)
             for r in range(len(self.q.mean)):
-                state = [t[r] for t in (part.weights, *own, *rest)]
+                state = [t[r] for t in (*own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append(compiled.bind(name, state[0].numel(), *state))
         count, parts, numbers = self.count, (means, log_stds)[: len(self.rates)], self._numbers
@@ -181,24 +185,24 @@ class Update:
             self._taken = steps = self._taken + 1
             count.fill_(steps)
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
-            second = (1.0, 1 / (1 - DECAY**steps)) if natural else (correction, root)
-            for calls, rates, (scale, other) in zip(parts, numbers, ((correction, root), second), strict=False):
+            for calls, rates, by_adam in zip(parts, numbers, (True, not natural), strict=False):
                 for call, rate in zip(calls, rates, strict=True):
                     if rate != 0:
-                        call(rate * scale, other)
+                        call(*((rate * correction, root) if by_adam else (rate,)))
 
         return move
 
     def _kernels(self, kernels: Any, pull: Pull) -> Callable[[], None]:
         """By one kernel on a GPU, where a graph takes no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
-        states = [part.state()[:-1] for part in self._parts()]
+        states = [part.state()[:3] for part in self._parts()]
         rates, count, grads, variance, low = self.rates, self.count, self.grads, self.variance, self.low
         mean, std = states[0], states[1] if len(states) > 1 else []
         counts = self._counts = kernels.counts(self.q.mean)
+        natural = isinstance(self.log_std, Natural)
 
         def move() -> None:
-            kernels.update(mean, std, rates, grads, variance, springs, count, counts, low)
+            kernels.update(mean, std, natural, rates, grads, variance, springs, count, counts, low)
 
         return move
 
@@ -208,19 +212,19 @@ class Natural:
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr = weights, lr
-        self.curvature = torch.zeros_like(weights)
-        self.count = torch.zeros((), device=weights.device)
+        self.measured = torch.zeros_like(weights)  # the running mean of v times the gradient
+        self.mean_variance = torch.zeros_like(weights)  # that of v
 
     def state(self) -> list[Tensor]:
-        return [self.weights, self.curvature, self.count]
+        return [self.weights, self.measured, self.mean_variance]
 
     def step(self, grad: Tensor, variance: Tensor, pull: Pull) -> None:
         """`grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
         linear, square = pull.linear, pull.square
         assert linear is not None
-        steps = self.count.add_(1).double()
-        self.curvature.lerp_(grad, 1 - DECAY)
-        stiff = linear.w + (self.curvature / (1 - DECAY**steps)).clamp_min(0)
+        self.measured.lerp_(variance * grad, 1 - DECAY)
+        self.mean_variance.lerp_(variance, 1 - DECAY)  # both begin at 0, and in their ratio that cancels
+        stiff = linear.w + (self.measured / self.mean_variance).abs()
         if square is not None:
             stiff = stiff + square.w * (variance - square.c)
         stiff = stiff.maximum(0.1 * linear.w)  # where the elastic term would have sigma grow, it grows by no more

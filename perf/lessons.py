@@ -1,0 +1,79 @@
+"""A step that is taught by the last network against one that is not, on one core. Prints a table of ratios.
+
+The last of five tasks of two classes, each with its own head: four heads are taught. `lwf` is against `naive`, `evcl`
+against itself with `distill` 0; beside them, the same lessons by autograd, a second pass through the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import evcl
+from common import medians, paper_form
+from evcl.methods import METHODS, Loss, Round
+from evcl.methods.data import Minibatch
+from evcl.methods.memory import narrowed
+from evcl.nn import BayesianNetwork
+from evcl.nn.chain import find_chain
+from evcl.randomness import GeneratorNoise, generator
+from evcl.training import Pool, Run, Step, TaskData
+from evcl.training.lessons import all_heads
+
+BATCH, CLASSES, TASKS = 64, 2, 5
+SHAPES = {"784-256-256": [784, 256, 256], "64-100": [64, 100]}
+
+
+class Apart(Loss):
+    """A loss that is computed by autograd, whatever it is."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss, self.heads = loss, loss.heads
+
+    def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
+        return self.loss(network, batch)
+
+
+def step(method: str, widths: list[int], apart: bool = False, **given: float) -> Callable[[], object]:
+    """A method's step in the middle of the last task."""
+    if "std_rate" in METHODS[method].known_settings:
+        given["std_rate"] = 0.01
+    settings = paper_form(method, batch_size=BATCH, epochs=1, **given)
+    run = Run(evcl.nn.mlp(widths[0], widths[1:]), METHODS[method], [settings], [0], draw=True)
+    source = generator(0, "perf")
+    for k in range(TASKS):
+        run.add_head(widths[-1], CLASSES)
+        x = torch.rand(1, 8 * BATCH, widths[0], generator=source)
+        task = TaskData(x, torch.randint(CLASSES, x.shape[:2], generator=source), k, task=k)
+        if k < TASKS - 1:
+            run.learn([task])
+    network, pool = run.network, Pool([task], run.classes)
+    round_ = Round(TASKS - 1, [task], network, network.posterior, run.seen, run.seeds, run.likelihood)
+    fit = next(run.method.learn(run.memory, round_, run.settings))
+    losses = [Apart(loss) for loss in fit.losses] if apart else fit.losses
+    part = network.layout.part(network.names_of(all_heads(pool, losses)))
+    q = network.posterior.map(lambda t: network.layout.gather(t, part), part)
+    terms = [narrowed(term, network.layout, part) for term in fit.terms]
+    one = Step(network, part, q, terms, run.settings, pool, find_chain(network, task.x), losses=losses)
+    rows, noise = torch.arange(BATCH).unsqueeze(0), GeneratorNoise([generator(0, "perf")])
+    return lambda: one(rows, noise)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(
+        f"torch {torch.__version__}, one thread, batch {BATCH}; microseconds a step, median of 15 rounds of 200 steps\n"
+    )
+    print(f"{'network':<14}{'method':<8}{'without':>9}{'taught':>9}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}")
+    for name, widths in SHAPES.items():
+        for method, without in (("lwf", step("naive", widths)), ("evcl", step("evcl", widths, distill=0.0))):
+            runs = [without, step(method, widths), step(method, widths, apart=True)]
+            plain, taught, slow = (1e6 * seconds for seconds in medians(runs, 15, 200))
+            times = f"{plain:>9.0f}{taught:>9.0f}{slow:>13.0f}"
+            print(f"{name:<14}{method:<8}{times}{taught / plain:>8.2f}{slow / plain:>13.2f}")
+
+
+if __name__ == "__main__":
+    main()

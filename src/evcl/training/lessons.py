@@ -1,0 +1,65 @@
+"""A teacher's lessons, as a chain takes them into its own pass: see `Lessons` of nn/chain.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from evcl.methods import Loss
+from evcl.methods.teacher import Distillation, Number
+from evcl.methods.together import LossOf
+from evcl.nn.chain import Lessons
+from evcl.training.data import Pool
+
+
+def all_heads(pool: Pool, losses: Sequence[Loss]) -> list[int]:
+    """The data's heads, and behind them those that only losses use."""
+    return list(dict.fromkeys([*pool.heads, *(k for loss in losses for k in loss.heads)]))
+
+
+def find_lessons(
+    losses: Sequence[Loss], pool: Pool, classes: Callable[[int], int], like: Tensor, most: int | None
+) -> Lessons | None:
+    """For weights like these [R, P]; None if the losses are something else, or have more than `most` columns.
+
+    Methods that share a program may teach, each its own replicas, if they teach the same heads beside the data's.
+    """
+    replicas, heads = len(like), all_heads(pool, losses)
+    found: list[tuple[Distillation, list[int]]] = []
+    for loss in losses:
+        one, rows = (loss.loss, loss.rows.tolist()) if isinstance(loss, LossOf) else (loss, list(range(replicas)))
+        if type(one) is not Distillation or {*pool.heads, *one.heads} != set(heads):
+            return None
+        found.append((one, rows))
+    every = [r for _, rows in found for r in rows]
+    once = all(len(set(one.heads)) == len(one.heads) for one, _ in found) and len(set(every)) == len(every)
+    ends = dict(zip(heads, torch.tensor([classes(k) for k in heads]).cumsum(0).tolist(), strict=True))
+    columns = ends[heads[-1]]
+    if not found or not once or pool.own is not None or (most is not None and columns > most):
+        return None
+    taught = list(dict.fromkeys(k for one, _ in found for k in one.heads))
+    spans = [(ends[k] - classes(k), ends[k]) for k in taught]
+    u = replicas
+    if len(losses) == 1 and len(every) == replicas:
+        lengths = {len(said) for said in found[0][0].said}
+        u = max(lengths) if all(max(lengths) % n == 0 for n in lengths) else replicas
+    q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(taught)))
+    temperature, strengths = like.new_ones(replicas), like.new_zeros(replicas, len(taught))
+    for one, rows in found:
+        temperature[rows] = _each(one.temperature, like, len(rows))
+        for head, said, strength in zip(one.heads, one.said, one.strength, strict=True):
+            k = taught.index(head)
+            strengths[rows, k] = _each(strength, like, len(rows))
+            for i, r in enumerate(rows[:u]):
+                log_q = said[i % len(said)]
+                q[r, :, slice(*spans[k])] = log_q.exp()
+                told[r, :, k] = (log_q.exp() * log_q).sum(1)
+    value = like.new_zeros(replicas)
+    return Lessons(q, told, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)
+
+
+def _each(number: Number, like: Tensor, count: int) -> Tensor:
+    """[count]"""
+    return torch.as_tensor(number, dtype=like.dtype, device=like.device).reshape(-1).expand(count)

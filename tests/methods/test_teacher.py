@@ -1,0 +1,194 @@
+"""The elastic term on functions: what is taught, how much of the past it holds, and what the weights are left with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+
+import evcl
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods import KL, METHODS, Elastic, Round, TaskData
+from evcl.methods.teacher import agreement, held, kl, more_rows
+from evcl.nn import he_std, outputs
+from evcl.settings import resolve
+from evcl.training import Run
+
+F64 = torch.float64
+
+
+def run_of(method="evcl", classes=(3, 3), replicas=1, **given):
+    s = resolve(method, METHODS[method].known_settings, {"epochs": 3, "batch_size": 8, **given})
+    run = Run(evcl.nn.mlp(4, [5]), METHODS[method], [s] * replicas, range(replicas), draw=True, dtype=F64)
+    for count in classes:
+        run.add_head(5, count)
+    return run, run.settings
+
+
+def rows(head, n=40, seed=0, classes=3):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, n, 4, generator=source, dtype=F64)
+    return TaskData(x, (x[..., 0] > 0).long() + (x[..., 1] > 0).long() * (classes > 2), head)
+
+
+def round_of(run, task, seen):
+    return Round(1, [task], run.network, run.network.posterior, seen, run.seeds, CATEGORICAL)
+
+
+def counted(**of):
+    return {int(k.removeprefix("h")): torch.tensor([[float(n)]], dtype=F64) for k, n in of.items()}
+
+
+def test_agreement_by_hand():
+    run, _ = run_of()
+    task = rows(0)
+    z = outputs(run.network, run.network.posterior.mean, run.network.layout, task.x, [0])[0]
+    nll = F.cross_entropy(z, task.y[0])
+    entropy = torch.special.entr(z.softmax(1)).sum(1).mean()
+    knows, surprised = agreement(task, round_of(run, task, [0]))
+    assert float(knows) == pytest.approx(max(0.0, 1 - float(nll) / math.log(3)))
+    assert float(surprised) == pytest.approx(min(1.0, max(0.0, float(nll - entropy) / math.log(3))))
+
+
+def test_heads_that_the_task_does_not_use_are_taught_by_their_rows():
+    run, s = run_of(classes=(3, 2, 2))
+    past = held(counted(h0=80, h1=4000), round_of(run, rows(2, 40, classes=2), [0, 1]), s)
+    (lesson,) = past.lessons
+    assert list(lesson.heads) == [0, 1]
+    assert [float(w) for w in lesson.strength] == [2.0, 10.0]  # 80 rows for 40; 100 times as many count for 10
+    assert (past.prior, past.elastic) == (1.0, 1.0)
+
+
+def test_where_new_rows_contradict_the_old_weights_hold_on_and_nothing_is_taught():
+    run, s = run_of(epochs=60)
+    task = rows(0, 200)
+    run.learn([task])
+    turned = replace(task, y=2 - task.y)
+    past = held(run.memory.rows, round_of(run, turned, [0]), s)
+    knows, surprised = agreement(turned, round_of(run, turned, [0]))
+    assert float(surprised) > 0.9
+    assert float(past.elastic) == pytest.approx(5 * float(surprised))
+    assert float(past.prior) == pytest.approx(float(surprised))
+    assert float(past.lessons[0].strength[0]) == float(knows) < 0.1
+
+
+def test_where_new_rows_agree_with_the_old_the_teacher_holds_and_the_elastic_term_lets_go():
+    run, s = run_of(epochs=60)
+    run.learn([rows(0, 200)])
+    again = rows(0, 200, seed=1)
+    past = held(run.memory.rows, round_of(run, again, [0]), s)
+    knows, surprised = agreement(again, round_of(run, again, [0]))
+    assert float(knows) > 0.5
+    assert float(past.elastic) == pytest.approx(5 * float(surprised))
+    assert float(surprised) < 0.2
+    assert float(past.prior) == pytest.approx(float(knows))
+    (lesson,) = past.lessons
+    assert (list(lesson.heads), float(lesson.strength[0])) == ([0], float(knows))
+    twice = held({0: run.memory.rows[0] / 4}, round_of(run, again, [0]), s)  # as many rows as it had count, and no more
+    assert float(twice.lessons[0].strength[0]) == pytest.approx(float(knows) / 4)
+
+
+def test_what_other_heads_have_learned_is_held_in_any_case():
+    run, s = run_of(epochs=60)
+    run.learn([rows(0, 200)])
+    again = rows(0, 200, seed=1)
+    alone, both = (
+        held(past, round_of(run, again, seen), s)
+        for past, seen in ((counted(h0=100), [0]), (counted(h0=100, h1=300), [0, 1]))
+    )
+    assert 1 - float(both.prior) == pytest.approx((1 - float(alone.prior)) / 4)
+    assert 1 - float(both.elastic) == pytest.approx((1 - float(alone.elastic)) / 4)
+
+
+@pytest.mark.parametrize("given", [{}, {"prior_std": 0.3}])
+def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
+    """Precisions are mixed, and the means stay."""
+    run, s = run_of(epochs=5, **given)
+    run.learn([rows(0)])
+    task, prior = rows(0, seed=1), run.memory.prior
+    past = held(run.memory.rows, round_of(run, task, [0]), s)
+    term = kl(prior, past, round_of(run, task, [0]), s)
+    share = float(past.prior)
+    assert 0 < share < 1
+    first = torch.full_like(prior.mean, he_std(5) if not given else 0.3)
+    if not given:  # the trunk's layer has 4 inputs, and the heads 5
+        for name in run.network.trunk_names:
+            first[:, run.network.layout.spans[name]] = he_std(4)
+    wanted = share * prior.log_std.mul(-2).exp() + (1 - share) * first**-2
+    torch.testing.assert_close(term.prior.log_std.mul(-2).exp(), wanted)
+    assert torch.equal(term.prior.mean, prior.mean)
+    assert term.weight == s.tempering / 40
+
+
+def test_without_distillation_nothing_is_asked_and_everything_held():
+    run, s = run_of(distill=0.0)
+    run.learn([rows(0)])
+    past = held(run.memory.rows, round_of(run, rows(0), [0]), s)
+    assert past == ([], 1.0, 1.0)
+    prior = run.memory.prior
+    assert kl(prior, past, round_of(run, rows(0), [0]), s) == KL(prior, s.tempering / 40)
+
+
+def test_rows_are_counted_by_head():
+    run, _ = run_of()
+    first = more_rows({}, round_of(run, rows(0, 30), []))
+    second = more_rows(first, round_of(run, rows(0, 12), [0]))
+    assert (first[0].tolist(), second[0].tolist()) == ([[30.0]], [[42.0]])
+
+
+def test_a_strength_of_one_is_what_laplace_says():
+    """For a linear model at temperature 1, N times the pull is the Hessian of the old rows' NLL, its diagonal."""
+    n_old, n_new = 60, 15
+    x = torch.randn(1, n_old, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
+    y = (x[..., 0] + 0.5 * x[..., 1] > 0).long()
+    given = {"epochs": 20, "fisher_temperature": 1.0, "fisher_spread": 0.0, "strength": 1.0}
+    s = resolve("ewc", METHODS["ewc"].known_settings, given)
+    run = Run(torch.nn.Flatten(), METHODS["ewc"], [s], [0], draw=True, dtype=F64)
+    run.add_head(4, 2)
+    run.learn([TaskData(x, y, 0)])
+    weight, bias = (run.network.layout.view(run.network.posterior.mean, f"head 0.{p}")[0] for p in ("weight", "bias"))
+
+    def nll(flat):
+        return F.cross_entropy(x[0] @ flat[:8].view(2, 4).T + flat[8:], y[0], reduction="sum")
+
+    hessian = torch.autograd.functional.hessian(nll, torch.cat([weight.flatten(), bias]))
+    task = TaskData(x[:, :n_new], y[:, :n_new], 0)
+    fit = next(METHODS["ewc"].learn(run.memory, round_of(run, task, [0]), s))
+    (term,) = (term for term in fit.terms if isinstance(term, Elastic))
+    torch.testing.assert_close(n_new * term.importance[0], hessian.diagonal())
+
+
+def digits():
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(1).permutation(len(x))
+    return (x[order] / 16).astype("float32"), y[order]
+
+
+def test_files_of_one_distribution_do_not_freeze_the_network():
+    """26 files of 50 rows: EVCL ended at chance once, where naive training had 94."""
+    x, y = digits()
+    found = {}
+    for method in ("evcl", "naive"):
+        learner = evcl.Learner(evcl.nn.mlp(64, [100]), method, epochs=5)
+        for k in range(26):
+            learner.learn((x[50 * k : 50 * k + 50], y[50 * k : 50 * k + 50]), task=str(k), head="0" if k else "new")
+        found[method] = float((learner.predict(x[1300:]) == y[1300:]).mean())
+    assert found["evcl"] > found["naive"] - 0.01 > 0.85
+
+
+def test_epistemic_uncertainty_falls_with_every_row_learned():
+    source = np.random.default_rng(0)
+    x = source.normal(size=(4000, 8)).astype("float32")
+    y = (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(int)
+    found = []
+    for n in (20, 100, 1000):
+        learner = evcl.EVCL(evcl.nn.mlp(8, [50]), epochs=20)
+        learner.learn((x[:n], y[:n]))
+        found.append(float(learner.predictions(x[3000:]).epistemic.mean()))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 2 * found[-1] > 0
