@@ -69,7 +69,14 @@ def _real(value: Any) -> float | None:
 
 
 TRAINING: dict[str, Setting] = {
-    "lr": Setting(5e-3, "Adam's learning rate", high=10.0, open_low=True),
+    "lr": Setting(
+        "auto",
+        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights, of the layer with most inputs; up "
+        "to 3 times that in a first task of fewer than 1000 steps",
+        high=10.0,
+        open_low=True,
+        auto=True,
+    ),
     "lr_schedule": Setting(
         "cosine", "within a task: Adam's rates as they are, or falling towards 0", choices=("constant", "cosine")
     ),
@@ -80,7 +87,9 @@ TRAINING: dict[str, Setting] = {
 VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
-    "tempering": Setting(0.01, "beta, the weight of the KL term", high=1e6),
+    "tempering": Setting(
+        "auto", "beta, the weight of the KL term; auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03", high=1e6, auto=True
+    ),
     "init_std": Setting(
         "auto",
         "sigma_0, the posterior's standard deviation at the start; auto: a tenth of prior_std's rule",

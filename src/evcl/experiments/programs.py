@@ -69,5 +69,6 @@ def _shared(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return value if name in TRAINING or name in BAYESIAN else None
     if isinstance(value, float):
-        return "a number" if name in BAYESIAN and BAYESIAN[name].auto else None
+        known = (TRAINING | BAYESIAN).get(name)
+        return "a number" if known is not None and known.auto else None
     return value

@@ -20,7 +20,7 @@ from evcl.settings import ELASTIC, Settings
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past = held(memory.rows, round_, s)
-    terms: list[Term] = [kl(memory.prior, past, round_, s), elastic(memory, s, round_.n, past.elastic)]
+    terms: list[Term] = [kl(memory.prior, memory.rows, past, round_, s), elastic(memory, s, round_.n, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
     return Learned(fitted.q, memory.after(fitted, round_, fisher(fitted, round_, s), s.fisher_decay))
 

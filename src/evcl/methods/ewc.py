@@ -97,6 +97,11 @@ EWC = Method(
     bayesian=False,
     learn=learn,
     memory=Memory,
-    settings={**ELASTIC, **DISTILLATION, "strength": replace(ELASTIC["strength"], default=10.0)},
+    settings={
+        **ELASTIC,
+        **DISTILLATION,
+        "strength": replace(ELASTIC["strength"], default=3.0),
+        "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=8.0),
+    },
     apart=True,
 )

@@ -161,12 +161,32 @@ def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
     return found
 
 
-def kl(prior: Gaussian, past: Past, round_: Round, s: Settings) -> KL:
-    """To the last posterior or, where the weights let go of some of it, to one whose precision is that much nearer to
-    the first prior's.
+def tempering(s: Settings, rows: Tensor) -> Number:
+    """beta for the posterior of a head that has learned this many rows [R, 1].
+
+    auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03. The more rows there are, the better they bear a wide posterior,
+    which keeps a network from learning the noise of its labels by heart. Less than in proportion to the rows, so that
+    sigma, as beta / rows, still falls with each of them.
     """
-    if isinstance(past.prior, Tensor) and prior.log_std is not None:
-        first = log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)
-        precision = past.prior * (-2 * prior.log_std).exp() + (1 - past.prior) * (-2 * first).exp()
+    if not isinstance(s.tempering, str):
+        beta: Number = s.tempering
+        return beta
+    return (0.02 * (rows / 10_000) ** 0.75).clamp(0.002, 0.03)
+
+
+def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
+    """beta / n times the KL to the last posterior, or to a wider one.
+
+    What rows have added to the precision of the first prior was measured in units of the last round's beta, and counts
+    in those of this one's. Where the weights let go of a part of the past, as much of it goes.
+    """
+    now = more_rows(rows, round_)
+    beta = tempering(s, torch.stack([now[k] for k in dict.fromkeys(task.head for task in round_.tasks)]).sum(0))
+    learned = [k for k in round_.seen if k in rows]
+    warmer = tempering(s, rows[learned[-1]]) / beta if isinstance(s.tempering, str) and learned else 1.0
+    share = past.prior * warmer
+    if isinstance(share, Tensor) and prior.log_std is not None:
+        first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
+        precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
         prior = Gaussian(prior.mean, -0.5 * precision.log())
-    return KL(prior, s.tempering / round_.n)
+    return KL(prior, beta / round_.n)

@@ -26,7 +26,7 @@ class Memory:
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past = held(memory.rows, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[kl(memory.prior, past, round_, s)], losses=past.lessons)
+    fitted = yield Fit(round_.tasks, terms=[kl(memory.prior, memory.rows, past, round_, s)], losses=past.lessons)
     return Learned(fitted.q, Memory(fitted.q, more_rows(memory.rows, round_)))
 
 

@@ -20,7 +20,7 @@ from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.whole import Own, Whole
 
-INIT_SHARE = 0.1  # of a layer's scale: the standard deviation that training starts from
+INIT_SHARE = 0.02  # of a layer's scale: the standard deviation that training starts from
 Names = str | Sequence[str] | None  # of modules; patterns too
 Form = Callable[[Any], nn.Module]
 _FORMS: dict[type[nn.Module], Form] = {}

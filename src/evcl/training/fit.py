@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # that are, and their last bit may differ, which must not depend on R.
 ALIGNED = 16
 ARRIVES = 8  # std_rate auto: log sigma is brought to within exp(-8) of where it should be, however short the fit is
+STEP = 0.04  # lr auto: Adam's step, as a part of the standard deviation that a layer's first weights are drawn with
+SHORT, FASTER = 400, 3.0  # a first task of fewer steps takes larger ones, at most this many times
 FAR = 1_000_000  # between the numbers of the generators of a round's second, third, ... fits
 
 
@@ -112,9 +114,7 @@ class Fitting:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
         length = self._length(fit, place.pool)
-        if s.get("std_rate") == "auto":
-            steps = s.epochs * -(-length // s.batch_size)
-            s = Settings({**s, "std_rate": min(0.5, max(0.01, ARRIVES / steps))})
+        s = self._decided(s, stage, place, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, place.pool, place.chain, self.reference, run.ranks, fit.losses, fit.trackers,
             moves, fit.rule,
@@ -137,6 +137,21 @@ class Fitting:
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
         return _ended(step.q, network) | tracked
+
+    def _decided(self, s: Settings, stage: int, place: Place, steps: int) -> Settings:
+        """The settings with a number for each rate that a rule decides, in a fit of this many steps.
+
+        Adam moves every weight by about `lr` a step, so that its layers with many inputs, whose weights are small, say
+        how much is too much. Weights that were drawn and have learned nothing have far to go.
+        """
+        rates: dict[str, float] = {}
+        if s.lr == "auto":
+            fresh = self.run.drawn and self.round.number == stage == 0
+            narrowest = min((place.network.scales[name] for name in place.part.shapes), default=1.0)
+            rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
+        if s.get("std_rate") == "auto":
+            rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
+        return Settings({**s, **rates})
 
     def _length(self, fit: Fit, pool: Pool) -> int:
         """How many examples an epoch has."""

@@ -100,6 +100,7 @@ class Run:
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
         self.method, groups = each[0], grouped(each, settings)
+        self.drawn = draw
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         self.network = bayesianize(
