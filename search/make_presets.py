@@ -18,8 +18,8 @@ PRESETS = SEARCHES.parent / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = "# --- below: written by search/make_presets.py from what the searches found, on validation data alone\n"
 TUNED = (  # in the order in which they were made
     "digits", "digits-2", "digits-3", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split",
-    "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks", "paper-7-split-mnist", "paper-7-split-notmnist",
-    "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
+    "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks", "paper-7-split-mnist",
+    "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
 )  # fmt: skip
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
@@ -60,7 +60,7 @@ def tuned(benchmark: str, method: str) -> str:
 
 def made() -> str:
     wanted = {**dict.fromkeys((*DIGITS, *PAPER_BENCHMARKS), PAPER_METHODS), **TEN}
-    wanted |= {benchmark: (*PAPER_METHODS, "lwf") for benchmark in LWF}
+    wanted |= dict.fromkeys(LWF, (*PAPER_METHODS, "lwf"))
     tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
     return MARK + "\n" + "\n\n".join(tables) + "\n"
 

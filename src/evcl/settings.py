@@ -71,8 +71,8 @@ def _real(value: Any) -> float | None:
 TRAINING: dict[str, Setting] = {
     "lr": Setting(
         "auto",
-        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights, of the layer with most inputs; up "
-        "to 3 times that in a first task of fewer than 1000 steps",
+        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights in the layer with most inputs, up "
+        "to 3 times that in a first task of fewer than 400 steps",
         high=10.0,
         open_low=True,
         auto=True,
@@ -88,7 +88,10 @@ VALIDATION = Setting(0.0, "part of each training set held out and measured on, i
 SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
-        "auto", "beta, the weight of the KL term; auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03", high=1e6, auto=True
+        "auto",
+        "beta, the weight of the KL term; auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03",
+        high=1e6,
+        auto=True,
     ),
     "init_std": Setting(
         "auto",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import evcl
-from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker
+from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, tempering
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
 from evcl.settings import resolve
@@ -61,7 +61,7 @@ def test_only_the_weights_that_may_move_do(network, dtype, rule, shared):
         source = torch.Generator().manual_seed(7)
         shape = round_.posterior.mean.shape
         masks.append(torch.rand(shape[1:] if shared else shape, generator=source) < 0.5)
-        terms = [] if rule is None else [KL(memory.prior, s.tempering / round_.n)]
+        terms = [] if rule is None else [KL(memory.prior, tempering(s, round_.n) / round_.n)]
         fitted = yield Fit(round_.tasks, terms=terms, moves=masks[0])
         return Learned(fitted.q, memory)
 

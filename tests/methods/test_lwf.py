@@ -131,7 +131,7 @@ def test_it_forgets_less_than_naive_training():
     benchmark = evcl.benchmarks.get("split-digits")
     final = {}
     for method in ("naive", "lwf"):
-        settings = resolve(method, METHODS[method].known_settings, {"epochs": 20})
+        settings = resolve(method, METHODS[method].known_settings, {"epochs": 20, "lr": 0.005})
         run = Run(evcl.nn.mlp(64, [20, 20]), METHODS[method], [settings] * 5, range(5), draw=True)
         final[method] = float(learn_stream(run, [benchmark]).accuracy[:, -1].mean())
     assert final["lwf"] > max(0.95, final["naive"] + 0.05)

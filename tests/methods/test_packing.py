@@ -24,6 +24,7 @@ from evcl.methods import (
     per_layer,
     per_task,
     per_weight,
+    tempering,
 )
 from evcl.nn import Gaussian
 from evcl.settings import resolve
@@ -54,7 +55,7 @@ class Everything:
 
 
 def learn(memory, round_, s):
-    fitted = yield Fit(round_.tasks, terms=[KL(memory.prior, s.tempering / round_.n)])
+    fitted = yield Fit(round_.tasks, terms=[KL(memory.prior, tempering(s, round_.n) / round_.n)])
     other = yield Fit(round_.tasks, model=memory.second)
     q, task = fitted.q, round_.tasks[0]
     moved = q.mean - memory.prior.mean

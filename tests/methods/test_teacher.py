@@ -14,7 +14,8 @@ from sklearn.datasets import load_digits
 import evcl
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import KL, METHODS, Elastic, Round, TaskData
-from evcl.methods.teacher import agreement, held, kl, more_rows
+from evcl.methods.teacher import agreement, held, more_rows
+from evcl.methods.vcl import kl, tempering
 from evcl.nn import he_std, outputs
 from evcl.settings import resolve
 from evcl.training import Run
@@ -108,11 +109,11 @@ def test_what_other_heads_have_learned_is_held_in_any_case():
 @pytest.mark.parametrize("given", [{}, {"prior_std": 0.3}])
 def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
     """Precisions are mixed, and the means stay."""
-    run, s = run_of(epochs=5, **given)
+    run, s = run_of(epochs=5, tempering=0.01, **given)
     run.learn([rows(0)])
     task, prior = rows(0, seed=1), run.memory.prior
     past = held(run.memory.rows, round_of(run, task, [0]), s)
-    term = kl(prior, past, round_of(run, task, [0]), s)
+    term = kl(prior, run.memory.rows, past, round_of(run, task, [0]), s)
     share = float(past.prior)
     assert 0 < share < 1
     first = torch.full_like(prior.mean, he_std(5) if not given else 0.3)
@@ -126,12 +127,41 @@ def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
 
 
 def test_without_distillation_nothing_is_asked_and_everything_held():
-    run, s = run_of(distill=0.0)
+    run, s = run_of(distill=0.0, tempering=0.01)
     run.learn([rows(0)])
     past = held(run.memory.rows, round_of(run, rows(0), [0]), s)
     assert past == ([], 1.0, 1.0)
     prior = run.memory.prior
-    assert kl(prior, past, round_of(run, rows(0), [0]), s) == KL(prior, s.tempering / 40)
+    assert kl(prior, run.memory.rows, past, round_of(run, rows(0), [0]), s) == KL(prior, s.tempering / 40)
+
+
+def test_tempering_follows_the_rows():
+    """Small data are fitted closely, large ones are not learned by heart; sigma falls with the rows all the same."""
+    auto, given = resolve("vcl", METHODS["vcl"].known_settings, {}), run_of(tempering=0.4)[1]
+    assert tempering(given, 10) == 0.4
+    betas = [tempering(auto, n) for n in (20, 500, 1000, 10_000, 1_000_000)]
+    assert betas == pytest.approx([0.002, 0.02 * 0.05**0.75, 0.02 * 0.1**0.75, 0.02, 0.03])
+    over = [tempering(auto, n) / n for n in (20, 500, 1000, 10_000, 1_000_000)]
+    assert over == sorted(over, reverse=True)
+    torch.testing.assert_close(tempering(auto, torch.tensor([[20.0], [1e6]])), torch.tensor([[0.002], [0.03]]))
+
+
+def test_the_past_counts_once_whatever_its_tempering():
+    """What rows added to the first prior's precision was in units of the last beta, and counts in those of the next."""
+    run, s = run_of(distill=0.0)
+    run.learn([rows(0)])
+    prior, task = run.memory.prior, rows(0, n=40)
+    many = counted(h0=10_000)
+    past = held(many, round_of(run, task, [0]), s)
+    term = kl(prior, many, past, round_of(run, task, [0]), s)
+    before, now = tempering(s, 10_000), tempering(s, 10_040)
+    first = torch.full_like(prior.mean, he_std(5))
+    for name in run.network.trunk_names:
+        first[:, run.network.layout.spans[name]] = he_std(4)
+    added = prior.log_std.mul(-2).exp() - first**-2
+    wanted = first**-2 + added.clamp_min(0) * before / now
+    torch.testing.assert_close(term.prior.log_std.mul(-2).exp(), wanted)
+    torch.testing.assert_close(term.weight, torch.full((1, 1), now / 40, dtype=F64))
 
 
 def test_rows_are_counted_by_head():

@@ -134,12 +134,18 @@ def second_task(method, noise, **settings):
     """A run that has learned one task, the data of the next, and the settings: one head, one step, float64. The plain
     form of the method.
     """
-    plain = {"std_update": "adam", "fisher_scale": "none", "fisher_temperature": 1.0, "fisher_spread": 0.0}
+    plain = {
+        "std_update": "adam",
+        "tempering": 0.01,
+        "fisher_scale": "none",
+        "fisher_temperature": 1.0,
+        "fisher_spread": 0.0,
+    }
     settings = {name: value for name, value in plain.items() if name in METHODS[method].known_settings} | settings
     source = torch.Generator().manual_seed(1)
     x = torch.randn(1, 30, 5, generator=source, dtype=F64)
     y = torch.randint(3, (1, 30), generator=source)
-    s = resolve(method, METHODS[method].known_settings, {"epochs": 1, "batch_size": 30, **settings})
+    s = resolve(method, METHODS[method].known_settings, {"epochs": 1, "batch_size": 30, "lr": 0.005, **settings})
     run = Run(evcl.nn.mlp(5, [4]), METHODS[method], [s], [0], draw=True, dtype=F64)
     run.add_head(4, 3)
     run.learn([TaskData(x, y, 0)], noise=noise)

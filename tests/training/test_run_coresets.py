@@ -114,7 +114,7 @@ def test_tuning_weighs_the_prior_by_the_coresets_size(generator, monkeypatch):
         init(self, network, layout, q, terms, s, *rest)
 
     monkeypatch.setattr(Step, "__init__", noted)
-    learned("vcl", tasks(generator), coreset="random")
+    learned("vcl", tasks(generator), coreset="random", tempering=0.01)
     assert sizes == [N - M, M, N - M, 2 * M]
 
 

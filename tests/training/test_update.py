@@ -14,7 +14,7 @@ F64 = torch.float64
 
 
 def settings(**given):
-    return resolve("vcl", METHODS["vcl"].known_settings, {"std_update": "natural", "std_rate": 0.01, **given})
+    return resolve("vcl", METHODS["vcl"].known_settings, {"lr": 0.005, "std_update": "natural", "std_rate": 0.01, **given})
 
 
 class Noted(Observer):

@@ -33,7 +33,7 @@ from evcl.methods.terms import (
     autograd_gradients,
     collapse,
 )
-from evcl.methods.vcl import VCL
+from evcl.methods.vcl import VCL, tempering
 
 # the order of `evcl list`
 for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
@@ -76,5 +76,6 @@ __all__ = [
     "register",
     "shuffled",
     "teach",
+    "tempering",
     "with_coreset",
 ]

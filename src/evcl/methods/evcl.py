@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, held, kl
+from evcl.methods.teacher import DISTILLATION, held
 from evcl.methods.terms import Term
+from evcl.methods.vcl import kl
 from evcl.settings import ELASTIC, Settings
 
 

@@ -4,7 +4,8 @@ A method reads like the algorithm box of its paper. Its `learn` is a generator: 
 sent what the fit ended with, and returns what the round ends with. EVCL, whole:
 
     def learn(memory, round, s):
-        fitted = yield Fit(round.tasks, terms=[KL(memory.prior, s.tempering / round.n), elastic(memory, s, round.n)])
+        beta = tempering(s, round.n)
+        fitted = yield Fit(round.tasks, terms=[KL(memory.prior, beta / round.n), elastic(memory, s, round.n)])
         return Learned(fitted.q, memory.after(fitted, fisher(fitted, round, s), s.fisher_decay))
 
 Every [R, P] tensor in a method is over all weights of the network: the engine narrows terms to the weights that a fit

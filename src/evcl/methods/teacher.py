@@ -29,8 +29,7 @@ from torch import Tensor
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Loss, Round
-from evcl.methods.terms import KL
-from evcl.nn import BayesianNetwork, Gaussian, log_stds, outputs
+from evcl.nn import BayesianNetwork, outputs
 from evcl.settings import Setting, Settings
 
 ASKED = 1000  # new rows that tell whether they agree with the old
@@ -159,34 +158,3 @@ def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
         added = like.new_full((len(like), 1), task.y.shape[1])
         found[task.head] = found[task.head] + added if task.head in found else added
     return found
-
-
-def tempering(s: Settings, rows: Tensor) -> Number:
-    """beta for the posterior of a head that has learned this many rows [R, 1].
-
-    auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03. The more rows there are, the better they bear a wide posterior,
-    which keeps a network from learning the noise of its labels by heart. Less than in proportion to the rows, so that
-    sigma, as beta / rows, still falls with each of them.
-    """
-    if not isinstance(s.tempering, str):
-        beta: Number = s.tempering
-        return beta
-    return (0.02 * (rows / 10_000) ** 0.75).clamp(0.002, 0.03)
-
-
-def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
-    """beta / n times the KL to the last posterior, or to a wider one.
-
-    What rows have added to the precision of the first prior was measured in units of the last round's beta, and counts
-    in those of this one's. Where the weights let go of a part of the past, as much of it goes.
-    """
-    now = more_rows(rows, round_)
-    beta = tempering(s, torch.stack([now[k] for k in dict.fromkeys(task.head for task in round_.tasks)]).sum(0))
-    learned = [k for k in round_.seen if k in rows]
-    warmer = tempering(s, rows[learned[-1]]) / beta if isinstance(s.tempering, str) and learned else 1.0
-    share = past.prior * warmer
-    if isinstance(share, Tensor) and prior.log_std is not None:
-        first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
-        precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
-        prior = Gaussian(prior.mean, -0.5 * precision.log())
-    return KL(prior, beta / round_.n)

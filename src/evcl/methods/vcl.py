@@ -7,15 +7,20 @@ L_t = mean NLL + beta/N_t KL(q_t || q_{t-1})
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, held, kl, more_rows
-from evcl.nn import Gaussian
+from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows
+from evcl.methods.terms import KL
+from evcl.nn import Gaussian, log_stds
 from evcl.settings import Settings
+
+BETAS = (0.002, 0.03)  # the least and the largest that tempering auto gives
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,39 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past = held(memory.rows, round_, s)
     fitted = yield Fit(round_.tasks, terms=[kl(memory.prior, memory.rows, past, round_, s)], losses=past.lessons)
     return Learned(fitted.q, Memory(fitted.q, more_rows(memory.rows, round_)))
+
+
+def tempering(s: Settings, rows: Number) -> Number:
+    """beta for a posterior of this many rows.
+
+    auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03. The more rows there are, the better they bear a wide posterior,
+    which keeps a network from learning the noise of its labels by heart. Less than in proportion to the rows, so that
+    sigma, as beta / rows, still falls with each of them.
+    """
+    beta: Number
+    if not isinstance(s.tempering, str):
+        beta = s.tempering
+        return beta
+    beta = 0.02 * (rows / 10_000) ** 0.75
+    return beta.clamp(*BETAS) if isinstance(beta, Tensor) else min(max(beta, BETAS[0]), BETAS[1])
+
+
+def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
+    """beta / n times the KL to the last posterior, or to a wider one.
+
+    What rows have added to the precision of the first prior was measured in units of the last round's beta, and counts
+    in those of this one's. Where the weights let go of a part of the past, as much of it goes.
+    """
+    now = more_rows(rows, round_)
+    beta = tempering(s, torch.stack([now[k] for k in dict.fromkeys(task.head for task in round_.tasks)]).sum(0))
+    learned = [k for k in round_.seen if k in rows]
+    warmer = tempering(s, rows[learned[-1]]) / beta if isinstance(s.tempering, str) and learned else 1.0
+    share = past.prior * warmer
+    if isinstance(share, Tensor) and prior.log_std is not None:
+        first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
+        precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
+        prior = Gaussian(prior.mean, -0.5 * precision.log())
+    return KL(prior, beta / round_.n)
 
 
 VCL = Method(
