@@ -109,6 +109,22 @@ def coresets(name: str) -> str:
     return table(["method", *(g.name for g in tuned)], cells)
 
 
+def again(name: str) -> str:
+    """EVCL and LwF with the last settings, beside EVCL of version 0.1, on seeds that none of them had met."""
+    found, before = groups(name), groups(f"{name}-before")
+    rows = {
+        "EVCL": [of(g, "evcl") for g in found],
+        "LwF": [of(g, "lwf") for g in found],
+        "EVCL of version 0.1": [of(g, "evcl") for g in before],
+    }
+    cells = [[label, *(percent(line.result.average_accuracy) for line in lines)] for label, lines in rows.items()]
+    for label in list(rows)[1:]:
+        cells.append(
+            [f"EVCL minus {label}", *(difference(a, b) for a, b in zip(rows["EVCL"], rows[label], strict=True))]
+        )
+    return table(["method", *(g.name for g in found)], cells)
+
+
 def details(name: str) -> str:
     return "\n\n".join(f"### {group.name}\n\n{full_table(group).markdown().strip()}" for group in groups(name))
 
@@ -134,11 +150,14 @@ def measured(trial: Trial) -> Summary:
 
 def confirmed(name: str) -> str:
     """The validation accuracy of what was chosen, in the last round that measured it with seeds of its own."""
-    every = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "search").glob(f"{name}*/*.json"))]
-    found = {one["benchmark"]: one for one in every if "confirmed" in one}
+    found: dict[tuple[str, str], Trial] = {}
+    for path in sorted((ROOT / "search").glob(f"{name}*/*.json")):
+        one = json.loads(path.read_text("utf-8"))
+        found |= {(one["benchmark"], method): best_trial(one, method) for method in one.get("confirmed", {})}
+    methods = dict.fromkeys([*PAPER_METHODS, *(method for _, method in found)])
     rows = [
-        [method, *(percent(measured(best_trial(found[b], method))) for b in PAPER_BENCHMARKS)]
-        for method in PAPER_METHODS
+        [method, *(percent(measured(found[b, method])) if (b, method) in found else "-" for b in PAPER_BENCHMARKS)]
+        for method in methods
     ]
     return table(["method", *PAPER_BENCHMARKS], rows)
 
@@ -165,7 +184,7 @@ def architectures(name: str) -> str:
 
 KINDS: dict[str, Callable[[str], str]] = {
     "main": main, "paired": paired, "aims": aims, "details": details, "trials": trials,
-    "architectures": architectures, "coresets": coresets, "confirmed": confirmed,
+    "architectures": architectures, "coresets": coresets, "confirmed": confirmed, "again": again,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)} 
 def paper_form(method: str, **given: Any) -> Settings:
     """A method's settings with Adam for sigma and the Fisher as it is: the form whose steps are measured here."""
     known = METHODS[method].known_settings
-    plain = {"std_update": "adam", "fisher_temperature": 1.0, "fisher_scale": "none"}
+    plain = {"lr": 0.005, "std_update": "adam", "fisher_temperature": 1.0, "fisher_scale": "none"}
     return resolve(method, known, {**{name: value for name, value in plain.items() if name in known}, **given})
 
 

@@ -167,7 +167,7 @@ def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
         assert bits(learner) == before
     assert {path: path.read_bytes() for path in folder.iterdir()} == saved
     other = begun(lr=0.5)
-    with pytest.raises(evcl.EvclError, match=r"of another task \(lr is 0.\d+ there and 0.5 here\)"):
+    with pytest.raises(evcl.EvclError, match=r"of another task \(lr is auto there and 0.5 here\)"):
         other.learn(blobs(1), task="b", checkpoint=folder)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -21,6 +21,7 @@ from evcl.errors import EvclError
 DIRECTIONS = 100  # at most
 NUMBERS = 10_000  # that the directions may have, however small the network
 CHUNK = 2**22  # numbers of a task that are looked at at once
+SKETCHED = 1000  # rows of a task that a sketch's directions are taken from, about
 SHRINK = 1 / 3  # rows without any correlation that are added for each column: few rows do not tell it
 LEAST_SHRINK = 1e-3  # however many rows: the part of a column's variance that no other column explains
 LEAST_DOUBT = 0.01  # a mean doubt below it counts as this
@@ -116,14 +117,19 @@ def room(columns: int, weights: int) -> int:
 
 
 def density(x: Tensor, doubt: Tensor, most: int) -> Density:
-    """Of the rows x [N, ...]; `doubt` is that of some of them."""
+    """Of the rows x [N, ...]; `doubt` is that of some of them. A sketch has its directions from some rows."""
     flat, found = x.detach().flatten(1), None
     mean_doubt = doubt.double().mean().cpu()
-    for part in flat.split(max(4 * most, CHUNK // flat.shape[1])):
-        one = _of(part.double(), mean_doubt, most)
-        found = one if found is None else found.merged(one, most)
+    whole = flat.shape[1] <= most
+    for part in flat.split(max(1, CHUNK // flat.shape[1])):
+        one = _of(part.double(), mean_doubt, most if whole else 0)
+        found = one if found is None else found.merged(one, most if whole else 0)
     assert found is not None
-    return found
+    if whole:
+        return found
+    some = flat[:: math.ceil(len(flat) / SKETCHED)]
+    centred = (some - found.mean.to(some)) / math.sqrt(len(some))
+    return replace(found, rows=_directions(centred, found.variance.sqrt().to(some), most).cpu())
 
 
 def _of(x: Tensor, doubt: Tensor, most: int) -> Density:
@@ -137,6 +143,8 @@ def _of(x: Tensor, doubt: Tensor, most: int) -> Density:
 
 def _directions(rows: Tensor, std: Tensor, most: int) -> Tensor:
     """At most `most` rows whose scatter is that of these, or nearly: those along which scaled columns vary most."""
+    if most == 0:
+        return rows[:0].float()
     scale = torch.where(std > 0, std, 1.0)
     rows = rows / scale
     if most < rows.shape[1]:

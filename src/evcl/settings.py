@@ -29,7 +29,7 @@ class Setting:
 
     def check(self, name: str, value: Any) -> Value:
         """`value` as this setting's type, or one line saying what was expected."""
-        if self.auto and value == "auto":
+        if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
         if self.choices:
             if value in self.choices:
@@ -71,8 +71,8 @@ def _real(value: Any) -> float | None:
 TRAINING: dict[str, Setting] = {
     "lr": Setting(
         "auto",
-        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights in the layer with most inputs, up "
-        "to 3 times that in a first task of fewer than 400 steps",
+        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights in the layer with most inputs, "
+        "up to 3 times that in a first task of fewer than 400 steps if weights were drawn",
         high=10.0,
         open_low=True,
         auto=True,
@@ -89,13 +89,13 @@ SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
         "auto",
-        "beta, the weight of the KL term; auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03",
+        "beta, the weight of the KL term; auto: 0.02 (rows learned so far / 10,000)^0.75, from 0.002 to 0.03",
         high=1e6,
         auto=True,
     ),
     "init_std": Setting(
         "auto",
-        "sigma_0, the posterior's standard deviation at the start; auto: a tenth of prior_std's rule",
+        "sigma_0, the posterior's standard deviation at the start; auto: 0.02 of prior_std's rule",
         low=1e-8,
         high=1e3,
         auto=True,

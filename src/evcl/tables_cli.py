@@ -124,7 +124,7 @@ def predict(
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
-        _say("no column unfamiliar: the model began with an evcl that did not keep what its rows are like")
+        _say("no column unfamiliar: the model does not know what its rows are like (an earlier evcl began it)")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
         _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")

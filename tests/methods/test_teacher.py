@@ -164,6 +164,18 @@ def test_the_past_counts_once_whatever_its_tempering():
     torch.testing.assert_close(term.weight, torch.full((1, 1), now / 40, dtype=F64))
 
 
+def test_agreement_does_not_depend_on_the_order_of_rows():
+    """A file sorted by its labels: its first 1,000 rows are of one class."""
+    run, _ = run_of(classes=(2,), epochs=20)
+    task = rows(0, n=4000, classes=2)
+    run.learn([task])
+    order = (1 - task.y[0]).argsort(stable=True)
+    turned = TaskData(task.x, torch.where(task.x[..., 1] > 0, task.y, 1 - task.y), 0)
+    both = [agreement(one, round_of(run, one, [0])) for one in (turned, turned.select(order.unsqueeze(0)))]
+    for one, other in zip(*both, strict=True):
+        assert float(one) == pytest.approx(float(other), abs=0.1)
+
+
 def test_rows_are_counted_by_head():
     run, _ = run_of()
     first = more_rows({}, round_of(run, rows(0, 30), []))

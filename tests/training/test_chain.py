@@ -103,7 +103,9 @@ def test_what_is_a_chain():
 
 def test_a_step_takes_no_memory():
     """Once it has run: of batches of both sizes."""
-    settings = resolve("evcl", METHODS["evcl"].known_settings, {"batch_size": 8, "epochs": 1, "std_rate": 0.01})
+    settings = resolve(
+        "evcl", METHODS["evcl"].known_settings, {"batch_size": 8, "epochs": 1, "lr": 0.005, "std_rate": 0.01}
+    )
     run = Run(evcl.nn.mlp(6, [5, 5]), METHODS["evcl"], [settings], [0], draw=True)
     head = run.add_head(5, 2)
     task = TaskData(torch.rand(1, 20, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 20).long(), head)

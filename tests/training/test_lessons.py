@@ -62,7 +62,7 @@ class Case:
     def __init__(self, method="evcl", dtype=F64, data=(1,), taught=(2, 0), weighted=False, shared=True, precision=None):
         source = torch.Generator().manual_seed(0)
         given = {"init_std": 0.3, "std_rate": 0.01, "std_update": "adam"} if method == "evcl" else {}
-        self.settings = resolve(method, METHODS[method].known_settings, given)
+        self.settings = resolve(method, METHODS[method].known_settings, {"lr": 0.005, **given})
         more = {"dtype": dtype} if precision is None else {"precision": precision}
         each = [self.settings] * REPLICAS
         self.run = Run(evcl.nn.mlp(6, HIDDEN), METHODS[method], each, range(REPLICAS), draw=True, **more)
@@ -237,7 +237,7 @@ def learned(monkeypatch, apart):
     """The weights after three tasks of LwF, each with a head of its own, and what was said of its losses."""
     if apart:
         monkeypatch.setattr("evcl.training.step.find_lessons", lambda *_: None)
-    settings = resolve("lwf", METHODS["lwf"].known_settings, {"epochs": 3, "batch_size": 8})
+    settings = resolve("lwf", METHODS["lwf"].known_settings, {"epochs": 3, "batch_size": 8, "lr": 0.005})
     run = Run(evcl.nn.mlp(6, HIDDEN), METHODS["lwf"], [settings] * 2, range(2), draw=True, dtype=F64)
     run.add_heads(HIDDEN[-1], CLASSES)
     source = torch.Generator().manual_seed(0)

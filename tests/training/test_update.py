@@ -14,7 +14,8 @@ F64 = torch.float64
 
 
 def settings(**given):
-    return resolve("vcl", METHODS["vcl"].known_settings, {"lr": 0.005, "std_update": "natural", "std_rate": 0.01, **given})
+    usual = {"lr": 0.005, "std_update": "natural", "std_rate": 0.01}
+    return resolve("vcl", METHODS["vcl"].known_settings, {**usual, **given})
 
 
 class Noted(Observer):

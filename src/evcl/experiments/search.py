@@ -197,7 +197,9 @@ def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
     def inside(value: Any, spec: Any) -> bool:
         if not isinstance(spec, dict):
             return bool(value == spec)
-        return value in spec["choices"] if "choices" in spec else bool(spec["low"] <= value <= spec["high"])
+        if "choices" in spec:
+            return value in spec["choices"]
+        return not isinstance(value, str) and bool(spec["low"] <= value <= spec["high"])
 
     named = {name: spec for name, spec in space.items() if name != "method"}
     return named.keys() == settings.keys() and all(inside(settings[name], spec) for name, spec in named.items())

@@ -1,12 +1,12 @@
 """What a method is: an algorithm that asks for fits, and a memory.
 
 A method reads like the algorithm box of its paper. Its `learn` is a generator: it yields each `Fit` that it wants, is
-sent what the fit ended with, and returns what the round ends with. EVCL, whole:
+sent what the fit ended with, and returns what the round ends with. EVCL, without its teacher:
 
     def learn(memory, round, s):
         beta = tempering(s, round.n)
         fitted = yield Fit(round.tasks, terms=[KL(memory.prior, beta / round.n), elastic(memory, s, round.n)])
-        return Learned(fitted.q, memory.after(fitted, fisher(fitted, round, s), s.fisher_decay))
+        return Learned(fitted.q, memory.after(fitted, round, fisher(fitted, round, s), s.fisher_decay))
 
 Every [R, P] tensor in a method is over all weights of the network: the engine narrows terms to the weights that a fit
 uses, and widens what comes of it. What lies between two yields must be a function of (seed, purpose, round), so that a

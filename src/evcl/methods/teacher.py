@@ -107,10 +107,11 @@ class Agreement(NamedTuple):
 
 @torch.no_grad()
 def agreement(task: TaskData, round_: Round) -> Agreement:
-    """Of the network that the last round left."""
-    x, y = task.x[:, :ASKED], task.y[:, :ASKED]
+    """Of the network that the last round left; rows are drawn, since files may be sorted."""
+    n = task.y.shape[1]
+    drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
+    x, y = task.take(drawn.to(task.y.device))
     z = outputs(round_.network, round_.posterior.mean, round_.network.layout, x, [task.head]).log_softmax(2)
-    y = y.repeat(len(z) // len(y), 1)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
     most = math.log(max(2, z.shape[2]))

@@ -36,7 +36,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 
 def tempering(s: Settings, rows: Number) -> Number:
-    """beta for a posterior of this many rows.
+    """beta for a posterior of this many rows, those of all rounds so far.
 
     auto: 0.02 (rows / 10,000)^0.75, from 0.002 to 0.03. The more rows there are, the better they bear a wide posterior,
     which keeps a network from learning the noise of its labels by heart. Less than in proportion to the rows, so that
@@ -56,16 +56,18 @@ def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s
     What rows have added to the precision of the first prior was measured in units of the last round's beta, and counts
     in those of this one's. Where the weights let go of a part of the past, as much of it goes.
     """
-    now = more_rows(rows, round_)
-    beta = tempering(s, torch.stack([now[k] for k in dict.fromkeys(task.head for task in round_.tasks)]).sum(0))
-    learned = [k for k in round_.seen if k in rows]
-    warmer = tempering(s, rows[learned[-1]]) / beta if isinstance(s.tempering, str) and learned else 1.0
-    share = past.prior * warmer
+    beta = tempering(s, _total(more_rows(rows, round_)))
+    cooler = tempering(s, _total(rows)) / beta if isinstance(s.tempering, str) and rows else 1.0
+    share = past.prior * cooler
     if isinstance(share, Tensor) and prior.log_std is not None:
         first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
         precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
-        prior = Gaussian(prior.mean, -0.5 * precision.log())
+        prior = Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
     return KL(prior, beta / round_.n)
+
+
+def _total(rows: Mapping[int, Tensor]) -> Tensor:
+    return torch.stack(list(rows.values())).sum(0)
 
 
 VCL = Method(

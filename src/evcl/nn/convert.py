@@ -88,7 +88,7 @@ def bayesianize(
     """A new network like `module`, with a Gaussian over every weight; `module` itself is left alone.
 
     Posterior means start from the module's own weights or, with `generators` (one a replica), are drawn He-uniform (but
-    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start, "auto" a tenth
+    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start, "auto" 0.02
     of each layer's own (`BayesianLayer.scale`); None makes a network of points, without variances.
 
     `only` and `skip` choose the layers that are taken up, by the names of modules (of `named_modules()`, with all that

@@ -133,7 +133,7 @@ def predict(
             raise EvclError(f"--out {out} would write over what is read")
     classes = [found.labels[int(code)] for code in learner.classes(task)]
     header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
-    knows = learner.knows_unfamiliar
+    knows = learner.knows_unfamiliar  # a column of what none can be told of stays empty
     header += ["entropy", "epistemic", *(["unfamiliar"] if knows else []), *(["task"] if task == INFER else [])]
     total.unfamiliar = 0.0 if knows else None
 
@@ -146,7 +146,7 @@ def predict(
                     label = found.labels[code]
                     row = [label, *(f"{p:.6f}" for p in piece.probabilities[i].tolist())]
                     row += [f"{piece.entropy[i]:.6f}", f"{max(piece.epistemic[i], 0):.6f}"]
-                    row += [f"{piece.unfamiliar[i]:.3f}"] if knows else []
+                    row += ["" if piece.unfamiliar is None else f"{piece.unfamiliar[i]:.3f}"] if knows else []
                     writer.writerow(
                         [*([places[i]] if source.images else []), *row, *([piece.tasks[i]] if task == INFER else [])]
                     )
@@ -155,7 +155,7 @@ def predict(
                 total.rows += len(given)
                 total.entropy += float(piece.entropy.sum(dtype=float))
                 total.epistemic += float(piece.epistemic.sum(dtype=float))
-                if total.unfamiliar is not None:
+                if total.unfamiliar is not None and piece.unfamiliar is not None:
                     total.unfamiliar += float(piece.unfamiliar.sum(dtype=float))
 
     write_atomically(out, write)

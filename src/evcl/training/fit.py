@@ -14,6 +14,7 @@ from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Names, find_chain, padded
 from evcl.nn.norms import BatchNorm
+from evcl.nn.whole import Own
 from evcl.randomness import Noise, generator
 from evcl.ranks import check_batch
 from evcl.settings import Settings
@@ -141,13 +142,15 @@ class Fitting:
     def _decided(self, s: Settings, stage: int, place: Place, steps: int) -> Settings:
         """The settings with a number for each rate that a rule decides, in a fit of this many steps.
 
-        Adam moves every weight by about `lr` a step, so that its layers with many inputs, whose weights are small, say
-        how much is too much. Weights that were drawn and have learned nothing have far to go.
+        Adam moves every weight by about `lr` a step, so that layers with many inputs, whose weights are small, say how
+        much is too much. Bare parameters, such as an embedding of positions, have no inputs. Weights that were drawn
+        and have learned nothing have far to go.
         """
         rates: dict[str, float] = {}
         if s.lr == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
-            narrowest = min((place.network.scales[name] for name in place.part.shapes), default=1.0)
+            bare = {name for la in place.network.bayesian_layers() if isinstance(la, Own) for name in la.names.values()}
+            narrowest = min((place.network.scales[name] for name in place.part.shapes.keys() - bare), default=1.0)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))

@@ -256,7 +256,8 @@ class Run:
     @staticmethod
     def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
         """What sigma starts from, one a replica, or "auto"."""
-        return "auto" if settings[0].init_std == "auto" else [s.init_std for s in settings]
+        each = [s.init_std for s in settings]
+        return "auto" if "auto" in each else each  # all of them, then: `stack` sees to it
 
     # --- learning --------------------------------------------------------------------------------------------------
 
