@@ -150,7 +150,7 @@ def main() -> None:
     if given.case is None or "epistemic" in given.case:
         found = epistemic(seeds, given.epochs, settings)
         print("\nrows learned   " + "".join(f"{rows:>10,}" for rows in ROWS))
-        print("epistemic      " + "".join(f"{value:>10.4f}" for value in found))
+        print("epistemic      " + "".join(f"{value:>10.5f}" for value in found))
 
 
 if __name__ == "__main__":

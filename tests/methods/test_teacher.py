@@ -136,13 +136,10 @@ def test_without_distillation_nothing_is_asked_and_everything_held():
 
 
 def test_tempering_follows_the_rows():
-    """Small data are fitted closely, large ones are not learned by heart; sigma falls with the rows all the same."""
+    """Small data are fitted closely, large ones are not learned by heart."""
     auto, given = resolve("vcl", METHODS["vcl"].known_settings, {}), run_of(tempering=0.4)[1]
     assert tempering(given, 10) == 0.4
-    betas = [tempering(auto, n) for n in (20, 500, 1000, 10_000, 1_000_000)]
-    assert betas == pytest.approx([0.002, 0.02 * 0.05**0.75, 0.02 * 0.1**0.75, 0.02, 0.03])
-    over = [tempering(auto, n) / n for n in (20, 500, 1000, 10_000, 1_000_000)]
-    assert over == sorted(over, reverse=True)
+    assert [tempering(auto, n) for n in (20, 1000, 10_000, 1_000_000)] == pytest.approx([0.002, 0.002, 0.01, 0.03])
     torch.testing.assert_close(tempering(auto, torch.tensor([[20.0], [1e6]])), torch.tensor([[0.002], [0.03]]))
 
 

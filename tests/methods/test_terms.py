@@ -92,7 +92,7 @@ def test_weights_without_data_keep_their_posterior():
     x = torch.randn(300, 4, generator=source)
     x[:, 2] = 0
     y = (x[:, 0] > 0).long()
-    learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=20)
+    learner = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=20, tempering=0.01)
     learner.learn((x, y))
 
     def posterior():
