@@ -24,7 +24,7 @@ CHUNK = 2**22  # numbers of a task that are looked at at once
 SKETCHED = 1000  # rows of a task that a sketch's directions are taken from, about
 SHRINK = 1 / 3  # rows without any correlation that are added for each column: few rows do not tell it
 LEAST_SHRINK = 1e-3  # however many rows: the part of a column's variance that no other column explains
-LEAST_DOUBT = 0.01  # a mean doubt below it counts as this
+LEAST_DOUBT = 0.06  # a mean doubt below it counts as this: rows that were learned are doubted less than new ones
 CONSTANT = 1e-7  # a column whose deviation is this part of its mean is constant
 
 

@@ -89,7 +89,7 @@ SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
         "auto",
-        "beta, the weight of the KL term; auto: 1e-6 times the rows learned so far, from 0.002 to 0.03",
+        "beta, the weight of the KL term; auto: 2e-6 times the rows learned so far, from 0.003 to 0.03",
         high=1e6,
         auto=True,
     ),

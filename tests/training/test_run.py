@@ -449,7 +449,8 @@ def test_falling_rates_are_those_of_torchs_schedule(dtype):
 
 def test_falling_rates_reach_every_form_of_the_update():
     """Bayesian: what native.c does, if it is there, is what the reference does."""
-    given = [{"lr": lr, "lr_schedule": "cosine", "epochs": 3, "batch_size": 56} for lr in (1e-3, 1e-2)]
+    plain = {"lr_schedule": "cosine", "epochs": 3, "batch_size": 56, "init_std": 0.02, "tempering": 0.01}
+    given = [{"lr": lr, **plain} for lr in (1e-3, 1e-2)]
     settings = [resolve("evcl", METHODS["evcl"].known_settings, g) for g in given]
     found = []
     for dtype in (torch.float32, F64):
