@@ -60,9 +60,10 @@ CASES = {
 }
 
 
-def accuracy(case: Case, method: str, seed: int, files: list[int]) -> float:
+def accuracy(case: Case, method: str, seed: int, files: list[int], **settings: str) -> float:
     x, y, x_test, y_test = case.rows(seed)
-    learner = evcl.Learner(evcl.nn.mlp(x.shape[1], case.hidden), method, epochs=case.epochs, seed=seed)
+    network = evcl.nn.mlp(x.shape[1], case.hidden)
+    learner = evcl.Learner(network, method, epochs=case.epochs, seed=seed, **settings)
     ends = np.cumsum(files)
     for k, (start, end) in enumerate(zip(ends - files, ends, strict=True)):
         learner.learn((x[start:end], y[start:end]), task=str(k), head="0" if k else "new")
@@ -74,16 +75,21 @@ def main() -> None:
     parser.add_argument("--method", default="evcl")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the method")
     options = parser.parse_args()
+    settings = dict(one.split("=", 1) for one in options.set)
     torch.set_num_threads(1)
     print(f"|  | at once, {options.method} | naive | {options.method} | ± | distance left |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for name in options.cases:
         case, seeds = CASES[name], range(options.seeds)
-        once = np.array([accuracy(case, options.method, seed, [sum(case.files)]) for seed in seeds])
-        naive, own = (
-            np.array([accuracy(case, method, seed, case.files) for seed in seeds])
-            for method in ("naive", options.method)
+        once, naive, own = (
+            np.array([accuracy(case, method, seed, files, **given) for seed in seeds])
+            for method, files, given in (
+                (options.method, [sum(case.files)], settings),
+                ("naive", case.files, {}),
+                (options.method, case.files, settings),
+            )
         )
         left = (once - own).mean() / max(1e-9, (once - naive).mean())
         means = " | ".join(f"{each.mean():.1f}" for each in (once, naive, own))

@@ -1,18 +1,22 @@
 """No tuning: random streams of classes, learned with the defaults, beside all tasks learned at once (`joint`).
 
 A stream is drawn by its number: the ten classes of a data set in a random order, in groups of 2+2+2+2+2, 3+3+4 or 5+5.
-Each method learns it with the preset `default`, or `--preset tuned` where that names settings for the data set's own
-benchmark. Accuracies are per cent, on a tenth of each training set that is held out, or with `--test` on the test sets.
+The `--methods` learn it by their defaults, those of `--tuned` by the preset `tuned` of the data set's own benchmark.
+Accuracies are per cent, on a tenth of each training set that is held out, or with `--test` on the test sets.
 
-    python laws/streams.py --data mnist notmnist fashion cifar --streams 0 4 --methods evcl lwf ewc --device cuda
+    python laws/streams.py --streams 0 4 --methods evcl naive --tuned lwf ewc --device cuda
+    python laws/streams.py --test --streams 2000 2012 --tuned lwf ewc --out results/laws/streams.json
 
-`--reversed` takes the benchmark's own pairs of classes in reversed order instead, with the numbers as seeds.
+`--reversed` takes the pairs of classes of the benchmark in reversed order instead, with the numbers as seeds. `--out`
+keeps every accuracy: RESULTS.md has its tables from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+from pathlib import Path
 
 import numpy as np
 
@@ -54,43 +58,55 @@ def register(data: str, number: int, backwards: bool) -> str:
     return name
 
 
+def learn_all(options: argparse.Namespace, data: str) -> dict[str, list[float]]:
+    """The accuracy of each method on each stream of a data set."""
+    numbers = range(*options.streams)
+    methods = [(m, "default") for m in ("joint", *options.methods)] + [(m, "tuned") for m in options.tuned]
+    configs, labels = [], []
+    for number in numbers:
+        name = register(data, number, options.reversed)
+        for method, kind in methods:
+            known = METHODS[method].known_settings
+            given = preset(kind, DATA[data], METHODS[method])
+            given |= {key: value for key, _, value in (one.partition("=") for one in options.set) if key in known}
+            given |= {"epochs": options.epochs} if options.epochs else {}
+            given |= {} if options.test else {"validation": 0.1}
+            configs.append(configure(name, method, "default", [number], given=given, device=options.device))
+            labels.append((method if kind == "default" else f"{method}, tuned", number))
+    engine = None if configs[0].device == "cuda" else Inline  # other processes would not know the streams
+    found: dict[str, list[float]] = {label: [0.0] * len(numbers) for label, _ in labels}
+    for i, result in execute_all(configs, lambda *_: None, engine=engine):
+        label, number = labels[i]
+        found[label][number - numbers.start] = round(100 * (result.average_accuracy.mean or 0.0), 3)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=DATA, default=["mnist", "notmnist", "fashion", "cifar"])
     parser.add_argument("--streams", nargs=2, type=int, default=(0, 3), metavar=("FROM", "TO"), help="TO is left out")
-    parser.add_argument("--methods", nargs="+", default=["evcl", "lwf", "ewc", "vcl", "naive"])
-    parser.add_argument("--preset", default="default", choices=("default", "tuned"))
+    parser.add_argument("--methods", nargs="*", default=["evcl", "naive"], help="by their defaults")
+    parser.add_argument("--tuned", nargs="*", default=[], metavar="METHOD", help="with their tuned settings")
     parser.add_argument("--epochs", type=int, help="as the preset says if not given")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings, for all methods")
     parser.add_argument("--test", action="store_true", help="measure on the test sets")
     parser.add_argument("--reversed", action="store_true")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="a JSON file of every accuracy")
     options = parser.parse_args()
-    methods = ["joint", *options.methods]
+    kept: dict[str, dict[str, list[float]]] = {}
     for data in options.data:
-        found: dict[str, list[float]] = {}
-        for number in range(*options.streams):
-            name = register(data, number, options.reversed)
-            configs = []
-            for method in methods:
-                known = METHODS[method].known_settings
-                given = preset(options.preset, DATA[data], METHODS[method])
-                given |= {key: value for key, _, value in (one.partition("=") for one in options.set) if key in known}
-                given |= {"epochs": options.epochs} if options.epochs else {}
-                given |= {} if options.test else {"validation": 0.1}
-                configs.append(configure(name, method, "default", [number], given=given, device=options.device))
-            engine = None if configs[0].device == "cuda" else Inline  # other processes would not know the stream
-            for i, result in execute_all(configs, lambda *_: None, engine=engine):
-                found.setdefault(methods[i], []).append(100 * (result.average_accuracy.mean or 0.0))
-            told = ", ".join(f"{method} {found[method][-1]:.2f}" for method in methods)
-            print(f"{name} {'' if options.reversed else groups(number)}: {told}", flush=True)
-        below = {m: [j - a for j, a in zip(found["joint"], found[m], strict=True)] for m in methods}
+        kept[data] = found = learn_all(options, data)
         print(f"\n| {data} | accuracy | below joint | at worst |\n| --- | ---: | ---: | ---: |")
-        for method in methods:
-            spread = f" ± {statistics.stdev(below[method]):.2f}" if len(below[method]) > 1 else ""
-            mean, gap = statistics.mean(found[method]), statistics.mean(below[method])
-            print(f"| {method} | {mean:.2f} | {gap:.2f}{spread} | {max(below[method]):.2f} |")
-        print(flush=True)
+        for label, own in found.items():
+            below = [j - a for j, a in zip(found["joint"], own, strict=True)]
+            spread = f" ± {statistics.stdev(below):.2f}" if len(below) > 1 else ""
+            mean, gap = statistics.mean(own), statistics.mean(below)
+            print(f"| {label} | {mean:.2f} | {gap:.2f}{spread} | {max(below):.2f} |", flush=True)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        about = {"streams": list(options.streams), "test": options.test, "reversed": options.reversed}
+        options.out.write_text(json.dumps({**about, "accuracy": kept}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

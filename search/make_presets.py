@@ -19,7 +19,8 @@ MARK = "# --- below: written by search/make_presets.py from what the searches fo
 TUNED = (  # in the order in which they were made
     "digits", "digits-2", "digits-3", "paper", "paper-2", "paper-3-split", "paper-3-permuted", "paper-4-split",
     "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks", "paper-7-split-mnist",
-    "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
+    "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10", "paper-7-permuted-mnist",
+    "paper-8-split-notmnist", "ten-tasks-2",
 )  # fmt: skip
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}

@@ -1,6 +1,7 @@
 """EVCL, EWC, naive and joint training on three architectures: settings by a search on validation data, then the test.
 
     python examples/architectures/compare.py --out results/architectures    # all of it, on a GPU if there is one
+    python examples/architectures/compare.py --defaults --out results/architectures-defaults    # no search
     python examples/architectures/compare.py --quick --out runs/quick       # two tasks, little training: does it run?
     python examples/architectures/compare.py resnet-cifar10 --trials 6 --trial-seeds 1 --epochs 10 --out ...   # less
 
@@ -21,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +49,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trial-seeds", type=int, help="of each trial, the first ones [the same]")
     parser.add_argument("--epochs", type=int, help="passes over a task's data [the same]")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--defaults", action="store_true", help="no search: every method's defaults, with its epochs")
     parser.add_argument("--quick", action="store_true", help="two tasks, one epoch, two trials, two seeds")
     found = parser.parse_args(words)
     if (found.out is None) == (found.export is None):
@@ -83,33 +86,47 @@ def shortened(search: Search, asked: argparse.Namespace) -> Search:
     return replace(search, trials=asked.trials or (2 if asked.quick else search.trials), seeds=seeds, spaces=spaces)
 
 
-def compare(name: str, search: Search, out: Path, seeds: int, tasks: int | None, device: str) -> None:
-    """One network: the search, if it is not there yet, and what its best trials reach on the test data."""
-    start = time.perf_counter()
+def searched(name: str, search: Search, out: Path, tasks: int | None, device: str) -> dict[str, Any]:
+    """The best trial of each method, by the search if it is not there yet."""
     path = out / "search" / f"{name}.json"
     if path.exists():
         found = experiments.read_found(path, search)
     else:
         found = experiments.tune(search, name if tasks is None else f"{name}:{tasks}", device)
         experiments.write_result(path.parent, found, path.name)
-    searched = time.perf_counter() - start
-    best = {method: tried[0]["settings"] for method, tried in found["tried"].items()}
+    return {method: tried[0] for method, tried in found["tried"].items()}
+
+
+def usual(search: Search) -> dict[str, Any]:
+    """The defaults of each method, with the epochs and batches that the search has for all."""
+    same = ("epochs", "batch_size")
+    return {m: {"settings": {key: each[0][key] for key in same}, "mean": None} for m, each in search.spaces.items()}
+
+
+def compare(
+    name: str, search: Search, out: Path, seeds: int, tasks: int | None, device: str, defaults: bool = False
+) -> None:
+    """One network: what the methods reach on the test data, with the best trials of a search or by their defaults."""
+    start = time.perf_counter()
+    best = usual(search) if defaults else searched(name, search, out, tasks, device)
+    preset, spent = "default" if defaults else search.preset, time.perf_counter() - start
     configs = [
-        experiments.configure(name, method, search.preset, range(seeds), tasks, settings, device)
-        for method, settings in best.items()
+        experiments.configure(name, method, preset, range(seeds), tasks, trial["settings"], device)
+        for method, trial in best.items()
     ]
     folders = [out / name / config.method for config in configs]
     there = [experiments.open_folder(folder, config) for folder, config in zip(folders, configs, strict=True)]
     todo = [i for i, result in enumerate(there) if result is None]
     for i, result in experiments.execute_all([configs[i] for i in todo], lambda i, event: None):
         experiments.write_result(folders[todo[i]], result)
-    print(f"{name}: search {searched:.0f} s, all {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"{name}: search {spent:.0f} s, all {time.perf_counter() - start:.0f} s", flush=True)
     print(f"  {'method':8} {'validation':>11} {'test accuracy':>16} {'forgetting':>16}")
     for folder, config in zip(folders, configs, strict=True):
         result = experiments.read_result(folder / experiments.RESULT)
-        tried = 100 * (found["tried"][config.method][0]["mean"] or 0)
+        mean = best[config.method]["mean"]
+        tried = "-" if mean is None else f"{100 * mean:.2f}"
         numbers = [text(result.average_accuracy), text(result.forgetting)]
-        print(f"  {config.method:8} {tried:11.2f} {numbers[0]:>16} {numbers[1]:>16}", flush=True)
+        print(f"  {config.method:8} {tried:>11} {numbers[0]:>16} {numbers[1]:>16}", flush=True)
 
 
 def text(summary: experiments.Summary) -> str:
@@ -130,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> None:
     device, _ = experiments.where(asked.device, None)
     seeds, tasks = (min(asked.seeds, 2), 2) if asked.quick else (asked.seeds, None)
     for name in asked.network or architectures.NAMES:
-        compare(name, search, asked.out, seeds, tasks, device)
+        compare(name, search, asked.out, seeds, tasks, device, asked.defaults)
 
 
 if __name__ == "__main__":

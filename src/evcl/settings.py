@@ -89,7 +89,7 @@ SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
         "auto",
-        "beta, the weight of the KL term; auto: 2e-6 times the rows learned so far, from 0.003 to 0.03",
+        "beta, the weight of the KL term; auto: by the task's rows and how doubtful their labels are, 0.001 to 0.03",
         high=1e6,
         auto=True,
     ),
@@ -121,7 +121,7 @@ BAYESIAN: dict[str, Setting] = {
     "predict_samples": Setting(32, "posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {
-    "strength": Setting(1.0, "lambda, the weight of the elastic term", high=1e12),
+    "strength": Setting(3.0, "lambda, the weight of the elastic term", high=1e12),
     "strength_scale": Setting(
         "none",
         "strength and fisher_floor as they are, or divided by the task's number of examples, as the KL's weight is",

@@ -61,7 +61,7 @@ def test_only_the_weights_that_may_move_do(network, dtype, rule, shared):
         source = torch.Generator().manual_seed(7)
         shape = round_.posterior.mean.shape
         masks.append(torch.rand(shape[1:] if shared else shape, generator=source) < 0.5)
-        terms = [] if rule is None else [KL(memory.prior, tempering(s, round_.n) / round_.n)]
+        terms = [] if rule is None else [KL(memory.prior, tempering(s, round_) / round_.n)]
         fitted = yield Fit(round_.tasks, terms=terms, moves=masks[0])
         return Learned(fitted.q, memory)
 
@@ -86,7 +86,7 @@ class Small(Loss):
     strength: float = 1.0
 
     def __call__(self, network, batch):
-        outputs = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
+        outputs = batch.logits(network, self.heads)
         return self.strength * ((batch.rows + batch.y).unsqueeze(2) * outputs.square()).mean((1, 2))
 
 
@@ -142,6 +142,17 @@ def test_a_losss_gradients_are_those_of_the_whole_objective(network, bayesian, h
         for name, grad in zip(part.shapes, grads[len(part.shapes) :], strict=True):
             found = part.view(step.grads.variance, name)
             torch.testing.assert_close(found, 2 * grad, rtol=1e-9, atol=1e-12)
+
+
+@both_kinds
+def test_a_loss_of_what_the_network_says_takes_no_pass_of_its_own(bayesian):
+    run = made(METHODS["naive"].learn, "autograd", bayesian, heads=2)
+    passes = []
+    run.network.trunk.register_forward_hook(lambda *_: passes.append(1))
+    for losses in ([], [Small((0, 1))]):
+        step, *_ = step_of(run, "autograd", (0, 1), losses=losses)
+        step(torch.arange(16).view(2, 8), Handed())
+    assert len(passes) == 2
 
 
 @networks

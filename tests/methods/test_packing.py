@@ -55,7 +55,7 @@ class Everything:
 
 
 def learn(memory, round_, s):
-    fitted = yield Fit(round_.tasks, terms=[KL(memory.prior, tempering(s, round_.n) / round_.n)])
+    fitted = yield Fit(round_.tasks, terms=[KL(memory.prior, tempering(s, round_) / round_.n)])
     other = yield Fit(round_.tasks, model=memory.second)
     q, task = fitted.q, round_.tasks[0]
     moved = q.mean - memory.prior.mean

@@ -18,7 +18,7 @@ from evcl.randomness import GeneratorNoise
 from evcl.settings import resolve
 from evcl.training import Pool, Run, Step
 from evcl.training.lessons import all_heads, find_lessons
-from evcl.training.step import WithLosses
+from evcl.training.step import ByAutograd
 
 F32, F64 = torch.float32, torch.float64
 HIDDEN, CLASSES, EXAMPLES, REPLICAS, SIZE = [11, 12], (2, 3, 4), 20, 3, 8
@@ -96,7 +96,7 @@ class Case:
         found = []
         for loss in (self.lesson, Apart(self.lesson)):
             step = self.step([loss])
-            assert isinstance(step.source, Chain if loss is self.lesson else WithLosses)
+            assert isinstance(step.source, Chain if loss is self.lesson else ByAutograd)
             nll = step.source(self.rows, self.noise)
             (value,) = step.losses_now().values()
             grads = [step.grads.mean] if step.grads.variance is None else [step.grads.mean, step.grads.variance]
@@ -210,7 +210,7 @@ def test_methods_that_share_a_program_teach_their_own_replicas(method, dtype, gr
     found = []
     for each in (losses, [Apart(loss) for loss in losses]):
         step = case.step(each)
-        assert isinstance(step.source, Chain if each is losses else WithLosses)
+        assert isinstance(step.source, Chain if each is losses else ByAutograd)
         nll = step.source(case.rows, case.noise)
         found.append((nll.clone(), sum(step.losses_now().values()), step.grads.mean))
     for a, b in zip(*found, strict=True):

@@ -22,6 +22,7 @@ from evcl.methods.method import (
 )
 from evcl.methods.naive import NAIVE
 from evcl.methods.teacher import Distillation, teach
+from evcl.methods.tempering import tempering
 from evcl.methods.terms import (
     KL,
     Centred,
@@ -33,7 +34,7 @@ from evcl.methods.terms import (
     autograd_gradients,
     collapse,
 )
-from evcl.methods.vcl import VCL, tempering
+from evcl.methods.vcl import VCL
 
 # the order of `evcl list`
 for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from evcl.nn import BayesianNetwork
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ class Minibatch(NamedTuple):
     x: Tensor  # [R, B, ...]
     y: Tensor  # [R, B], positions among the classes of the fit's heads, side by side
     rows: Tensor  # [R, B], counted through the fit's data: those of its first task first
+    features: Tensor | None = None  # [R, B, F]: what the trunk makes of them, if the step has computed it
+
+    def logits(self, network: BayesianNetwork, heads: Sequence[int]) -> Tensor:
+        """[R, B, classes of these heads]: what the network, as the step computes with it, says of the examples."""
+        features = network(self.x.flatten(0, 1)) if self.features is None else self.features.flatten(0, 1)
+        found: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
+        return found
+
+    def of(self, replicas: Tensor) -> Minibatch:
+        """What these replicas are shown."""
+        return Minibatch(*(None if part is None else part[replicas] for part in self))  # type: ignore[arg-type]
 
 
 # (examples of each of the fit's tasks, batch size, generator) -> the rows of an epoch in their order, as many in each.

@@ -13,17 +13,20 @@ from dataclasses import replace
 
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, held
+from evcl.methods.teacher import DISTILLATION, USUAL, held
+from evcl.methods.tempering import tempering
 from evcl.methods.terms import Term
-from evcl.methods.vcl import kl
+from evcl.methods.vcl import kl, of_heads
 from evcl.settings import ELASTIC, Settings
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past = held(memory.rows, round_, s)
-    terms: list[Term] = [kl(memory.prior, memory.rows, past, round_, s), elastic(memory, s, round_.n, past.elastic)]
+    past, beta = held(memory.rows, round_, s), tempering(s, round_)
+    to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
+    terms: list[Term] = [to_prior, elastic(memory, s, round_.n, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
-    return Learned(fitted.q, memory.after(fitted, round_, fisher(fitted, round_, s), s.fisher_decay))
+    importance = fisher(fitted, round_, s)
+    return Learned(fitted.q, memory.after(fitted, round_, importance, s.fisher_decay, of_heads(beta, round_, s)))
 
 
 EVCL = Method(
@@ -32,6 +35,10 @@ EVCL = Method(
     bayesian=True,
     learn=learn,
     memory=Memory,
-    settings={**ELASTIC, **DISTILLATION, "distill": replace(DISTILLATION["distill"], default=1.0)},
+    settings={
+        **ELASTIC,
+        **DISTILLATION,
+        "distill": replace(DISTILLATION["distill"], default=USUAL),
+    },
     apart=True,
 )

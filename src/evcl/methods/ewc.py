@@ -7,6 +7,7 @@ L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -32,12 +33,16 @@ class Memory:
     importance: Tensor = per_weight(low=0)  # F
     used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
+    beta: dict[int, Tensor] = per_task()  # of EVCL: head -> [R, 1], the tempering of the round that used it last
 
-    def after(self, fitted: Fitted, round_: Round, importance: Tensor, decay: Tensor | float) -> Memory:
+    def after(
+        self, fitted: Fitted, round_: Round, importance: Tensor, decay: Number, beta: Mapping[int, Tensor] | None = None
+    ) -> Memory:
         """What is remembered after one more round; only the weights that it used are concerned."""
         used = fitted.used.expand_as(self.used)
         added = torch.where(used > 0, decay * self.importance + importance, self.importance)
-        return Memory(fitted.q, added, torch.maximum(self.used, used), more_rows(self.rows, round_))
+        rows, betas = more_rows(self.rows, round_), {**self.beta, **(beta or {})}
+        return Memory(fitted.q, added, torch.maximum(self.used, used), rows, betas)
 
 
 def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
@@ -100,7 +105,6 @@ EWC = Method(
     settings={
         **ELASTIC,
         **DISTILLATION,
-        "strength": replace(ELASTIC["strength"], default=3.0),
         "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=8.0),
     },
     apart=True,

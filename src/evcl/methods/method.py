@@ -4,7 +4,7 @@ A method reads like the algorithm box of its paper. Its `learn` is a generator: 
 sent what the fit ended with, and returns what the round ends with. EVCL, without its teacher:
 
     def learn(memory, round, s):
-        beta = tempering(s, round.n)
+        beta = tempering(s, round)
         fitted = yield Fit(round.tasks, terms=[KL(memory.prior, beta / round.n), elastic(memory, s, round.n)])
         return Learned(fitted.q, memory.after(fitted, round, fisher(fitted, round, s), s.fisher_decay))
 
@@ -66,7 +66,11 @@ class Loss:
     heads: Sequence[int] = ()
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        """[R]: its value on a step's examples; `network.logits(x, heads)` computes as the step does."""
+        """[R]: its value on a step's examples.
+
+        `batch.logits(network, heads)` is what the network says of them, by the step's own pass through the trunk if it
+        can be shared; `network.logits(x, heads)` is a pass of its own, for other examples.
+        """
         raise NotImplementedError
 
 

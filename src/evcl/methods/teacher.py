@@ -33,7 +33,8 @@ from evcl.nn import BayesianNetwork, outputs
 from evcl.settings import Setting, Settings
 
 ASKED = 1000  # new rows that tell whether they agree with the old
-UNTAUGHT = 5.0  # times the pull on weights where no teacher makes up for what a diagonal does not see
+USUAL = 0.15  # EVCL's `distill`: more costs what is learned anew, less forgets more
+UNTAUGHT = 1.7  # times the pull on weights where no teacher makes up for what a diagonal does not see
 MOST = 10.0  # the most that a taught head counts for, next to the new task: more, and that is hardly learned
 Number = Tensor | float  # one for all replicas, or [R, 1]
 
@@ -58,7 +59,7 @@ class Distillation(Loss):
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        logits = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
+        logits = batch.logits(network, self.heads)
         replicas = torch.arange(len(logits), device=logits.device).unsqueeze(1)
         warm, total = column(self.temperature, logits), logits.new_zeros(len(logits))
         parts = logits.split([said.shape[2] for said in self.said], 2)
@@ -144,9 +145,10 @@ def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     head = round_.tasks[0].head
     if len(round_.tasks) == 1 and head in rows:
         knows, surprised = agreement(round_.tasks[0], round_)
-        strengths[head] = s.distill * knows * (rows[head] / n).clamp(max=1.0)
-        share = rows[head] / torch.stack(list(rows.values())).sum(0)  # of the past that is this head's
-        share = share * (s.distill.clamp(max=1.0) if isinstance(s.distill, Tensor) else min(1.0, s.distill))
+        whole = s.distill / USUAL
+        whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
+        strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
+        share = whole * rows[head] / torch.stack(list(rows.values())).sum(0)  # of the past that is this head's
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = 1 - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)

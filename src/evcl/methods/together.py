@@ -225,7 +225,7 @@ class LossOf(Loss):
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         total = batch.x.new_zeros(len(batch.rows))
         with network.narrowed(self.rows):
-            own = self.loss(network, Minibatch(*(t[self.rows] for t in batch)))
+            own = self.loss(network, batch.of(self.rows))
         return total.index_add(0, self.rows, own)
 
 

@@ -16,48 +16,35 @@ from torch import Tensor
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows
+from evcl.methods.tempering import tempering
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
 from evcl.settings import Settings
-
-BETAS = (0.003, 0.03)  # the least and the largest that tempering auto gives
 
 
 @dataclass(frozen=True)
 class Memory:
     prior: Gaussian = per_weight(Gaussian, "prior")  # q_{t-1}
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
+    beta: dict[int, Tensor] = per_task()  # head -> [R, 1]: the tempering of the round that used it last
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past = held(memory.rows, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[kl(memory.prior, memory.rows, past, round_, s)], losses=past.lessons)
-    return Learned(fitted.q, Memory(fitted.q, more_rows(memory.rows, round_)))
+    past, beta = held(memory.rows, round_, s), tempering(s, round_)
+    terms = [kl(memory.prior, beta, memory.beta, past, round_, s)]
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
+    return Learned(fitted.q, Memory(fitted.q, more_rows(memory.rows, round_), memory.beta | of_heads(beta, round_, s)))
 
 
-def tempering(s: Settings, rows: Number) -> Number:
-    """beta for a posterior of this many rows, those of all rounds so far.
-
-    auto: 2e-6 times the rows, from 0.003 to 0.03. The more rows there are, the better they bear a wide posterior, which
-    keeps a network from learning the noise of its labels by heart.
-    """
-    beta: Number
-    if not isinstance(s.tempering, str):
-        beta = s.tempering
-        return beta
-    beta = 2e-6 * rows
-    return beta.clamp(*BETAS) if isinstance(beta, Tensor) else min(max(beta, BETAS[0]), BETAS[1])
-
-
-def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
+def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
     """beta / n times the KL to the last posterior, or to a wider one.
 
-    What rows have added to the precision of the first prior was measured in units of the last round's beta, and counts
-    in those of this one's. Where the weights let go of a part of the past, as much of it goes.
+    What rows have added to the precision of the first prior was measured in units of the last round's beta (`before`
+    has those of all heads), and counts in those of this one's. Where the weights let go of a part of the past, as much
+    of it goes.
     """
-    beta = tempering(s, _total(more_rows(rows, round_)))
-    cooler = tempering(s, _total(rows)) / beta if isinstance(s.tempering, str) and rows else 1.0
-    share = past.prior * cooler
+    last = before.get(round_.seen[-1]) if round_.seen and isinstance(s.tempering, str) else None
+    share = past.prior if last is None else past.prior * last / beta
     if isinstance(share, Tensor) and prior.log_std is not None:
         first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
         precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
@@ -65,8 +52,12 @@ def kl(prior: Gaussian, rows: Mapping[int, Tensor], past: Past, round_: Round, s
     return KL(prior, beta / round_.n)
 
 
-def _total(rows: Mapping[int, Tensor]) -> Tensor:
-    return torch.stack(list(rows.values())).sum(0)
+def of_heads(beta: Number, round_: Round, s: Settings) -> dict[int, Tensor]:
+    """A round's beta, where a rule has decided it: for each head that it uses, [R, 1]."""
+    if not isinstance(s.tempering, str):
+        return {}
+    mean = round_.posterior.mean
+    return {task.head: mean.new_zeros(len(mean), 1) + beta for task in round_.tasks}
 
 
 VCL = Method(

@@ -138,7 +138,12 @@ class BayesianNetwork(nn.Module):
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
         """The outputs of these heads side by side: [R*B, classes]."""
-        features = self(x)
+        return self.apply_heads(self(x), heads)
+
+    def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
+        """What these heads make of the trunk's features: [R*B, classes]. No heads: the features themselves."""
+        if not heads:
+            return features
         outputs: list[Tensor] = [self.heads[k](features) for k in heads]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
@@ -202,8 +207,8 @@ def outputs(
 ) -> Tensor:
     """[R, N, ...]: what the network with these weights [R, P] says of x [U, N, ...], replica r of row r mod U.
 
-    The heads' outputs stand side by side; `change` is made to them, [R*n, outputs], as they come. `chunk` examples go
-    through the network at once, of all replicas.
+    The heads' outputs stand side by side; without heads, it is the trunk's features. `change` is made to them,
+    [R*n, outputs], as they come. `chunk` examples go through the network at once, of all replicas.
     """
     r = len(weights)
     network.bind(weights, None, layout)

@@ -72,10 +72,14 @@ class Pool:
             self._row_at = row_at.scatter_(1, self.own, rows).to(self.y.device)
         return self._row_at.gather(1, places)
 
-    def nll(self, network: BayesianNetwork, rows: Tensor) -> Tensor:
-        """[R]: the mean negative log-likelihood of the examples at `rows` [R, B], each times what it counts for."""
-        (x, y), weights = self._data.take(rows), self._data.take_weights(rows)
-        outputs = network.logits(x.flatten(0, 1), self.heads)
+    def nll(self, network: BayesianNetwork, rows: Tensor, batch: Minibatch | None = None) -> Tensor:
+        """[R]: the mean negative log-likelihood of the examples at `rows` [R, B], each times what it counts for.
+
+        `batch` is the minibatch of these rows, if it is there already.
+        """
+        batch = self.minibatch(rows) if batch is None else batch
+        y, weights = batch.y, self._data.take_weights(rows)
+        outputs = batch.logits(network, self.heads).flatten(0, 1)
         columns = None if self.columns is None else self.columns[rows.flatten()]
         nll = self.likelihood.nll(outputs, y.flatten(0, 1), columns).view(rows.shape)
         return nll.mean(1) if weights is None else (weights * nll).mean(1)

@@ -48,8 +48,8 @@ class Bound:
         self.network, self.layout, self.values, self.grads = network, layout, values, grads
         self.bound: object = None
 
-    def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], Tensor]) -> Tensor:
-        """Add the gradient of what `compute` returns, [R], to the buffer; returns that."""
+    def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
+        """Add the gradient of the sum of what `compute` returns, [R] each, to the buffer; returns them."""
         if self.network.weights.mean is not self.bound:  # at first, and when something was predicted in between
             values, grads, both = self.values, self.grads, len(self.values) == 2
             into = grads[0], grads[1] if both else None
@@ -58,37 +58,40 @@ class Bound:
         self.network.weights.noise = noise
         with torch.enable_grad():
             found = compute(self.network)
-            if found.requires_grad:
-                found.sum().backward()
+            total = torch.stack(found).sum()
+            if total.requires_grad:
+                total.backward()
         self.network.collect_gradients()
-        return found.detach()
+        return [one.detach() for one in found]
 
 
 class ByAutograd:
-    """The gradient of any network: `Chain`'s task, for networks that are none."""
+    """The gradient of any network, and of losses that see it, which share a pass through its trunk.
 
-    def __init__(self, bound: Bound, pool: Pool) -> None:
-        self.bound, self.pool = bound, pool
+    A chain computes the NLL faster, and a teacher's lessons too: then it is the `chain`, and other losses are added.
+    """
 
-    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
-        self.bound.grads.zero_()
-        return self.bound.backward(noise, lambda network: self.pool.nll(network, rows))
-
-
-class WithLosses:
-    """A source's gradient and that of losses that see the network; a chain has lessons in its own pass."""
-
-    def __init__(self, source: Source, bound: Bound, pool: Pool, losses: Sequence[Loss]) -> None:
-        self.source, self.bound, self.pool, self.losses = source, bound, pool, losses
+    def __init__(self, bound: Bound, pool: Pool, losses: Sequence[Loss] = (), chain: Source | None = None) -> None:
+        self.bound, self.pool, self.losses, self.chain = bound, pool, losses, chain
         self.values = [bound.values.new_zeros(bound.values.shape[1]) for _ in losses]  # [R] each, of the last step
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         self.bound.grads.zero_()  # a chain writes the gradients of its own layers alone
-        nll = self.source(rows, noise)
-        batch = self.pool.minibatch(rows.rows() if isinstance(rows, Batch) else rows)
-        for value, loss in zip(self.values, self.losses, strict=True):
-            value.copy_(self.bound.backward(noise, lambda network, loss=loss: loss(network, batch)))  # type: ignore[misc]
-        return nll
+        nll = None if self.chain is None else self.chain(rows, noise)
+        rows = rows.rows() if isinstance(rows, Batch) else rows
+        batch = self.pool.minibatch(rows)
+
+        def compute(network: BayesianNetwork) -> list[Tensor]:
+            if nll is not None:
+                return [loss(network, batch) for loss in self.losses]
+            features = network(batch.x.flatten(0, 1)).unflatten(0, rows.shape)
+            shown = batch._replace(features=features)
+            return [*(loss(network, shown) for loss in self.losses), self.pool.nll(network, rows, shown)]
+
+        found = self.bound.backward(noise, compute)
+        for value, one in zip(self.values, found, strict=False):
+            value.copy_(one)
+        return found[-1] if nll is None else nll
 
 
 class Shared:
@@ -144,28 +147,26 @@ class Step:
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
         bound = Bound(network, layout, values, grads)
-        self.source: Source
+        source: Source | None = None
         lessons = None
-        if chain is None or (values.is_cuda and not self.by_kernels):
-            self.source = ByAutograd(bound, pool)
-        else:
+        if chain is not None and (self.by_kernels or not values.is_cuda):
             most = kernels.MOST_CLASSES if self.by_kernels else None
             lessons = find_lessons(losses, pool, network.classes, values[0], most)
             heads = pool.heads if lessons is None else all_heads(pool, losses)
             places = find_places(chain, layout, heads)
             if self.by_kernels:
                 copy = None if low is None else values.to(low)
-                self.source = kernels.Chain(places, values if copy is None else copy, grads, pool, lessons)
+                source = kernels.Chain(places, values if copy is None else copy, grads, pool, lessons)
             else:
-                self.source = Chain(places, values, grads, pool, low, lessons)
+                source = Chain(places, values, grads, pool, low, lessons)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
-        elif losses:
-            self.source = one_more = WithLosses(self.source, bound, pool, losses)
-            self._losses = list(zip(map(term_name, losses), one_more.values, strict=True))
-        if ranks is not None:
-            self.source = Shared(self.source, grads, ranks)
+        elif source is None or losses:
+            source = by_autograd = ByAutograd(bound, pool, losses, source)
+            self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
+        assert source is not None
+        self.source: Source = source if ranks is None else Shared(source, grads, ranks)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
