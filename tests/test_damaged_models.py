@@ -50,8 +50,8 @@ def test_it_is_what_is_mutated_here(saved, tmp_path):
     assert refused(tmp_path / "m", description, tensors) is None
     example = {"examples": {"x": "tensor", "y": "tensor", "weights": None, "head": 0, "task": 0}}
     gaussian = {"gaussian": ["tensor", "tensor"]}
-    rows = {"dict": [[0, "tensor"], [1, "tensor"]]}
-    inner = {"prior": gaussian, "importance": "tensor", "used": "tensor", "rows": rows}
+    rows, beta = ({"dict": [[k, "tensor"] for k in keys]} for keys in ((0, 1), (-1, 0, 1)))
+    inner = {"prior": gaussian, "importance": "tensor", "used": "tensor", "rows": rows, "beta": beta}
     second = {"examples": {**example["examples"], "head": 1, "task": 1}}
     outline = {"fields": {"inner": {"fields": inner}, "kept": [example, second], "tuned": gaussian}}
     assert description["memory"] == [outline]
@@ -132,8 +132,12 @@ def test_the_outline_of_the_memory(saved, tmp_path):
             if refused(tmp_path / "m", {**description, "memory": changed}, tensors) is None:
                 taken.append((path, other))
     assert tried > 400
-    rows = (0, "fields", "inner", "fields", "rows")
-    none = [(rows, {"dict": []}), ((*rows, "dict"), []), ((*rows, "dict"), {})]  # none were counted
+    counted, betas = ((0, "fields", "inner", "fields", name) for name in ("rows", "beta"))
+    none = [
+        one
+        for at in (counted, betas)
+        for one in ((at, {"dict": []}), ((*at, "dict"), []), ((*at, "dict"), {}))  # none were counted
+    ]
     assert taken == [*none, ((0, "fields", "kept"), [])]  # no examples at all: it goes on without
 
 
@@ -156,6 +160,6 @@ def test_a_field_too_many_and_one_too_few(saved, tmp_path, path):
 def test_the_memory_of_another_method(saved, tmp_path):
     _, description, tensors = saved
     line = refused(tmp_path / "m", {**description, "method": "vcl", "settings": {}}, tensors)
-    assert line == "it remembers ['inner', 'kept', 'tuned'], and this method remembers ['prior', 'rows']"
+    assert line == "it remembers ['inner', 'kept', 'tuned'], and this method remembers ['beta', 'prior', 'rows']"
     assert refused(tmp_path / "m", {**description, "memory": []}, tensors) == "what it remembers is not of this method"
     assert refused(tmp_path / "m", {k: v for k, v in description.items() if k != "memory"}, tensors)

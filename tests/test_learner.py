@@ -210,8 +210,8 @@ def test_a_saved_file_holds_no_code_and_everything_else(saved):
     tensors = load_file(path)
     assert set(tensors) == {
         "posterior.mean", "posterior.log_std", "memory/prior/mean", "memory/prior/log_std", "memory/importance",
-        "memory/used", "memory/rows/0", "memory/rows/1", "density.about", "density.mean", "density.variance",
-        "density.rows",
+        "memory/used", "memory/rows/0", "memory/rows/1", "memory/beta/-1", "memory/beta/0", "memory/beta/1",
+        "density.about", "density.mean", "density.variance", "density.rows",
     }  # fmt: skip
     with safe_open(path, framework="pt") as file:
         description = json.loads(file.metadata()["evcl"])

@@ -68,6 +68,6 @@ def test_what_the_paper_leaves_open_is_what_the_defaults_were():
 
 def test_a_number_of_tasks_has_settings_of_its_own():
     five, ten, three = (configure("permuted-mnist", "evcl", tasks=n).settings for n in (5, 10, 3))
-    found = runpy.run_path(str(SEARCHES / "make_presets.py"))["found"]("ten-tasks", "permuted-mnist:10")
+    found = runpy.run_path(str(SEARCHES / "make_presets.py"))["found"]("ten-tasks-2", "permuted-mnist:10")
     assert ten.lr == found["confirmed"]["evcl"][0]["settings"]["lr"] != five.lr
     assert three == five

@@ -287,7 +287,7 @@ WRONG = {
     "no outline": (lambda d, t: d.pop("outline"), "what it remembers is not of this method"),
     "the outline of another method": (
         lambda d, t: d["outline"][0]["fields"].pop("used"),
-        r"it remembers \['importance', 'prior', 'rows'\], and this method remembers \[.*'rows', 'used'\]",
+        r"it remembers \['beta', 'importance', 'prior', 'rows'\], and this method remembers \[.*'rows', 'used'\]",
     ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
     "an accuracy of 2": (lambda d, t: t["extra accuracy"].fill_(2.0), "accuracy"),

@@ -2,6 +2,7 @@
 
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.joint import JOINT
@@ -22,7 +23,6 @@ from evcl.methods.method import (
 )
 from evcl.methods.naive import NAIVE
 from evcl.methods.teacher import Distillation, teach
-from evcl.methods.tempering import tempering
 from evcl.methods.terms import (
     KL,
     Centred,

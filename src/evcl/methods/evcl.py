@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from evcl.methods.doubt import tempering
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, held
-from evcl.methods.tempering import tempering
 from evcl.methods.terms import Term
-from evcl.methods.vcl import kl, of_heads
+from evcl.methods.vcl import betas, kl
 from evcl.settings import ELASTIC, Settings
 
 
@@ -26,7 +26,9 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     terms: list[Term] = [to_prior, elastic(memory, s, round_.n, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
     importance = fisher(fitted, round_, s)
-    return Learned(fitted.q, memory.after(fitted, round_, importance, s.fisher_decay, of_heads(beta, round_, s)))
+    return Learned(
+        fitted.q, memory.after(fitted, round_, importance, s.fisher_decay, betas(beta, memory.beta, past, round_, s))
+    )
 
 
 EVCL = Method(

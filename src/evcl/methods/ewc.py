@@ -33,7 +33,7 @@ class Memory:
     importance: Tensor = per_weight(low=0)  # F
     used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
-    beta: dict[int, Tensor] = per_task()  # of EVCL: head -> [R, 1], the tempering of the round that used it last
+    beta: dict[int, Tensor] = per_task()  # of EVCL, as VCL's
 
     def after(
         self, fitted: Fitted, round_: Round, importance: Tensor, decay: Number, beta: Mapping[int, Tensor] | None = None
@@ -41,8 +41,8 @@ class Memory:
         """What is remembered after one more round; only the weights that it used are concerned."""
         used = fitted.used.expand_as(self.used)
         added = torch.where(used > 0, decay * self.importance + importance, self.importance)
-        rows, betas = more_rows(self.rows, round_), {**self.beta, **(beta or {})}
-        return Memory(fitted.q, added, torch.maximum(self.used, used), rows, betas)
+        rows = more_rows(self.rows, round_)
+        return Memory(fitted.q, added, torch.maximum(self.used, used), rows, dict(beta or {}))
 
 
 def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:

@@ -117,8 +117,8 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
     if kind == "model":
         return replace(own, posterior=inside("posterior", content[0]), statistics=inside("statistics", content[1]))
     if kind == "dict":
-        if any(type(key) not in (int, str) for key, _ in content):
-            raise ValueError("a key should be a text or a whole number")
+        if any(type(key) not in (int, str) for key, _ in content) or len({key for key, _ in content}) < len(content):
+            raise ValueError("a key should be a text or a whole number, and stand once")
         return {key: inside(key, one) for key, one in content}
     raise ValueError(f"kind {kind!r}")
 

@@ -13,38 +13,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl.methods.doubt import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows
-from evcl.methods.tempering import tempering
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
+from evcl.nn.slots import head_names
 from evcl.settings import Settings
+
+TRUNK = -1
 
 
 @dataclass(frozen=True)
 class Memory:
     prior: Gaussian = per_weight(Gaussian, "prior")  # q_{t-1}
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
-    beta: dict[int, Tensor] = per_task()  # head -> [R, 1]: the tempering of the round that used it last
+    beta: dict[int, Tensor] = per_task()  # head, or TRUNK -> [R, 1]: the tempering that it was last trained with
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past, beta = held(memory.rows, round_, s), tempering(s, round_)
     terms = [kl(memory.prior, beta, memory.beta, past, round_, s)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
-    return Learned(fitted.q, Memory(fitted.q, more_rows(memory.rows, round_), memory.beta | of_heads(beta, round_, s)))
+    return Learned(
+        fitted.q, Memory(fitted.q, more_rows(memory.rows, round_), betas(beta, memory.beta, past, round_, s))
+    )
 
 
 def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
     """beta / n times the KL to the last posterior, or to a wider one.
 
-    What rows have added to the precision of the first prior was measured in units of the last round's beta (`before`
+    What rows have added to the precision of the first prior was measured in units of an earlier round's beta (`before`
     has those of all heads), and counts in those of this one's. Where the weights let go of a part of the past, as much
     of it goes.
     """
-    last = before.get(round_.seen[-1]) if round_.seen and isinstance(s.tempering, str) else None
-    share = past.prior if last is None else past.prior * last / beta
+    share = past.prior
+    if before and isinstance(s.tempering, str):
+        share = share * _converted(beta, before, past, round_)
     if isinstance(share, Tensor) and prior.log_std is not None:
         first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
         precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
@@ -52,12 +58,27 @@ def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, 
     return KL(prior, beta / round_.n)
 
 
-def of_heads(beta: Number, round_: Round, s: Settings) -> dict[int, Tensor]:
-    """A round's beta, where a rule has decided it: for each head that it uses, [R, 1]."""
-    if not isinstance(s.tempering, str):
-        return {}
+def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round) -> Tensor:
+    """[R, P]: the beta that a weight was last trained with over this round's; 1 where it is not trained now."""
+    network = round_.network
+    found = torch.ones_like(round_.posterior.mean)
+    heads = {name: k for k in used_heads(past, round_) for name in head_names(k).values()}
+    for name, k in {**dict.fromkeys(network.trunk_names, TRUNK), **heads}.items():
+        if k in before:
+            found[:, network.layout.spans[name]] = before[k] / beta
+    return found
+
+
+def used_heads(past: Past, round_: Round) -> list[int]:
+    """Those that a round trains: its tasks' own, and those that are taught."""
+    return list(dict.fromkeys([*(task.head for task in round_.tasks), *(k for one in past.lessons for k in one.heads)]))
+
+
+def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> dict[int, Tensor]:
+    """`before` after this round: what each head and the trunk were last trained with, where a rule decides it."""
     mean = round_.posterior.mean
-    return {task.head: mean.new_zeros(len(mean), 1) + beta for task in round_.tasks}
+    heads = [TRUNK, *used_heads(past, round_)] if isinstance(s.tempering, str) else []
+    return {**before, **{k: mean.new_zeros(len(mean), 1) + beta for k in heads}}
 
 
 VCL = Method(

@@ -34,6 +34,7 @@ from evcl.nn import (
     log_stds,
     outputs,
 )
+from evcl.nn.chain import find_chain
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.examine import examine
 from evcl.randomness import Noise, generator
@@ -285,6 +286,8 @@ class Run:
         fitting = Fitting(self, round_, epochs, watching, validation, noise, reference)
         try:
             with self.precise(), self._measuring():
+                if find_chain(network, tasks[0].x) is None:
+                    self.examine(network, tasks[0].x)  # before a method asks it anything
                 learned = self._drive(round_, fitting, epochs)
                 self._take(learned, len(seen) + len(tasks))
             self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))

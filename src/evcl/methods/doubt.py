@@ -36,7 +36,7 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
     given: Tensor | float = s.tempering
     if not isinstance(given, str):
         return given
-    doubts = sum(task.y.shape[1] * doubt(task, round_) for task in round_.tasks) / round_.n
+    doubts = sum(task.y.shape[1] * doubt(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * doubts**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)
     return found
@@ -46,7 +46,7 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
 def doubt(task: TaskData, round_: Round) -> Tensor:
     """d of a task's labels, [R, 1]."""
     mean = round_.posterior.mean
-    if round_.likelihood is not CATEGORICAL:
+    if round_.likelihood is not CATEGORICAL or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("doubt")])
     x, y = task.take(drawn.to(task.y.device))
