@@ -27,8 +27,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import evcl
-from evcl.randomness import GeneratorNoise, generator
-from evcl.settings import Settings
+from evcl._core.randomness import GeneratorNoise, generator
+from evcl._core.settings import Settings
 
 ROWS, BATCH = 1300, 64  # that are learned, of 1,797
 PASSES, DRAWS = 16, 32

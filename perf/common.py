@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from evcl.methods import METHODS
-from evcl.settings import Settings, resolve
+from evcl._core.settings import Settings, resolve
 
 BATCH = 256
 NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)}  # hidden layers and classes

@@ -16,7 +16,7 @@ import evcl
 from common import medians, paper_form, plain_network
 from evcl.curvature import fisher
 from evcl.methods import METHODS
-from evcl.settings import Settings
+from evcl._core.settings import Settings
 from evcl.training import Run, TaskData
 
 WIDTHS = [784, 256, 256, 2]

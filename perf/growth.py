@@ -20,7 +20,7 @@ from common import BATCH, medians, paper_form
 from evcl.curvature import fisher
 from evcl.experiments import configure, cores, execute_all
 from evcl.methods import METHODS
-from evcl.randomness import generator
+from evcl._core.randomness import generator
 from evcl.training import Run, TaskData
 from step import bare_products, step
 

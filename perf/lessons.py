@@ -18,7 +18,7 @@ from evcl.methods.data import Minibatch
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork
 from evcl.nn.chain import find_chain
-from evcl.randomness import GeneratorNoise, generator
+from evcl._core.randomness import GeneratorNoise, generator
 from evcl.training import Pool, Run, Step, TaskData
 from evcl.training.lessons import all_heads
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from evcl import experiments
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evcl import coresets
-from evcl.coresets import choose, kcenter, others
+from evcl.methods import selection as coresets
+from evcl.methods.selection import choose, kcenter, others
 
 FORMS = {
     "lazy": coresets._lazy,

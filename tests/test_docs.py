@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evcl.methods import METHODS
-from evcl.settings import VALIDATION
+from evcl._core.settings import VALIDATION
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from evcl import Callback, Learner
-from evcl.errors import BadExample, Diverged, EvclError, UnknownName, unknown
+from evcl._core.errors import BadExample, Diverged, EvclError, UnknownName, unknown
 from evcl.experiments import configure
 from evcl.nn import mlp
-from evcl.options import Usage, usage
+from evcl.cli.options import Usage, usage
 from evcl.training.checkpointer import AnotherOwner
 
 

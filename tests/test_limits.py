@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import evcl
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import configure, read_result
-from evcl.files import parsed, read_text, write_atomically
+from evcl._core.files import parsed, read_text, write_atomically
 from evcl.tables.work import open_source
 
 

@@ -13,9 +13,9 @@ import torch
 import evcl
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.callbacks import Epoch
-from evcl.logs import COLUMNS, CsvLog, Log
+from evcl.callbacks.logs import COLUMNS, CsvLog, Log
 from evcl.methods import METHODS
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Run, learn_stream
 from evcl.training.history import History
 

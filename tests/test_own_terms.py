@@ -16,8 +16,8 @@ from evcl.callbacks import Callback
 from evcl.methods import METHODS
 from evcl.nn import chain as chain_module
 from evcl.nn.chain import Chain, find_chain, find_places
-from evcl.settings import resolve
-from evcl.tensorboard import TensorBoard
+from evcl._core.settings import resolve
+from evcl.callbacks import TensorBoard
 from evcl.training import Pool, Run, TaskData
 from evcl.training.step import Bound, ByAutograd
 

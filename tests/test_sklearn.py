@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_dataframe_column_names_consistency, check_estimator
 
 import evcl
-from evcl.settings import BAYESIAN, ELASTIC, TRAINING
+from evcl._core.settings import BAYESIAN, ELASTIC, TRAINING
 from evcl.sklearn import SETTINGS, EVCLClassifier
 
 X, Y = load_iris(return_X_y=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 import evcl as package
-from evcl.density import DIRECTIONS, Density, density, room
+from evcl._core.density import DIRECTIONS, Density, density, room
 from evcl.methods import METHODS
 from evcl.sklearn import EVCLClassifier
 
@@ -153,7 +153,7 @@ def test_many_tasks_have_the_size_of_one_and_wide_inputs_are_bounded():
 def test_rows_come_in_chunks(monkeypatch):
     x = rows(1000)[0]
     whole = of(x)
-    monkeypatch.setattr("evcl.density.CHUNK", 10)
+    monkeypatch.setattr("evcl._core.density.CHUNK", 10)
     parts = of(x)
     for name in ("mean", "variance"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))

@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evcl import EvclError
-from evcl.benchmarks import Benchmark, Entry, Examples, Request, Task, get, register
+from evcl.benchmarks import Benchmark, Entry, Examples, Request, Task, generator, get, register
 from evcl.benchmarks.streams import split_tasks
-from evcl.randomness import generator
 
 # --- networks --------------------------------------------------------------------------------------------------------
 

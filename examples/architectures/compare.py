@@ -29,8 +29,8 @@ import torch
 
 import architectures
 from evcl import EvclError, experiments
+from evcl._core.files import write_atomically
 from evcl.experiments.search import Search
-from evcl.files import write_atomically
 
 HERE = Path(__file__).parent
 QUICK = {"epochs": 1, "fisher_examples": 50, "predict_samples": 2}

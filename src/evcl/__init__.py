@@ -4,8 +4,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 
 from evcl import benchmarks, methods, metrics, nn
+from evcl._core.errors import Diverged, EvclError
 from evcl.callbacks import Callback, Epoch
-from evcl.errors import Diverged, EvclError
 from evcl.learner import EVCL, EWC, VCL, Learner, Naive, load
 
 try:

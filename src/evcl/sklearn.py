@@ -12,8 +12,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from evcl._core.errors import EvclError
 from evcl.benchmarks import Examples
-from evcl.errors import EvclError
 from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
 from evcl.nn import mlp

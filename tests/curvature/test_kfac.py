@@ -9,7 +9,7 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl.curvature import fisher, kfac
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn import bayesianize
 
 F64 = torch.float64

@@ -19,8 +19,8 @@ import tiny
 
 from evcl import data
 from evcl.data import cache as store
-from evcl.errors import EvclError
-from evcl.files import cache_folder
+from evcl._core.errors import EvclError
+from evcl._core.files import cache_folder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from evcl import data
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 CASES = {
     "idx": ("idx", tiny.idx),

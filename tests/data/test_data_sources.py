@@ -18,7 +18,7 @@ from local_server import reply
 
 from evcl import data
 from evcl.data import progress, sources
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 IMAGES = f"{tiny.IDX[0]}.gz"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import configure, preset
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
-from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
+from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 
 SEARCHES = Path(__file__).parents[2] / "search"
 

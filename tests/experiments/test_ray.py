@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from made_up_cells import untimed
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import Store, configure, local, ray_engine, work
 from evcl.experiments.store import key
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import Forecast, configure, execute, read_result, reproduce, standing, write_result
 from evcl.experiments.engines import Inline
 from evcl.experiments.paper import work

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import Summary, configure, execute, read_result, write_result
 from evcl.experiments.result import summarise
 

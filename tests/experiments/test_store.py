@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_cells import result_of
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import Config, configure, store
 from evcl.experiments.resume import program_name
 from evcl.experiments.store import MISSED, Claim, Failure, Silence, Store, key
-from evcl.files import write_once
-from evcl.settings import Settings
+from evcl._core.files import write_once
+from evcl._core.settings import Settings
 
 
 def cell(seed=0, method="naive", **given):

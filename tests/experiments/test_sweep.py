@@ -19,7 +19,7 @@ import torch
 from made_up_cells import result_of, untimed
 
 from evcl import experiments, methods
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import (
     Failure,
     Store,

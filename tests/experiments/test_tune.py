@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evcl import experiments
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune
 from evcl.experiments.engines import Inline
 from evcl.experiments.search import _asked, refinement, trials

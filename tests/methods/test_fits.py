@@ -12,7 +12,7 @@ import evcl
 from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, tempering
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Observer, Pool, Run, Step, TaskData
 
 F64 = torch.float64

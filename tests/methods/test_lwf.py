@@ -15,7 +15,7 @@ from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData, teach
 from evcl.methods.data import Minibatch
 from evcl.methods.teacher import others
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Run, learn_stream
 
 F64 = torch.float64

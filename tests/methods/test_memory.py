@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.methods import memory as memories
 from evcl.methods import per_weight
 from evcl.methods.memory import Fresh

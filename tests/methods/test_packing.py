@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import evcl
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.methods import (
     KL,
     METHODS,
@@ -27,7 +27,7 @@ from evcl.methods import (
     tempering,
 )
 from evcl.nn import Gaussian
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Run
 
 F64 = torch.float64

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import evcl
 from evcl.methods import METHODS, Fit, Learned, Mixed, TaskData, shuffled
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Pool, Run, Step
 
 F64 = torch.float64

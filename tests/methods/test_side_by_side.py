@@ -11,9 +11,9 @@ from torch import nn
 
 import evcl
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.methods import METHODS, Fit, Learned, Method, Tracker, packing, per_weight
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Checkpointer, Run, TaskData, learn_stream
 from evcl.training.checkpoint import Checkpoints, newest
 from evcl.training.checkpointer import Stopped

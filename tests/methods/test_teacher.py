@@ -18,7 +18,7 @@ from evcl.methods.doubt import RIDGE, _error, doubt, tempering
 from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, held, more_rows
 from evcl.methods.vcl import kl
 from evcl.nn import he_std, outputs
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Run
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.ewc import Memory
 from evcl.methods.terms import KL, Centred, Elastic
 from evcl.nn import Gaussian
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 
 F64 = torch.float64
 
@@ -55,7 +55,7 @@ def test_the_closed_form_is_autograds(name, per_replica, generator):
     if per_replica:
         for setting in {"strength", "tempering", "fisher_floor"} & s.keys():
             s[setting] = torch.tensor([[1.0], [10.0], [0.1]], dtype=F64)
-    s = evcl.settings.Settings(s)
+    s = evcl._core.settings.Settings(s)
     q = Gaussian(draw(generator, 3, 40), draw(generator, 3, 40) - 1 if method.bayesian else None)
     terms = terms_of(method, past, s, 123)
     for found, expected in zip(closed_form(terms, q), autograd_gradients(terms, q), strict=True):

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import evcl
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Run
 
 B, T = 4, 5

@@ -8,7 +8,7 @@ from torch import nn
 
 import evcl
 from evcl.nn import bayesianize
-from evcl.randomness import GeneratorNoise
+from evcl._core.randomness import GeneratorNoise
 
 CONVOLUTIONS = {
     "plain": {"kernel_size": 3},

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import evcl
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Observer, Run, Step, TaskData
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from evcl.methods import Fit, Learned, Learning, Method, Mixed, Round, TaskData, examples, register
-from evcl.settings import Setting, Settings
+from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

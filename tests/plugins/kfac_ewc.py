@@ -18,7 +18,7 @@ from torch import Tensor
 from evcl.curvature import Factors, kfac
 from evcl.methods import Fit, Gradients, Learned, Learning, Method, Round, per_layer, register
 from evcl.nn import Gaussian
-from evcl.settings import Setting, Settings
+from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evcl.methods import Elastic, Fit, Gradients, Learned, Learning, Method, Round, Tracker, per_weight, register
 from evcl.nn import Gaussian
-from evcl.settings import Setting, Settings
+from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from evcl.methods import Distillation, Fit, Learned, Learning, Method, Model, Round, TaskData, ewc, model, register
 from evcl.nn import outputs
-from evcl.settings import ELASTIC, Settings
+from evcl._core.settings import ELASTIC, Settings
 
 
 @dataclass(frozen=True)

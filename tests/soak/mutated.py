@@ -37,7 +37,7 @@ import tiny  # noqa: E402
 
 import evcl  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
-from evcl.errors import EvclError  # noqa: E402
+from evcl._core.errors import EvclError  # noqa: E402
 from evcl.experiments import (  # noqa: E402
     Checkpoints,
     Event,

@@ -410,7 +410,7 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
     history = tables.load_model(Path("m")).history
     assert all(line["learned"].startswith("20") for line in history)
     for width in (60, 100):
-        monkeypatch.setattr("evcl.tables_cli.console", Console(width=width, highlight=False))
+        monkeypatch.setattr("evcl.cli.tables.console", Console(width=width, highlight=False))
         status, out, _ = model("inspect", "m")
         assert status == 0
         assert "method   evcl, seed 0, lr=0.02" in out

@@ -12,8 +12,8 @@ import evcl
 from evcl.methods import METHODS, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
-from evcl.randomness import GeneratorNoise
-from evcl.settings import resolve
+from evcl._core.randomness import GeneratorNoise
+from evcl._core.settings import resolve
 from evcl.training import Pool, Run, Step, TaskData
 from evcl.training.step import Bound, ByAutograd
 

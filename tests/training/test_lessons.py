@@ -12,10 +12,10 @@ import torch
 import evcl
 from evcl.methods import METHODS, Distillation, Loss, TaskData
 from evcl.methods.together import LossOf
-from evcl.native import native
+from evcl.kernels.native import native
 from evcl.nn.chain import Chain, find_chain
-from evcl.randomness import GeneratorNoise
-from evcl.settings import resolve
+from evcl._core.randomness import GeneratorNoise
+from evcl._core.settings import resolve
 from evcl.training import Pool, Run, Step
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.step import ByAutograd

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 import evcl
-from evcl.errors import EvclError
-from evcl.randomness import GeneratorNoise, PartNoise, generator
-from evcl.ranks import check_batch, joined
+from evcl._core.errors import EvclError
+from evcl._core.randomness import GeneratorNoise, PartNoise, generator
+from evcl._core.ranks import check_batch, joined
 
 
 def torchrun(*arguments):

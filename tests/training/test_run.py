@@ -15,8 +15,8 @@ from evcl.curvature import fisher
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS
 from evcl.nn import Gaussian
-from evcl.randomness import GeneratorNoise, generator
-from evcl.settings import resolve
+from evcl._core.randomness import GeneratorNoise, generator
+from evcl._core.settings import resolve
 from evcl.training import Adam, Observer, Pool, Run, Step, TaskData, learn_stream
 from evcl.training.graphed import period
 

@@ -8,7 +8,7 @@ import torch
 import evcl
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, packing
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Observer, Run, Step, TaskData, learn_stream
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ import torch
 import evcl
 from evcl.methods import KL, METHODS, Elastic, collapse
 from evcl.nn import Gaussian
-from evcl.settings import resolve
+from evcl._core.settings import resolve
 from evcl.training import Observer, Run, TaskData
 from evcl.training.rules import Update
 

@@ -1,5 +1,6 @@
 """Arrays in, a sequence of tasks out."""
 
+from evcl._core.randomness import generator
 from evcl.benchmarks.benchmark import (
     BENCHMARKS,
     Benchmark,
@@ -28,6 +29,7 @@ __all__ = [
     "check_tasks",
     "from_arrays",
     "from_datasets",
+    "generator",
     "get",
     "permute",
     "register",

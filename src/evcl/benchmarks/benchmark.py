@@ -11,10 +11,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
-from evcl.randomness import generator
-from evcl.registry import Registry
-from evcl.settings import SEED, VALIDATION, Setting
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.registry import Registry
+from evcl._core.settings import SEED, VALIDATION, Setting
 
 
 @dataclass(frozen=True)

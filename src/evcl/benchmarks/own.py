@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from evcl import inputs
+from evcl._core import inputs
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.settings import SEED
 from evcl.benchmarks.benchmark import Benchmark, Examples, Task, check_groups, stratified
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
-from evcl.errors import EvclError
-from evcl.randomness import generator
-from evcl.settings import SEED
 
 HIDDEN = (100, 100)  # the trunk that `evcl run` gives a stream, where nothing else is said
 

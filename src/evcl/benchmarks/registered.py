@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from evcl import data
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
 from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, stratified
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
-from evcl.errors import EvclError
-from evcl.randomness import generator
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
 from evcl.benchmarks.benchmark import Examples, Task
-from evcl.errors import EvclError
-from evcl.randomness import generator
 
 
 def split_tasks(

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.ranks import Ranks
+from evcl._core.settings import ELASTIC
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
-from evcl.ranks import Ranks
-from evcl.settings import ELASTIC
 
 KINDS = ELASTIC["fisher"].choices
 CHUNK_NUMBERS, CHUNK_ROWS = 2_000_000, (16, 1000)  # inputs that go through the network at once

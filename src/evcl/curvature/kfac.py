@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl.curvature.fisher import Call, output_gradients, recorded
-from evcl.errors import EvclError
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianNetwork, Layout, Linear
 

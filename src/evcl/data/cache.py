@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from evcl._core.errors import EvclError
+from evcl._core.files import cache_folder, check_regular, parsed, read_text, write_atomically
 from evcl.data import progress
 from evcl.data.catalog import Entry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
-from evcl.errors import EvclError
-from evcl.files import cache_folder, check_regular, parsed, read_text, write_atomically
 
 SOURCE = "source.json"
 MOST_JSON_BYTES = 100_000  # of it

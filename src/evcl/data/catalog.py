@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from evcl.registry import Registry
+from evcl._core.registry import Registry
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 

@@ -8,10 +8,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from evcl._core.errors import EvclError
 from evcl.data import cache, sources
 from evcl.data.catalog import ARRAYS, CATALOG, Entry
 from evcl.data.formats import SourceFailed, UInt8, grey28
-from evcl.errors import EvclError
 
 GREY = "grey28.json"
 

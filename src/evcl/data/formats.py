@@ -24,9 +24,9 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evcl._core.errors import EvclError
+from evcl._core.files import parsed
 from evcl.data.catalog import ARRAYS, Entry, Form
-from evcl.errors import EvclError
-from evcl.files import parsed
 
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]

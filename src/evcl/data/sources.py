@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evcl._core.errors import EvclError
+from evcl._core.files import cache_folder
 from evcl.data import cache, formats, progress
 from evcl.data.catalog import Entry, File, Package
 from evcl.data.formats import Arrays, SourceFailed, first_line
-from evcl.errors import EvclError
-from evcl.files import cache_folder
 
 CONNECT, STALL = 5.0, 20.0  # seconds until a host that does not answer, or stops sending, is given up
 CLIENT = 600.0  # seconds for a package client

@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from evcl.errors import EvclError
-from evcl.files import read_text
+from evcl._core.errors import EvclError
+from evcl._core.files import read_text
 
 MOST_BYTES, MOST_PARTS = 1_000_000, 20  # of the file, and of a dotted key
 LINE = 1_000  # letters of a line that is looked at for its key

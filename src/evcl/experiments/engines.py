@@ -27,11 +27,11 @@ from typing import Any, Protocol
 
 import torch
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.interrupts import deferred
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.result import Result
 from evcl.experiments.run import Config, Event, execute_together
-from evcl.interrupts import deferred
 from evcl.training import Checkpoints, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
@@ -154,7 +154,7 @@ def _work(pipe: Connection, tolerant: bool) -> None:
 def portable(error: Exception) -> Exception:
     """An error that another process can read, with its traceback as a note."""
     plain = all(isinstance(arg, str | int | None) for arg in error.args)
-    if not plain or type(error).__module__ not in ("builtins", "evcl.errors"):
+    if not plain or type(error).__module__ not in ("builtins", "evcl._core.errors"):
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     error.add_note("".join(traceback.format_exception(error)))
     return error

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.ranks import Ranks
 from evcl.experiments.cells import MakeEngine, work
 from evcl.experiments.engines import Inline, local
 from evcl.experiments.result import Result, merge
 from evcl.experiments.run import Config, Event, execute
 from evcl.experiments.store import Failure, Store, Unkept
-from evcl.ranks import Ranks
 from evcl.training import Checkpoints
 
 OnEvent = Callable[[int, Event], None]

@@ -10,7 +10,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 VARIABLE = "EVCL_PLUGINS"
 

@@ -7,10 +7,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from evcl.errors import unknown
+from evcl._core.errors import unknown
+from evcl._core.settings import CORESET, ELASTIC
 from evcl.methods import Method
 from evcl.methods.teacher import DISTILLATION
-from evcl.settings import CORESET, ELASTIC
 
 SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from evcl import methods
+from evcl._core.settings import BAYESIAN, TRAINING
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
 from evcl.methods.together import kind
-from evcl.settings import BAYESIAN, TRAINING
 
 
 def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, portable
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, execute_together

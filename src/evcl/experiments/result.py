@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evcl.errors import EvclError
-from evcl.files import read_text
-from evcl.registry import LONGEST_NAME
+from evcl._core.errors import EvclError
+from evcl._core.files import read_text
+from evcl._core.registry import LONGEST_NAME
 
 SCHEMA = 1
 RESULT = "result.json"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evcl.errors import EvclError
-from evcl.settings import Setting
+from evcl._core.errors import EvclError
+from evcl._core.settings import Setting
 from evcl.training import Checkpoints
 from evcl.training.checkpoint import newest
 from evcl.training.checkpointer import check_owner, unfinished

@@ -19,16 +19,16 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from evcl import benchmarks, methods, metrics, nn
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.files import check_regular, locked, write_atomically
+from evcl._core.interrupts import deferred
+from evcl._core.ranks import Ranks
+from evcl._core.ranks import own as ranks_own
+from evcl._core.settings import SEED, VALIDATION, Settings, resolve
+from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import RESULT, Environment, Result, merge, read_result, summarise, to_json
 from evcl.experiments.resume import owner, program_name
-from evcl.files import check_regular, locked, write_atomically
-from evcl.interrupts import deferred
-from evcl.logs import Log
-from evcl.ranks import Ranks
-from evcl.ranks import own as ranks_own
-from evcl.settings import SEED, VALIDATION, Settings, resolve
 from evcl.training import (
     Checkpointer,
     Checkpoints,

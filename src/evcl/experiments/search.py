@@ -36,16 +36,16 @@ from typing import Any, TypeVar
 import torch
 from msgspec.structs import asdict
 
+from evcl._core.errors import EvclError, unknown
+from evcl._core.files import parsed, read_text
+from evcl._core.settings import SEED
 from evcl.benchmarks import BENCHMARKS, check_tasks
-from evcl.errors import EvclError, unknown
 from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store
-from evcl.files import parsed, read_text
-from evcl.settings import SEED
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "benchmarks": (list, "a list of names"),

@@ -35,11 +35,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.files import open_regular, parsed, read_text, write_once
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.resume import FOLDER, describe
 from evcl.experiments.run import Config, is_of
-from evcl.files import open_regular, parsed, read_text, write_once
 from evcl.training import Checkpoints
 
 NUMBERS = 3  # the numerical version: raised when the same settings give other numbers

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from evcl import methods
-from evcl.errors import EvclError, unknown
+from evcl._core.errors import EvclError, unknown
 from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.presets import SUMMARIES
 from evcl.experiments.run import MOST_SEEDS, Config, configure

@@ -1,5 +1,6 @@
 """What each method does, a short file each. method.py has the contract, memory.py what a method may remember."""
 
+from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
@@ -41,6 +42,7 @@ for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, N
     register(_method)
 
 __all__ = [
+    "ELASTIC",
     "KL",
     "METHODS",
     "Centred",
@@ -60,6 +62,7 @@ __all__ = [
     "Quadratic",
     "Round",
     "Sampler",
+    "Setting",
     "TaskData",
     "Term",
     "Tracker",

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evcl.coresets import choose, others
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.settings import CORESET, Setting, Settings
 from evcl.methods.data import TaskData
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.selection import choose, others
 from evcl.methods.vcl import VCL
 from evcl.nn import Gaussian
-from evcl.settings import CORESET, Setting, Settings
 
 STAGE = "coreset"
 

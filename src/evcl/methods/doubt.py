@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.settings import Settings
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
-from evcl.settings import Settings
 
 ASKED = 500  # rows that tell how doubtful labels are
 RIDGE = 0.1  # of the mean of the kernel's diagonal

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from evcl._core.settings import ELASTIC, Settings
 from evcl.methods.doubt import tempering
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, held
 from evcl.methods.terms import Term
 from evcl.methods.vcl import betas, kl
-from evcl.settings import ELASTIC, Settings
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from evcl import curvature
+from evcl._core.settings import ELASTIC, Settings
 from evcl.methods.data import TaskData
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, held, more_rows
 from evcl.methods.terms import Elastic
 from evcl.nn import Gaussian
-from evcl.settings import ELASTIC, Settings
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ labels of its own there, which the teacher would contradict: such a head is not 
 
 from __future__ import annotations
 
+from evcl._core.settings import Setting, Settings
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, others, teach
-from evcl.settings import Setting, Settings
 
 
 def learn(memory: object, round_: Round, s: Settings) -> Learning:

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 

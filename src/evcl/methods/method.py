@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.ranks import Ranks
+from evcl._core.registry import Registry
+from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 from evcl.likelihoods import Likelihood
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout
-from evcl.randomness import generator
-from evcl.ranks import Ranks
-from evcl.registry import Registry
-from evcl.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
 
 
 class Tracker:

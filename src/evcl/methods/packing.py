@@ -11,7 +11,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.methods.memory import Another, Kept, Model, PerWeight, hows
 from evcl.nn import Gaussian

@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Loss, Round
 from evcl.nn import BayesianNetwork, outputs
-from evcl.settings import Setting, Settings
 
 ASKED = 1000  # new rows that tell whether they agree with the old
 USUAL = 0.15  # EVCL's `distill`: more costs what is learned anew, less forgets more

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.settings import Settings
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
 from evcl.methods.terms import Centred, Differentiated, Gradients, Pull, Quadratic, Term, term_name
 from evcl.nn import BayesianNetwork, Gaussian, head_names
-from evcl.settings import Settings
 
 Rows = list[int]  # the replicas of one group
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl._core.settings import Settings
 from evcl.methods.doubt import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -20,7 +21,6 @@ from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
 from evcl.nn.slots import head_names
-from evcl.settings import Settings
 
 TRUNK = -1
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.layers import Dropout, Linear
 
 

@@ -24,14 +24,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from evcl._core.randomness import Noise
+from evcl.kernels.native import Native, native
 from evcl.likelihoods.categorical import foreign
-from evcl.native import Native, native
 from evcl.nn.layers import Linear
 from evcl.nn.mlp import MLP
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.posterior import Layout
 from evcl.nn.slots import head_names
-from evcl.randomness import Noise
 
 
 class Examples(Protocol):

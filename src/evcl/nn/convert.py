@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError, unknown
+from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
 from evcl.nn.layers import BayesianLayer, Conv, Dropout, Embedding, Linear, Weights
 from evcl.nn.network import BayesianNetwork

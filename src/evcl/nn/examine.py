@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.layers import BayesianLayer
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.whole import Own

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evcl.errors import EvclError, NoWeight
+from evcl._core.errors import EvclError, NoWeight
+from evcl._core.randomness import Noise
 from evcl.nn.posterior import he_std, he_uniform
-from evcl.randomness import Noise
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches at once: 32 MB in float32
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.posterior import he_uniform
 
 MOST_LAYERS, MOST_WEIGHTS = 100, 10**9

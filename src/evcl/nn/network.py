@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.layers import BayesianLayer, Grads, Linear, Weights
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.slots import Slot, head_names

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.layers import BayesianLayer
 
 

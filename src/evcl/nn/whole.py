@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.nn.layers import BayesianLayer
 
 

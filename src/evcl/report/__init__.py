@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from evcl.errors import EvclError
-from evcl.files import write_atomically
+from evcl._core.errors import EvclError
+from evcl._core.files import write_atomically
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
 from evcl.report.results import Group, Line, by_benchmark, find_results

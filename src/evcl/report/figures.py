@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evcl.files import write_atomically
+from evcl._core.files import write_atomically
 from evcl.report.results import Group, Line
 from evcl.report.styles import INK
 

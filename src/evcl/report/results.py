@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evcl._core.errors import EvclError
 from evcl.benchmarks import BENCHMARKS
-from evcl.errors import EvclError
 from evcl.experiments import CELLS, RESULT, Result, merge, read_result
 from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve

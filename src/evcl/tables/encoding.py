@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Piece, Source, Values, as_number, bad
 
 Floats = NDArray[np.float64]

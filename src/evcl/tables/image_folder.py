@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evcl._core.errors import EvclError
+from evcl._core.files import check_regular
 from evcl.data.formats import quiet
-from evcl.errors import EvclError
-from evcl.files import check_regular
 from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")

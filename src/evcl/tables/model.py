@@ -18,14 +18,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from evcl._core.errors import BadExample, EvclError
+from evcl._core.files import parsed
+from evcl._core.randomness import generator
 from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
-from evcl.errors import BadExample, EvclError
-from evcl.files import parsed
 from evcl.learner import Learner, Predictions, load
 from evcl.nn import mlp
-from evcl.randomness import generator
 from evcl.tables.encoding import Encoder, Fitting, labels_of
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Source, bad

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Piece, Values, bad
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 # What a file may hold. The number of rows has no limit but memory: one copy of them, as float32 inputs.
 ROWS_A_PIECE = 4096

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evcl._core.errors import EvclError
+from evcl._core.files import check_regular, locked, write_atomically
 from evcl.callbacks import Callback
-from evcl.errors import EvclError
-from evcl.files import check_regular, locked, write_atomically
 from evcl.learner import INFER, NEW
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number

@@ -1,5 +1,6 @@
 """One step, one fit, one round of a method, a whole stream; prediction."""
 
+from evcl._core.ranks import joined
 from evcl.methods import TaskData
 from evcl.training.checkpoint import Checkpoints
 from evcl.training.checkpointer import Checkpointer, Stopped
@@ -33,6 +34,7 @@ __all__ = [
     "StreamResult",
     "TaskData",
     "Validation",
+    "joined",
     "learn_stream",
     "matmul_precision",
     "streams",

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evcl.errors import EvclError
-from evcl.files import save_tensors
+from evcl._core.errors import EvclError
+from evcl._core.files import save_tensors
 
 FORMAT = 3  # raised when a step has other buffers
 KEPT = 2  # checkpoints of a program: the last one, and one more in case that is damaged

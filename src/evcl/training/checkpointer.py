@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.ranks import Ranks
 from evcl.methods import packing
-from evcl.ranks import Ranks
 from evcl.training.checkpoint import Checkpoints, Saved, clear, files, newest, write
 from evcl.training.observer import Observer, Position
 from evcl.training.run import Run, State, tensors_of

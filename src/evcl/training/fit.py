@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.randomness import Noise, generator
+from evcl._core.ranks import check_batch
+from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, shuffled
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Names, find_chain, padded
 from evcl.nn.norms import BatchNorm
 from evcl.nn.whole import Own
-from evcl.randomness import Noise, generator
-from evcl.ranks import check_batch
-from evcl.settings import Settings
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
 from evcl.training.graphed import GraphedSteps

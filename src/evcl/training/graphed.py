@@ -9,10 +9,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.randomness import DeviceNoise, generator
 from evcl.methods import Sampler, shuffled
 from evcl.nn.chain import Batch
-from evcl.randomness import DeviceNoise, generator
 from evcl.training.data import Pool
 from evcl.training.observer import Observer, Position
 from evcl.training.step import Step

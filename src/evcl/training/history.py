@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from evcl._core.errors import EvclError
 from evcl.callbacks import Callback, Epoch
-from evcl.errors import EvclError
 from evcl.training.observer import Observer, Progress
 
 

@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from evcl.errors import Diverged
+from evcl._core.errors import Diverged
+from evcl._core.randomness import DeviceNoise, GeneratorNoise, Noise, generator
+from evcl._core.settings import Settings
 from evcl.methods import Sampler, shuffled
-from evcl.randomness import DeviceNoise, GeneratorNoise, Noise, generator
-from evcl.settings import Settings
 from evcl.training.data import Pool
 from evcl.training.observer import Observer, Position, Progress
 from evcl.training.step import Step

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import generator
 from evcl.nn import BayesianNetwork, Gaussian, head_names
-from evcl.randomness import generator
 
 
 def draws(

@@ -14,7 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.randomness import Noise, generator
+from evcl._core.ranks import Ranks
+from evcl._core.settings import Settings, stack
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Fit, Fitted, Learned, Method, Model, Round, TaskData, for_settings, packing
 from evcl.methods import memory as memories
@@ -37,9 +40,6 @@ from evcl.nn import (
 from evcl.nn.chain import find_chain
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.examine import examine
-from evcl.randomness import Noise, generator
-from evcl.ranks import Ranks
-from evcl.settings import Settings, stack
 from evcl.training.early import Validation
 from evcl.training.fit import Fitting
 from evcl.training.graphed import capturing

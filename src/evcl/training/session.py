@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evcl.density import Density
-from evcl.errors import EvclError
-from evcl.inputs import Label, positions
+from evcl._core.density import Density
+from evcl._core.errors import EvclError
+from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
 from evcl.nn import Gaussian
 from evcl.training.run import Run

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import Noise, PartNoise
+from evcl._core.ranks import Ranks
+from evcl._core.settings import Settings
 from evcl.methods import Gradients, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, Names, find_places
-from evcl.randomness import Noise, PartNoise
-from evcl.ranks import Ranks
-from evcl.settings import Settings
 from evcl.training.data import Pool
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.rules import Rule, Update, gpu_kernels

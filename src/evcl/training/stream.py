@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl._core.inputs import positions
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.inputs import positions
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.settings import Settings
+from evcl.kernels.native import Native, native
 from evcl.methods import Centred, Pull
-from evcl.native import Native, native
 from evcl.nn import Gaussian
-from evcl.settings import Settings
 from evcl.training.rules.adam import BETA1, BETA2, Adam
 
 DECAY = 0.999  # of the running means of which the curvature is the ratio

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 DIRECTIONS = 100  # at most
 NUMBERS = 10_000  # that the directions may have, however small the network

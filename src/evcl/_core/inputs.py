@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 Label = int | str  # and bool, which is an int
 

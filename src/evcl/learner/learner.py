@@ -1,4 +1,4 @@
-"""The object a user holds: learn, predict, save, load."""
+"""The object a user holds: it learns tasks, and predicts."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from evcl import metrics
-from evcl.benchmarks import Benchmark, Examples, Task
+from evcl._core.density import Density, density, room
+from evcl._core.errors import Diverged, EvclError
+from evcl._core.files import save_tensors
+from evcl._core.inputs import Label, class_weights, labels, positions
+from evcl._core.interrupts import deferred
+from evcl._core.randomness import generator
+from evcl._core.ranks import Ranks
+from evcl._core.settings import SEED, VALIDATION, Setting, resolve
+from evcl.benchmarks import Task
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
-from evcl.density import Density, density, room
-from evcl.errors import BadExample, Diverged, EvclError, unknown
-from evcl.files import parsed, save_tensors
-from evcl.inputs import Label, class_weights, inputs, labels, pair, positions
-from evcl.interrupts import deferred
+from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
+from evcl.learner.saved import FORMAT
 from evcl.methods import Method
 from evcl.methods import get as get_method
-from evcl.nn import MLP, Layout, Names, head_names
-from evcl.randomness import generator
-from evcl.ranks import Ranks
-from evcl.saved import FORMAT, upgraded
-from evcl.settings import SEED, VALIDATION, Setting, resolve
+from evcl.nn import MLP, Names, head_names
 from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
 from evcl.training.checkpointer import AnotherOwner
 
@@ -43,40 +39,8 @@ DENSITY = "density."  # in a file, the prefix of what it says of the rows learne
 DOUBTED = 1000  # rows of a task whose predictions are looked at when it is learned
 KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
 NEW = "new"  # as a head: one of its own
-INFER = "infer"  # as a task: the one whose head is least uncertain of an example
 MOST_HEADS = 10_000  # of a file
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
-
-
-class Predictions(NamedTuple):
-    """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
-
-    labels          [N], the most probable label
-    probabilities   [N, classes], averaged over draws of the posterior
-    entropy         [N], of these probabilities
-    aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
-    epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
-    tasks           [N], the first task of the head that predicted: of interest with task="infer"
-    unfamiliar      [N], how far the input lies from all that was learned from: a typical one of those has about 1,
-                    whatever their number of columns. None where that is not known: of a model that an earlier release
-                    saved, and of inputs that are tokens or of several shapes
-    """
-
-    labels: Any
-    probabilities: Any
-    entropy: Any
-    aleatoric: Any
-    epistemic: Any
-    tasks: Any
-    unfamiliar: Any = None
-
-
-class Measures(NamedTuple):
-    """How good predictions are: the part that is right, the mean NLL in nats, and the expected calibration error."""
-
-    accuracy: float
-    nll: float
-    ece: float
 
 
 class _Options(NamedTuple):
@@ -90,7 +54,7 @@ class _Options(NamedTuple):
     checkpoint: str | os.PathLike[str] | None = None
 
 
-class Learner:
+class Learner(Predictor):
     """A network that learns one task after another by one of the methods.
 
     The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
@@ -145,42 +109,6 @@ class Learner:
         self._session = Session(self._run)
         self._busy = False
         self.history: dict[str, tuple[Epoch, ...]] = {}  # task -> what was measured after each epoch; it is not saved
-
-    # --- what it knows ---------------------------------------------------------------------------------------------
-
-    @property
-    def _heads(self) -> dict[str, list[Label]]:
-        """Head -> its classes, in the order of its outputs."""
-        return self._session.heads
-
-    @property
-    def _tasks(self) -> dict[str, str]:
-        """Task -> its head."""
-        return self._session.tasks
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks learned, in their order."""
-        return tuple(self._tasks)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The names of the heads, in their order: each is that of the task it was made for."""
-        return tuple(self._heads)
-
-    def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
-        """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
-        if task != INFER or not self._tasks:
-            return tuple(self._heads[self._head(task)])
-        found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
-        if len({type(label) for label in found}) != 1:
-            raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
-        return found
-
-    @property
-    def knows_unfamiliar(self) -> bool:
-        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
-        return self._session.density is not None
 
     def __repr__(self) -> str:
         learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"
@@ -241,16 +169,12 @@ class Learner:
     ) -> list[str]:
         """Learn several tasks as one, each through its own head, and return their names."""
         self._check_idle()
-        tasks = _tasks(tasks, "learn_jointly")
+        tasks = tasks_of(tasks, "learn_jointly")
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
         given = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
         return self._learn(given, _Options(epochs, callbacks))
-
-    def _check_idle(self) -> None:
-        if self._busy:
-            raise EvclError("a task is being learned: the learner can be used when that has ended, or in end_task")
 
     def _read(
         self,
@@ -280,13 +204,6 @@ class Learner:
             raise EvclError(f"there are {MOST_HEADS:,} heads, the most there may be: share one of them, head=NAME")
         x, y = self._examples(data, "learn")
         return Given(name, head, known, x.unsqueeze(0), [y])
-
-    def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
-        if isinstance(data, (Task, Examples)):
-            data = tuple(data.train if isinstance(data, Task) else data)
-        x, y = pair(data, self._run.network.posterior.mean.dtype, verb)
-        x = self._inputs(x)
-        return x, labels(y, len(x))
 
     def _learn(self, given: list[Given], options: _Options) -> list[str]:
         names, run = [task.name for task in given], self._run
@@ -378,7 +295,7 @@ class Learner:
             if (found is not None and len(found.mean) != columns) or (named and bool((x == x.round()).all())):
                 return None
             p = run.predict(task.x[:, :: math.ceil(len(x) / DOUBTED)], task.head, task=task.task)[0]
-            one = density(x, _doubt(p), room(columns, weights))
+            one = density(x, normalised_entropy(p), room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found
 
@@ -418,161 +335,6 @@ class Learner:
         learned, held_out = (replace(task, x=task.x[:, part], y=task.y[:, part]) for part in (kept, measured))
         return learned, held_out
 
-    # --- prediction ------------------------------------------------------------------------------------------------
-
-    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
-        """Probabilities [N, classes], averaged over draws of the posterior: an array, or a tensor for a tensor.
-
-        The draws are fixed by the seed, so that the same input gives the same answer. `task` is a name or a number,
-        and may be left out where there is one head. With task="infer" each example goes through the head that is least
-        uncertain of it (see `predictions`).
-        """
-        if task == INFER:
-            return self.predictions(x, task).probabilities
-        return _like(x, self._probabilities(self._inputs(x), task))
-
-    def predict(self, x: Any, task: str | int | None = None) -> Any:
-        """The most probable label [N] of each input, as it was given to `learn`."""
-        if task == INFER:
-            return self.predictions(x, task).labels
-        return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
-
-    def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
-        """Labels and probabilities, how uncertain they are, and why.
-
-        With task="infer" each example is predicted by the head that is least uncertain of it: whose entropy is the
-        smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
-        `classes("infer")` has them; those that the example's head does not know have probability 0.
-        """
-        self._check_idle()
-        checked, classes = self._inputs(x), self.classes(task)
-        self._check_idle()
-        heads = list(self._heads) if task == INFER else [self._head(task)]
-        parts = []
-        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
-            entropy = torch.special.entr(p).sum(1)
-            columns = [classes.index(label) for label in self._heads[head]]
-            wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
-            parts.append((wide, entropy, torch.minimum(aleatoric, entropy), _doubt(p)))
-        best = torch.stack([relative for *_, relative in parts]).argmin(0)
-        rows = torch.arange(len(best), device=best.device)
-        chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
-        first = {head: name for name, head in reversed(self._tasks.items())}
-        tasks = np.array([first[head] for head in heads])[best.cpu().numpy()]
-        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
-        seen, unfamiliar = self._session.density, None
-        if seen is not None and len(seen.mean) == checked[0].numel():
-            unfamiliar = _like(x, seen.unfamiliar(checked, chosen[3]))
-        found = self._labels(x, chosen[0], classes)
-        return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
-
-    def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
-        """The accuracy on the test set of each of these tasks, all of them learned before."""
-        tasks = _tasks(tasks, "evaluate")
-        for task in tasks:
-            if task.name not in self._tasks:
-                learned = ", ".join(self.tasks) or "none"
-                raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
-        found = {}
-        for task in tasks:
-            x, y = task.test
-            found[task.name] = float((self.predict(x, task.name) == y).double().mean())
-        return found
-
-    def measure(self, data: Any, task: str | int | None = None) -> Measures:
-        """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
-
-        A benchmark's task is measured on its test set, through its own head. A label that the head does not know counts
-        as wrong, with the smallest probability there is.
-        """
-        if isinstance(data, Task):
-            task = data.name if task is None else task
-            data = data.test
-        x, y = self._examples(data, "measure")
-        p = self._probabilities(x, task)
-        place = {label: k for k, label in enumerate(self.classes(task))}
-        columns = np.array([place.get(label, len(place)) for label in y])
-        known = np.concatenate([p.double().cpu().numpy(), np.zeros((len(p), 1))], 1)
-        right = known.argmax(1) == columns
-        ece = metrics.expected_calibration_error(known, columns)
-        return Measures(float(right.mean()), metrics.nll(known, columns), ece)
-
-    def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
-        self._check_idle()
-        head = list(self._heads).index(self._head(task))
-        (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
-        return p
-
-    def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
-        """Of each head: probabilities, and the mean entropy of what each draw of the weights predicts."""
-        numbers = [list(self._heads).index(head) for head in heads]
-        calls = [(numbers, None if task == INFER else self._number(task))]
-        if task == INFER and self._run.predicts_by_task:  # each head by the weights of its first task
-            first = list(self._tasks.values())
-            calls = [([k], first.index(head)) for k, head in zip(numbers, heads, strict=True)]
-
-        def predict(x: Tensor) -> list[Tensor]:
-            pairs = [pair for some, number in calls for pair in self._run.predict_with_entropy(x, some, number)]
-            return [tensor for pair in pairs for tensor in pair]
-
-        found = self._tried(x, predict)
-        return list(zip(found[::2], found[1::2], strict=True))
-
-    def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
-        """What `predict` finds, without the axis of replicas; a prediction that is no number is refused."""
-        try:
-            found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
-        except RuntimeError as error:
-            raise self._refused(x, error) from error
-        for tensor in found:
-            if not bool(tensor.isfinite().all()):
-                row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
-                raise BadExample("its probabilities are not finite: its inputs are too large for the network", row)
-        return found
-
-    def _number(self, task: str | int | None) -> int | None:
-        """The number of the task that is meant; None where none is."""
-        if task is None or isinstance(task, Integral):
-            return None if task is None else int(task)
-        return list(self._tasks).index(str(task))
-
-    @staticmethod
-    def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
-        found = np.array(classes)[p.argmax(1).cpu().numpy()]
-        return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
-
-    def _head(self, task: str | int | None) -> str:
-        """The head of the task named or numbered; the only one where none is."""
-        if not self._tasks:
-            raise EvclError("nothing has been learned yet: call learn first")
-        if task is None:
-            if len(self._heads) > 1:
-                raise EvclError(f"there are {len(self._heads)} heads: say which task, one of {', '.join(self._tasks)}")
-            return next(iter(self._heads))
-        if isinstance(task, Integral) and not isinstance(task, bool):
-            if not 0 <= task < len(self._tasks):
-                raise EvclError(f"there is no task {task}: {len(self._tasks)} learned, numbered from 0")
-            return list(self._tasks.values())[int(task)]
-        if not isinstance(task, str):
-            raise EvclError(f"a task is named or numbered, not {task!r}")
-        if task not in self._tasks:
-            raise unknown("task", task, self._tasks)
-        return self._tasks[task]
-
-    def _inputs(self, x: Any) -> Tensor:
-        """Inputs that the network accepts: tried on one example, so that a mistake is found before any work."""
-        mean = self._run.network.posterior.mean
-        checked = inputs(x, mean.dtype, mean.device)
-        try:
-            self._run.features(checked[:1])
-        except RuntimeError as error:
-            raise self._refused(checked, error) from error
-        return checked
-
-    @staticmethod
-    def _refused(x: Tensor, error: RuntimeError) -> EvclError:
-        return EvclError(f"the network does not take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}")
-
     # --- other forms -----------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Learner:
@@ -582,7 +344,7 @@ class Learner:
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
-        """From now on, learn together with the other processes that `evcl.ranks.joined()` found; returns the learner.
+        """Learn together with the other processes that `evcl.training.joined()` found, from now on.
 
         Each of them has a learner made alike and calls `learn` with the same data; all end with the same weights.
         Whatever else is called is this process's own affair: let one of them save.
@@ -662,155 +424,9 @@ def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Ta
     return replace(task, weights=class_weights(class_weight, classes, task.y[0]).to(task.x.dtype).unsqueeze(0))
 
 
-def _like(x: Any, tensor: Tensor) -> Any:
-    """A tensor for a tensor, else an array."""
-    return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
-
-
-def _doubt(p: Tensor) -> Tensor:
-    """[N]: the entropy of these probabilities [N, classes] as a part of the largest it could be."""
-    entropy: Tensor = torch.special.entr(p).sum(1)
-    return entropy / math.log(p.shape[1])
-
-
-def _index(like: Tensor, values: list[int]) -> Tensor:
-    return torch.tensor(values, device=like.device)
-
-
-def _tasks(tasks: Any, verb: str) -> list[Task]:
-    """Tasks from a benchmark, a task or several."""
-    found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
-    for task in found:
-        if not isinstance(task, Task):
-            raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}")
-    return found
-
-
 def _device(device: torch.device | str) -> torch.device:
     """A device that works here."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-class EVCL(Learner):
-    """Elastic variational continual learning: VCL plus a Fisher-weighted penalty on means and variances."""
-
-    def __init__(self, network: nn.Module, **options: Any) -> None:
-        super().__init__(network, "evcl", **options)
-
-
-class VCL(Learner):
-    """Variational continual learning: a Gaussian over each weight, carried on as the next prior."""
-
-    def __init__(self, network: nn.Module, **options: Any) -> None:
-        super().__init__(network, "vcl", **options)
-
-
-class EWC(Learner):
-    """Elastic weight consolidation: plain weights, held where earlier tasks need them."""
-
-    def __init__(self, network: nn.Module, **options: Any) -> None:
-        super().__init__(network, "ewc", **options)
-
-
-class Naive(Learner):
-    """Plain training, task after task: what forgetting looks like."""
-
-    def __init__(self, network: nn.Module, **options: Any) -> None:
-        super().__init__(network, "naive", **options)
-
-
-def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
-    """A saved learner, ready to predict and to go on learning. No code in the file is run.
-
-    A network that is not `evcl.nn.mlp` is handed in; its names and shapes are checked against the file.
-    """
-    try:
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError
-    except (OSError, TypeError, ValueError):
-        raise EvclError(f"there is no file {path}") from None
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if "evcl" not in metadata:
-                raise EvclError("it was not saved by evcl")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(parsed(metadata["evcl"]), tensors, network)
-    except SafetensorError as error:
-        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
-    except OSError as error:
-        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
-
-
-def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
-    """The learner that `described` this, on the CPU; a file of an earlier release is upgraded first."""
-    saved, tensors = upgraded(saved, tensors)
-    trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
-    heads = {name: list(classes) for name, classes in saved["heads"]}
-    tasks = dict(saved["tasks"])
-    weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
-    if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, and the most is {MOST_HEADS:,}")
-    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
-        raise EvclError("its heads do not fit its weights")
-    for classes in heads.values():
-        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
-            raise EvclError("a head's classes must be different, and all of one kind")
-    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
-        raise EvclError("rounds must be a whole number")
-    method = get_method(saved["method"])
-    settings = resolve(method.name, method.known_settings, saved["settings"])
-    # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
-    device = "cpu" if network is not None else "meta"
-    if network is None:
-        network = _mlp(saved["mlp"], trunk)
-    dtypes = {str(t): t for t in (torch.float32, torch.float64)}
-    learner = Learner(
-        network,
-        method,
-        seed=saved["seed"],
-        init="network",
-        unsupported=saved["unsupported"],
-        only=saved.get("only"),
-        skip=saved.get("skip"),
-        dtype=dtypes[saved["dtype"]],
-        device=device,
-        **settings,
-    )
-    del network
-    run = learner._run
-    learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
-    if run.network.layout != trunk:
-        ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
-        other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
-        raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
-    run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
-    learner._session.heads, learner._session.tasks = heads, tasks
-    if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
-        learner._session.density = Density.from_tensors(seen)
-    run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
-    run.lost = torch.zeros(1, dtype=torch.bool)
-    for kept in run.kept_examples():
-        if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
-            raise EvclError("the inputs of the examples that it keeps should be of one shape")
-        if kept.y.numel():
-            learner._inputs(kept.x[0])  # the network takes them
-    return learner
-
-
-def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:
-    """The network of the file, built only once its size is known to be that of the weights."""
-    if saved is None:
-        raise EvclError("the file holds a network of your own: pass it as load(path, network=...)")
-    widths = [saved["inputs"], *saved["hidden"]]
-    if trunk.size != sum((a + 1) * b for a, b in pairwise(widths)):
-        raise EvclError("its network does not fit its weights")
-    return MLP(saved["inputs"], saved["hidden"])

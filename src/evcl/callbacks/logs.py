@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evcl.callbacks import Callback, Epoch
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl.callbacks.callback import Callback, Epoch
 
 KINDS = ("csv", "tensorboard")
 COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_nll", "validation_accuracy")

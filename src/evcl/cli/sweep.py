@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evcl import experiments
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl.cli.options import Usage, usage
 from evcl.experiments import Config, Event, Failure, Result
-from evcl.options import Usage, usage
 
 console = Console(highlight=False)
 SHOWN = 20  # rows of a benchmark's table, and failures

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evcl.errors import EvclError, unknown
+from evcl._core.errors import EvclError, unknown
 
 Value = float | int | str
 

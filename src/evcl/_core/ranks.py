@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 
 class Ranks:

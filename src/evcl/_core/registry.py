@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from evcl.errors import EvclError, unknown
+from evcl._core.errors import EvclError, unknown
 
 T = TypeVar("T")
 LONGEST_NAME = 200  # letters

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evcl._core.randomness import DeviceNoise, Noise
 from evcl.nn.chain import Batch, Examples, Lessons, Place
-from evcl.randomness import DeviceNoise, Noise
 
 BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.

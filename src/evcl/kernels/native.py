@@ -19,8 +19,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from evcl.errors import EvclError
-from evcl.files import cache_folder, write_atomically
+from evcl._core.errors import EvclError
+from evcl._core.files import cache_folder, write_atomically
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")

@@ -21,14 +21,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evcl import __version__, benchmarks, data_cli, experiments, methods, ranks, sweep_cli, tables_cli
-from evcl.errors import Diverged, EvclError, unknown
+from evcl import __version__, benchmarks, experiments, methods
+from evcl._core import ranks
+from evcl._core.errors import Diverged, EvclError, unknown
+from evcl._core.interrupts import Interrupted
+from evcl.callbacks.logs import KINDS as LOGS
+from evcl.callbacks.logs import Log
+from evcl.cli import data as data_cli
+from evcl.cli import sweep as sweep_cli
+from evcl.cli import tables as tables_cli
+from evcl.cli.options import Usage, settings, usage
+from evcl.cli.sweep import Address, EngineName, Workers
 from evcl.experiments import Config, Event, Result
-from evcl.interrupts import Interrupted
-from evcl.logs import KINDS as LOGS
-from evcl.logs import Log
-from evcl.options import Usage, settings, usage
-from evcl.sweep_cli import Address, EngineName, Workers
 
 app = typer.Typer(
     add_completion=False,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from evcl import data
+from evcl._core.errors import EvclError
 from evcl.data.progress import megabytes
-from evcl.errors import EvclError
 
 app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verify.")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
+from evcl._core.settings import Settings
 from evcl.methods import for_settings
 from evcl.methods import get as get_method
-from evcl.settings import Settings
 
 FORMAT = 2
 

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from evcl import methods, tables
+from evcl._core.interrupts import Interrupted
+from evcl._core.settings import SEED, Setting, resolve
 from evcl.callbacks import Callback, Epoch
-from evcl.interrupts import Interrupted
-from evcl.options import Usage, settings, usage
-from evcl.settings import SEED, Setting, resolve
+from evcl.cli.options import Usage, settings, usage
 from evcl.tables.encoding import Category
 
 console = Console(highlight=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from evcl.errors import EvclError
+from evcl._core.errors import EvclError
 
 
 class Usage(EvclError):

@@ -1,0 +1,8 @@
+"""The object a user holds: a network that learns one task after another."""
+
+from evcl.learner.kinds import EVCL, EWC, VCL, Naive
+from evcl.learner.learner import NEW, Learner
+from evcl.learner.loading import load, rebuilt
+from evcl.learner.predictor import INFER, Measures, Predictions
+
+__all__ = ["EVCL", "EWC", "INFER", "NEW", "VCL", "Learner", "Measures", "Naive", "Predictions", "load", "rebuilt"]

@@ -1,0 +1,115 @@
+"""Loading a saved learner: every value of the file is checked, and no code in it is run."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from evcl._core.density import Density
+from evcl._core.errors import EvclError
+from evcl._core.files import parsed
+from evcl._core.settings import resolve
+from evcl.learner.learner import DENSITY, KEPT, MOST_HEADS, Learner
+from evcl.learner.saved import upgraded
+from evcl.methods import get as get_method
+from evcl.nn import MLP, Layout
+
+
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
+    """A saved learner, ready to predict and to go on learning. No code in the file is run.
+
+    A network that is not `evcl.nn.mlp` is handed in; its names and shapes are checked against the file.
+    """
+    try:
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError
+    except (OSError, TypeError, ValueError):
+        raise EvclError(f"there is no file {path}") from None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if "evcl" not in metadata:
+                raise EvclError("it was not saved by evcl")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+        return rebuilt(parsed(metadata["evcl"]), tensors, network)
+    except SafetensorError as error:
+        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
+    except OSError as error:
+        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
+
+
+def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
+    """The learner that `described` this, on the CPU; a file of an earlier release is upgraded first."""
+    saved, tensors = upgraded(saved, tensors)
+    trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
+    heads = {name: list(classes) for name, classes in saved["heads"]}
+    tasks = dict(saved["tasks"])
+    weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
+    if len(heads) > MOST_HEADS:
+        raise EvclError(f"it has {len(heads):,} heads, and the most is {MOST_HEADS:,}")
+    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
+        raise EvclError("its heads do not fit its weights")
+    for classes in heads.values():
+        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
+            raise EvclError("a head's classes must be different, and all of one kind")
+    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
+        raise EvclError("rounds must be a whole number")
+    method = get_method(saved["method"])
+    settings = resolve(method.name, method.known_settings, saved["settings"])
+    # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
+    device = "cpu" if network is not None else "meta"
+    if network is None:
+        network = _mlp(saved["mlp"], trunk)
+    dtypes = {str(t): t for t in (torch.float32, torch.float64)}
+    learner = Learner(
+        network,
+        method,
+        seed=saved["seed"],
+        init="network",
+        unsupported=saved["unsupported"],
+        only=saved.get("only"),
+        skip=saved.get("skip"),
+        dtype=dtypes[saved["dtype"]],
+        device=device,
+        **settings,
+    )
+    del network
+    run = learner._run
+    learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
+    if run.network.layout != trunk:
+        ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
+        other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
+        raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
+    run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
+    learner._session.heads, learner._session.tasks = heads, tasks
+    if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
+        learner._session.density = Density.from_tensors(seen)
+    run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
+    run.lost = torch.zeros(1, dtype=torch.bool)
+    for kept in run.kept_examples():
+        if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
+            raise EvclError("the inputs of the examples that it keeps should be of one shape")
+        if kept.y.numel():
+            learner._inputs(kept.x[0])  # the network takes them
+    return learner
+
+
+def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:
+    """The network of the file, built only once its size is known to be that of the weights."""
+    if saved is None:
+        raise EvclError("the file holds a network of your own: pass it as load(path, network=...)")
+    widths = [saved["inputs"], *saved["hidden"]]
+    if trunk.size != sum((a + 1) * b for a, b in pairwise(widths)):
+        raise EvclError("its network does not fit its weights")
+    return MLP(saved["inputs"], saved["hidden"])

@@ -1,0 +1,285 @@
+"""What a learner knows and predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evcl import metrics
+from evcl._core.errors import BadExample, EvclError, unknown
+from evcl._core.inputs import Label, inputs, labels, pair
+from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.training import Run, Session
+
+INFER = "infer"  # as a task: the one whose head is least uncertain of an example
+
+
+class Predictions(NamedTuple):
+    """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
+
+    labels          [N], the most probable label
+    probabilities   [N, classes], averaged over draws of the posterior
+    entropy         [N], of these probabilities
+    aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
+    epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
+    tasks           [N], the first task of the head that predicted: of interest with task="infer"
+    unfamiliar      [N], how far the input lies from all that was learned from: a typical one of those has about 1,
+                    whatever their number of columns. None where that is not known: of a model that an earlier release
+                    saved, and of inputs that are tokens or of several shapes
+    """
+
+    labels: Any
+    probabilities: Any
+    entropy: Any
+    aleatoric: Any
+    epistemic: Any
+    tasks: Any
+    unfamiliar: Any = None
+
+
+class Measures(NamedTuple):
+    """How good predictions are: the part that is right, the mean NLL in nats, and the expected calibration error."""
+
+    accuracy: float
+    nll: float
+    ece: float
+
+
+class Predictor:
+    """The half of a `Learner` that looks at what was learned and changes nothing."""
+
+    _run: Run
+    _session: Session
+    _busy: bool  # a task is being learned
+
+    # --- what it knows ---------------------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> dict[str, list[Label]]:
+        """Head -> its classes, in the order of its outputs."""
+        return self._session.heads
+
+    @property
+    def _tasks(self) -> dict[str, str]:
+        """Task -> its head."""
+        return self._session.tasks
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks learned, in their order."""
+        return tuple(self._tasks)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the heads, in their order: each is that of the task it was made for."""
+        return tuple(self._heads)
+
+    def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
+        """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
+        if task != INFER or not self._tasks:
+            return tuple(self._heads[self._head(task)])
+        found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
+        if len({type(label) for label in found}) != 1:
+            raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
+        return found
+
+    @property
+    def knows_unfamiliar(self) -> bool:
+        """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""
+        return self._session.density is not None
+
+    def _check_idle(self) -> None:
+        if self._busy:
+            raise EvclError("a task is being learned: the learner can be used when that has ended, or in end_task")
+
+    def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
+        if isinstance(data, (Task, Examples)):
+            data = tuple(data.train if isinstance(data, Task) else data)
+        x, y = pair(data, self._run.network.posterior.mean.dtype, verb)
+        x = self._inputs(x)
+        return x, labels(y, len(x))
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
+        """Probabilities [N, classes], averaged over draws of the posterior: an array, or a tensor for a tensor.
+
+        The draws are fixed by the seed, so that the same input gives the same answer. `task` is a name or a number,
+        and may be left out where there is one head. With task="infer" each example goes through the head that is least
+        uncertain of it (see `predictions`).
+        """
+        if task == INFER:
+            return self.predictions(x, task).probabilities
+        return _like(x, self._probabilities(self._inputs(x), task))
+
+    def predict(self, x: Any, task: str | int | None = None) -> Any:
+        """The most probable label [N] of each input, as it was given to `learn`."""
+        if task == INFER:
+            return self.predictions(x, task).labels
+        return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
+
+    def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
+        """Labels and probabilities, how uncertain they are, and why.
+
+        With task="infer" each example is predicted by the head that is least uncertain of it: whose entropy is the
+        smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
+        `classes("infer")` has them; those that the example's head does not know have probability 0.
+        """
+        self._check_idle()
+        checked, classes = self._inputs(x), self.classes(task)
+        self._check_idle()
+        heads = list(self._heads) if task == INFER else [self._head(task)]
+        parts = []
+        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
+            entropy = torch.special.entr(p).sum(1)
+            columns = [classes.index(label) for label in self._heads[head]]
+            wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
+            parts.append((wide, entropy, torch.minimum(aleatoric, entropy), normalised_entropy(p)))
+        best = torch.stack([relative for *_, relative in parts]).argmin(0)
+        rows = torch.arange(len(best), device=best.device)
+        chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
+        first = {head: name for name, head in reversed(self._tasks.items())}
+        tasks = np.array([first[head] for head in heads])[best.cpu().numpy()]
+        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
+        seen, unfamiliar = self._session.density, None
+        if seen is not None and len(seen.mean) == checked[0].numel():
+            unfamiliar = _like(x, seen.unfamiliar(checked, chosen[3]))
+        found = self._labels(x, chosen[0], classes)
+        return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
+
+    def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
+        """The accuracy on the test set of each of these tasks, all of them learned before."""
+        tasks = tasks_of(tasks, "evaluate")
+        for task in tasks:
+            if task.name not in self._tasks:
+                learned = ", ".join(self.tasks) or "none"
+                raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
+        found = {}
+        for task in tasks:
+            x, y = task.test
+            found[task.name] = float((self.predict(x, task.name) == y).double().mean())
+        return found
+
+    def measure(self, data: Any, task: str | int | None = None) -> Measures:
+        """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
+
+        A benchmark's task is measured on its test set, through its own head. A label that the head does not know counts
+        as wrong, with the smallest probability there is.
+        """
+        if isinstance(data, Task):
+            task = data.name if task is None else task
+            data = data.test
+        x, y = self._examples(data, "measure")
+        p = self._probabilities(x, task)
+        place = {label: k for k, label in enumerate(self.classes(task))}
+        columns = np.array([place.get(label, len(place)) for label in y])
+        known = np.concatenate([p.double().cpu().numpy(), np.zeros((len(p), 1))], 1)
+        right = known.argmax(1) == columns
+        ece = metrics.expected_calibration_error(known, columns)
+        return Measures(float(right.mean()), metrics.nll(known, columns), ece)
+
+    def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
+        self._check_idle()
+        head = list(self._heads).index(self._head(task))
+        (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
+        return p
+
+    def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
+        """Of each head: probabilities, and the mean entropy of what each draw of the weights predicts."""
+        numbers = [list(self._heads).index(head) for head in heads]
+        calls = [(numbers, None if task == INFER else self._number(task))]
+        if task == INFER and self._run.predicts_by_task:  # each head by the weights of its first task
+            first = list(self._tasks.values())
+            calls = [([k], first.index(head)) for k, head in zip(numbers, heads, strict=True)]
+
+        def predict(x: Tensor) -> list[Tensor]:
+            pairs = [pair for some, number in calls for pair in self._run.predict_with_entropy(x, some, number)]
+            return [tensor for pair in pairs for tensor in pair]
+
+        found = self._tried(x, predict)
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+        """What `predict` finds, without the axis of replicas; a prediction that is no number is refused."""
+        try:
+            found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
+        except RuntimeError as error:
+            raise self._refused(x, error) from error
+        for tensor in found:
+            if not bool(tensor.isfinite().all()):
+                row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+                raise BadExample("its probabilities are not finite: its inputs are too large for the network", row)
+        return found
+
+    def _number(self, task: str | int | None) -> int | None:
+        """The number of the task that is meant; None where none is."""
+        if task is None or isinstance(task, Integral):
+            return None if task is None else int(task)
+        return list(self._tasks).index(str(task))
+
+    @staticmethod
+    def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
+        found = np.array(classes)[p.argmax(1).cpu().numpy()]
+        return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
+
+    def _head(self, task: str | int | None) -> str:
+        """The head of the task named or numbered; the only one where none is."""
+        if not self._tasks:
+            raise EvclError("nothing has been learned yet: call learn first")
+        if task is None:
+            if len(self._heads) > 1:
+                raise EvclError(f"there are {len(self._heads)} heads: say which task, one of {', '.join(self._tasks)}")
+            return next(iter(self._heads))
+        if isinstance(task, Integral) and not isinstance(task, bool):
+            if not 0 <= task < len(self._tasks):
+                raise EvclError(f"there is no task {task}: {len(self._tasks)} learned, numbered from 0")
+            return list(self._tasks.values())[int(task)]
+        if not isinstance(task, str):
+            raise EvclError(f"a task is named or numbered, not {task!r}")
+        if task not in self._tasks:
+            raise unknown("task", task, self._tasks)
+        return self._tasks[task]
+
+    def _inputs(self, x: Any) -> Tensor:
+        """Inputs that the network accepts: tried on one example, so that a mistake is found before any work."""
+        mean = self._run.network.posterior.mean
+        checked = inputs(x, mean.dtype, mean.device)
+        try:
+            self._run.features(checked[:1])
+        except RuntimeError as error:
+            raise self._refused(checked, error) from error
+        return checked
+
+    @staticmethod
+    def _refused(x: Tensor, error: RuntimeError) -> EvclError:
+        return EvclError(f"the network does not take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}")
+
+
+def _like(x: Any, tensor: Tensor) -> Any:
+    """A tensor for a tensor, else an array."""
+    return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
+
+
+def normalised_entropy(p: Tensor) -> Tensor:
+    """[N]: the entropy of these probabilities [N, classes] as a part of the largest it could be."""
+    entropy: Tensor = torch.special.entr(p).sum(1)
+    return entropy / math.log(p.shape[1])
+
+
+def _index(like: Tensor, values: list[int]) -> Tensor:
+    return torch.tensor(values, device=like.device)
+
+
+def tasks_of(tasks: Any, verb: str) -> list[Task]:
+    """Tasks from a benchmark, a task or several."""
+    found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
+    for task in found:
+        if not isinstance(task, Task):
+            raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}")
+    return found
