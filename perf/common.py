@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from evcl.methods import METHODS
 from evcl._core.settings import Settings, resolve
+from evcl.methods import METHODS
 
 BATCH = 256
 NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)}  # hidden layers and classes

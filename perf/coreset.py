@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from evcl import benchmarks
-from evcl.methods.selection import kcenter
 from evcl._core.errors import EvclError
+from evcl.methods.selection import kcenter
 
 EXAMPLES, PIXELS, CENTRES = 60_000, 784, 200
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import evcl
 from common import medians, paper_form, plain_network
+from evcl._core.settings import Settings
 from evcl.curvature import fisher
 from evcl.methods import METHODS
-from evcl._core.settings import Settings
 from evcl.training import Run, TaskData
 
 WIDTHS = [784, 256, 256, 2]

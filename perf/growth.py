@@ -17,10 +17,10 @@ from torch import Tensor
 
 import evcl
 from common import BATCH, medians, paper_form
+from evcl._core.randomness import generator
 from evcl.curvature import fisher
 from evcl.experiments import configure, cores, execute_all
 from evcl.methods import METHODS
-from evcl._core.randomness import generator
 from evcl.training import Run, TaskData
 from step import bare_products, step
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 import evcl
 from common import medians, paper_form
+from evcl._core.randomness import GeneratorNoise, generator
 from evcl.methods import METHODS, Loss, Round
 from evcl.methods.data import Minibatch
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork
 from evcl.nn.chain import find_chain
-from evcl._core.randomness import GeneratorNoise, generator
 from evcl.training import Pool, Run, Step, TaskData
 from evcl.training.lessons import all_heads
 

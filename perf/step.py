@@ -16,10 +16,10 @@ from torch import Tensor
 
 import evcl
 from common import BATCH, NETWORKS, medians, paper_form
+from evcl._core.randomness import GeneratorNoise, generator
 from evcl.methods import METHODS, Round, Term, autograd_gradients
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
-from evcl._core.randomness import GeneratorNoise, generator
 from evcl.training import Pool, Run, Step, TaskData
 
 

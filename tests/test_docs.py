@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evcl.methods import METHODS
 from evcl._core.settings import VALIDATION
+from evcl.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

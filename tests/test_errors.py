@@ -6,9 +6,9 @@ import pytest
 
 from evcl import Callback, Learner
 from evcl._core.errors import BadExample, Diverged, EvclError, UnknownName, unknown
+from evcl.cli.options import Usage, usage
 from evcl.experiments import configure
 from evcl.nn import mlp
-from evcl.cli.options import Usage, usage
 from evcl.training.checkpointer import AnotherOwner
 
 

@@ -16,8 +16,8 @@ import torch
 
 import evcl
 from evcl._core.errors import EvclError
-from evcl.experiments import configure, read_result
 from evcl._core.files import parsed, read_text, write_atomically
+from evcl.experiments import configure, read_result
 from evcl.tables.work import open_source
 
 

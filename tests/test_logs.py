@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.callbacks import Epoch
 from evcl.callbacks.logs import COLUMNS, CsvLog, Log
 from evcl.methods import METHODS
-from evcl._core.settings import resolve
 from evcl.training import Run, learn_stream
 from evcl.training.history import History
 

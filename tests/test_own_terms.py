@@ -12,12 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import evcl
-from evcl.callbacks import Callback
+from evcl._core.settings import resolve
+from evcl.callbacks import Callback, TensorBoard
 from evcl.methods import METHODS
 from evcl.nn import chain as chain_module
 from evcl.nn.chain import Chain, find_chain, find_places
-from evcl._core.settings import resolve
-from evcl.callbacks import TensorBoard
 from evcl.training import Pool, Run, TaskData
 from evcl.training.step import Bound, ByAutograd
 

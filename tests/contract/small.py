@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 import evcl
-from evcl.experiments import load_plugins
-from evcl.methods import METHODS, TaskData
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks, joined
 from evcl._core.settings import Settings, resolve
+from evcl.experiments import load_plugins
+from evcl.methods import METHODS, TaskData
 from evcl.training import Run
 
 F64 = torch.float64

@@ -237,7 +237,7 @@ def test_it_is_the_loop_over_examples(name, kind, replicas):
 def test_pieces_of_examples_add_up(name, monkeypatch):
     _, network, layout, mean, x, y = prepared(name, 3)
     whole = fisher(network, mean, layout, x, y, [0])
-    monkeypatch.setattr("evcl.nn.layers.EXAMPLE_GRADIENT_NUMBERS", 1)
+    monkeypatch.setattr("evcl.nn.layer.EXAMPLE_GRADIENT_NUMBERS", 1)
     torch.testing.assert_close(fisher(network, mean, layout, x, y, [0]), whole, rtol=1e-12, atol=0)
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
-from evcl.curvature import fisher, kfac
 from evcl._core.errors import EvclError
+from evcl.curvature import fisher, kfac
 from evcl.nn import bayesianize
 
 F64 = torch.float64

@@ -18,9 +18,9 @@ import pytest
 import tiny
 
 from evcl import data
-from evcl.data import cache as store
 from evcl._core.errors import EvclError
 from evcl._core.files import cache_folder
+from evcl.data import cache as store
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import tiny
 from local_server import reply
 
 from evcl import data
-from evcl.data import progress, sources
 from evcl._core.errors import EvclError
+from evcl.data import progress, sources
 
 IMAGES = f"{tiny.IDX[0]}.gz"
 

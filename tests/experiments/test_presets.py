@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from evcl._core.errors import EvclError
+from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 from evcl.experiments import configure, preset
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
-from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 
 SEARCHES = Path(__file__).parents[2] / "search"
 

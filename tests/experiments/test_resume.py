@@ -15,8 +15,8 @@ import torch
 from made_up_cells import untimed
 from torch import nn
 
-from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl._core.errors import EvclError
+from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute, open_checkpoints, read_result, write_result
 from evcl.experiments.run import execute_together
 from evcl.training import Checkpoints, Run, Step, Stopped

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from made_up_cells import result_of
 
 from evcl._core.errors import EvclError
+from evcl._core.files import write_once
+from evcl._core.settings import Settings
 from evcl.experiments import Config, configure, store
 from evcl.experiments.resume import program_name
 from evcl.experiments.store import MISSED, Claim, Failure, Silence, Store, key
-from evcl._core.files import write_once
-from evcl._core.settings import Settings
 
 
 def cell(seed=0, method="naive", **given):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.methods import KL, METHODS, Elastic, Fit, Learned, Loss, Method, Tracker, tempering
 from evcl.nn import Gaussian
 from evcl.nn.chain import find_chain
-from evcl._core.settings import resolve
 from evcl.training import Observer, Pool, Run, Step, TaskData
 
 F64 = torch.float64

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData, teach
 from evcl.methods.data import Minibatch
 from evcl.methods.teacher import others
-from evcl._core.settings import resolve
 from evcl.training import Run, learn_stream
 
 F64 = torch.float64

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import evcl
 from evcl._core.errors import EvclError
+from evcl._core.settings import resolve
 from evcl.methods import (
     KL,
     METHODS,
@@ -27,7 +28,6 @@ from evcl.methods import (
     tempering,
 )
 from evcl.nn import Gaussian
-from evcl._core.settings import resolve
 from evcl.training import Run
 
 F64 = torch.float64

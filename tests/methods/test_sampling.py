@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evcl
-from evcl.methods import METHODS, Fit, Learned, Mixed, TaskData, shuffled
 from evcl._core.settings import resolve
+from evcl.methods import METHODS, Fit, Learned, Mixed, TaskData, shuffled
 from evcl.training import Pool, Run, Step
 
 F64 = torch.float64

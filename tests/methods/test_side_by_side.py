@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.benchmarks import Benchmark, Examples, Task
 from evcl._core.errors import EvclError
-from evcl.methods import METHODS, Fit, Learned, Method, Tracker, packing, per_weight
 from evcl._core.settings import resolve
+from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.methods import METHODS, Fit, Learned, Method, Tracker, packing, per_weight
 from evcl.training import Checkpointer, Run, TaskData, learn_stream
 from evcl.training.checkpoint import Checkpoints, newest
 from evcl.training.checkpointer import Stopped

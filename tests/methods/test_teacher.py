@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Elastic, Round, TaskData
 from evcl.methods.doubt import RIDGE, _error, doubt, tempering
 from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, held, more_rows
 from evcl.methods.vcl import kl
 from evcl.nn import he_std, outputs
-from evcl._core.settings import resolve
 from evcl.training import Run
 
 F64 = torch.float64

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.ewc import Memory
 from evcl.methods.terms import KL, Centred, Elastic
 from evcl.nn import Gaussian
-from evcl._core.settings import resolve
 
 F64 = torch.float64
 

@@ -13,9 +13,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl._core.settings import resolve
 from evcl.training import Run
 
 B, T = 4, 5

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.nn import bayesianize
 from evcl._core.randomness import GeneratorNoise
+from evcl.nn import bayesianize
 
 CONVOLUTIONS = {
     "plain": {"kernel_size": 3},

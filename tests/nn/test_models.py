@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.methods import METHODS
 from evcl.nn import bayesianize
-from evcl._core.settings import resolve
 from evcl.training import Observer, Run, Step, TaskData
 
 

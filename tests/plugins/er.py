@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from evcl.methods import Fit, Learned, Learning, Method, Mixed, Round, TaskData, examples, register
 from evcl._core.settings import Setting, Settings
+from evcl.methods import Fit, Learned, Learning, Method, Mixed, Round, TaskData, examples, register
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.settings import Setting, Settings
 from evcl.curvature import Factors, kfac
 from evcl.methods import Fit, Gradients, Learned, Learning, Method, Round, per_layer, register
 from evcl.nn import Gaussian
-from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

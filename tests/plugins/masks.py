@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl._core.settings import Setting, Settings
 from evcl.methods import Fit, Learned, Learning, Method, Round, per_weight, register
 from evcl.nn import Gaussian
-from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl._core.settings import Setting, Settings
 from evcl.methods import Elastic, Fit, Gradients, Learned, Learning, Method, Round, Tracker, per_weight, register
 from evcl.nn import Gaussian
-from evcl._core.settings import Setting, Settings
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from evcl._core.settings import ELASTIC, Settings
 from evcl.methods import Distillation, Fit, Learned, Learning, Method, Model, Round, TaskData, ewc, model, register
 from evcl.nn import outputs
-from evcl._core.settings import ELASTIC, Settings
 
 
 @dataclass(frozen=True)

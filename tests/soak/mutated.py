@@ -36,8 +36,8 @@ import made_up  # noqa: E402
 import tiny  # noqa: E402
 
 import evcl  # noqa: E402
-from evcl.data import cache, formats  # noqa: E402
 from evcl._core.errors import EvclError  # noqa: E402
+from evcl.data import cache, formats  # noqa: E402
 from evcl.experiments import (  # noqa: E402
     Checkpoints,
     Event,

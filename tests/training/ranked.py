@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 import evcl
-from evcl.methods import METHODS
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.ranks import Ranks, joined
 from evcl._core.settings import resolve
+from evcl.methods import METHODS
 from evcl.training import Observer, Run, TaskData
 
 F32, F64 = torch.float32, torch.float64

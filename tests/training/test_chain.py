@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import evcl
+from evcl._core.randomness import GeneratorNoise
+from evcl._core.settings import resolve
 from evcl.methods import METHODS, Round
 from evcl.nn import bayesianize
 from evcl.nn.chain import Chain, find_chain, find_places, padded
-from evcl._core.randomness import GeneratorNoise
-from evcl._core.settings import resolve
 from evcl.training import Pool, Run, Step, TaskData
 from evcl.training.step import Bound, ByAutograd
 

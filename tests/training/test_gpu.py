@@ -11,13 +11,13 @@ import torch
 from msgspec.structs import replace
 
 import evcl
-from evcl.methods.selection import kcenter
+from evcl._core.settings import resolve
 from evcl.experiments import configure, engines, execute, execute_all
 from evcl.experiments.engines import REPLICAS
 from evcl.experiments.programs import bundle
 from evcl.experiments.run import execute_together
 from evcl.methods import METHODS, Elastic, Fit, Learned
-from evcl._core.settings import resolve
+from evcl.methods.selection import kcenter
 from evcl.training import Checkpoints, Run, Stopped, TaskData, matmul_precision
 from evcl.training.graphed import GraphedSteps
 from evcl.training.rules import gpu_kernels

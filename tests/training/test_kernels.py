@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import torch
 
+from evcl._core.randomness import DeviceNoise
+from evcl._core.settings import resolve, stack
 from evcl.methods import METHODS, Centred, Distillation, Pull
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
-from evcl._core.randomness import DeviceNoise
-from evcl._core.settings import resolve, stack
 from evcl.training import Pool, Run, TaskData, matmul_precision
 from evcl.training.lessons import find_lessons
 from evcl.training.rules import Update, gpu_kernels

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import evcl
-from evcl.methods import METHODS, Distillation, Loss, TaskData
-from evcl.methods.together import LossOf
-from evcl.kernels.native import native
-from evcl.nn.chain import Chain, find_chain
 from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
+from evcl.kernels.native import native
+from evcl.methods import METHODS, Distillation, Loss, TaskData
+from evcl.methods.together import LossOf
+from evcl.nn.chain import Chain, find_chain
 from evcl.training import Pool, Run, Step
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.step import ByAutograd

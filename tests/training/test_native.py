@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import evcl
-from evcl.kernels import native as module
-from evcl.methods import METHODS
-from evcl.kernels.native import native
 from evcl._core.randomness import GeneratorNoise, generator, normal_table
 from evcl._core.settings import resolve
+from evcl.kernels import native as module
+from evcl.kernels.native import native
+from evcl.methods import METHODS
 from evcl.training import Run, TaskData
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import evcl
+from evcl._core.randomness import GeneratorNoise, generator
+from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.curvature import fisher
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS
 from evcl.nn import Gaussian
-from evcl._core.randomness import GeneratorNoise, generator
-from evcl._core.settings import resolve
 from evcl.training import Adam, Observer, Pool, Run, Step, TaskData, learn_stream
 from evcl.training.graphed import period
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, packing
-from evcl._core.settings import resolve
 from evcl.training import Observer, Run, Step, TaskData, learn_stream
 
 F64 = torch.float64

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import evcl
+from evcl._core.settings import resolve
 from evcl.methods import KL, METHODS, Elastic, collapse
 from evcl.nn import Gaussian
-from evcl._core.settings import resolve
 from evcl.training import Observer, Run, TaskData
 from evcl.training.rules import Update
 

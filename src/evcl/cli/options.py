@@ -1,11 +1,21 @@
-"""What the commands share: wrong usage, and --set."""
+"""What the commands share: wrong usage, options, seeds and --set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
+import typer
+
+from evcl import experiments
 from evcl._core.errors import EvclError
+
+Plugins = Annotated[
+    list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")]
 
 
 class Usage(EvclError):
@@ -31,3 +41,20 @@ def settings(pairs: list[str]) -> dict[str, str]:
             raise Usage(f"--set {name} is given twice")
         found[name] = value
     return found
+
+
+def first_seeds(count: int) -> list[int]:
+    if not 1 <= count <= experiments.MOST_SEEDS:
+        raise Usage(f"--seeds must be a number from 1 to {experiments.MOST_SEEDS}, not {count}")
+    return list(range(count))
+
+
+def chosen_seeds(count: int | None, listed: str | None) -> list[int]:
+    if listed is None:
+        return first_seeds(3 if count is None else count)
+    if count is not None:
+        raise Usage("--seeds and --seed-list exclude each other")
+    try:
+        return [int(seed) for seed in listed.split(",")]
+    except ValueError:
+        raise Usage(f"--seed-list takes whole numbers separated by commas, not {listed!r}") from None

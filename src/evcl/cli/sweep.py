@@ -12,16 +12,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl.cli.options import Usage, usage
+from evcl.cli.progress import console
 from evcl.experiments import Config, Event, Failure, Result
 
-console = Console(highlight=False)
 SHOWN = 20  # rows of a benchmark's table, and failures
 Workers = Annotated[int | None, typer.Option(help="Processes at a time, on a CPU [as many as cores].")]
 EngineName = Annotated[str, typer.Option("--engine", help="local (processes of this machine) or ray (a cluster).")]

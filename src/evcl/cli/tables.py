@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,9 +18,9 @@ from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, Setting, resolve
 from evcl.callbacks import Callback, Epoch
 from evcl.cli.options import Usage, settings, usage
+from evcl.cli.progress import console
 from evcl.tables.encoding import Category
 
-console = Console(highlight=False)
 VALIDATION = Setting(0.1, "part of a file that is held out", high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
 

@@ -2,24 +2,14 @@
 
 from evcl.experiments.cells import MakeEngine, work
 from evcl.experiments.engines import Died, cores, local
+from evcl.experiments.folder import check_writable, claimed, open_folder, write_result
 from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.presets import SUMMARIES, preset
 from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
 from evcl.experiments.resume import SECONDS, open_checkpoints
-from evcl.experiments.run import (
-    MOST_SEEDS,
-    Config,
-    Event,
-    check_writable,
-    claimed,
-    configure,
-    execute,
-    open_folder,
-    where,
-    write_result,
-)
+from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
 from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
 from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied

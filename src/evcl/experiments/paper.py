@@ -9,9 +9,10 @@ from pathlib import Path
 
 from evcl import benchmarks, methods
 from evcl.experiments.cells import MakeEngine
+from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import RESULT, Result
-from evcl.experiments.run import Config, Event, network, open_folder, write_result
+from evcl.experiments.run import Config, Event, network
 from evcl.experiments.store import HIDDEN, Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")

@@ -37,9 +37,10 @@ from msgspec.structs import replace
 
 from evcl._core.errors import EvclError
 from evcl._core.files import open_regular, parsed, read_text, write_once
+from evcl.experiments.folder import is_of
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.resume import FOLDER, describe
-from evcl.experiments.run import Config, is_of
+from evcl.experiments.run import Config
 from evcl.training import Checkpoints
 
 NUMBERS = 3  # the numerical version: raised when the same settings give other numbers

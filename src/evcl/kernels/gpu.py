@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from evcl._core.randomness import DeviceNoise, Noise
-from evcl.nn.chain import Batch, Examples, Lessons, Place
+from evcl.nn.chain import Batch, Examples, Place
+from evcl.nn.lessons import Lessons
 
 BLOCK = 1024
 # Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.

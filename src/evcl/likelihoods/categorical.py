@@ -1,6 +1,6 @@
 """One of several classes: p(y | outputs) = softmax(outputs)[y].
 
-The slow and obvious form of what nn/chain.py, native.c and nn/gpu.py compute by hand for multilayer perceptrons.
+The slow and obvious form of what nn/chain.py, native.c and kernels/gpu.py compute by hand for multilayer perceptrons.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A torch module in, one with Gaussian weights out."""
 
 from evcl.nn.convert import Names, bayesianize, register
-from evcl.nn.layers import BayesianLayer, Dropout, Linear, Weights
+from evcl.nn.layer import BayesianLayer, Weights
+from evcl.nn.layers import Dropout, Linear
 from evcl.nn.mlp import MLP, mlp
 from evcl.nn.network import BayesianNetwork, outputs
 from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds

@@ -28,6 +28,7 @@ from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
 from evcl.likelihoods.categorical import foreign
 from evcl.nn.layers import Linear
+from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.mlp import MLP
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.posterior import Layout
@@ -41,21 +42,6 @@ class Examples(Protocol):
     y: Tensor  # [U, N], positions among the classes of all heads, side by side
     columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
     weights: Tensor | None  # [U, N]: what an example counts for in the mean; None: 1
-
-
-class Lessons(NamedTuple):
-    """What a teacher says of each example is to be said again: sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)).
-
-    The columns C are those of the chain's last layer: the data's heads and then those that are taught alone.
-    """
-
-    q: Tensor  # [U, N, C], 0 where nothing is taught: replica r hears row r mod U
-    told: Tensor  # [U, N, K]: sum q log q of each head that is taught
-    spans: Tensor  # [K, 2]: where the columns of each head that is taught begin and end
-    temperature: Tensor  # [R]
-    strengths: Tensor  # [R, K]
-    own: int  # columns of the data's heads
-    value: Tensor  # [R]: where a chain puts it
 
 
 class Batch(NamedTuple):
@@ -285,7 +271,7 @@ class _Pass:
         )
         self.own = None if self.columns is None else torch.empty(*shape[:2], 2, dtype=torch.long)
         self.weights, self.counts = chain.examples.weights, full.new_ones(*shape[:2], 1)
-        self.lessons = None if chain.lessons is None else _Lessons(chain.lessons, full.new_empty(shape))
+        self.lessons = None if chain.lessons is None else LessonPass(chain.lessons, full.new_empty(shape))
         if self.lessons is not None:
             self.layers[-1].draw = self.lessons.draw
         written = len(values) == 2 or self.lessons is not None  # in native.c
@@ -369,52 +355,6 @@ class _Pass:
         top.g.copy_(self.log_p)
         if top.bayesian:
             torch.mul(top.g, top.ratio, out=top.h)
-
-
-class _Lessons:
-    """Lessons in plain operations: `loss_and_lessons` of native.c, without it; and the noise of the last layer."""
-
-    def __init__(self, of: Lessons, z: Tensor) -> None:
-        self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
-        teachers = [r % len(of.q) for r in range(len(z))]
-        self.parts = [(of.q[u], self.q[r], of.told[u], self.told[r]) for r, u in enumerate(teachers)]
-        self.heads = [slice(*span) for span in of.spans.tolist()]
-        some = of.strengths.ne(0).any(1)
-        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # of replicas that are taught, or not
-        self.drawn: list[tuple[Tensor, list[Tensor]]] = []
-        self.noises: tuple[Noise, list[Noise]] | None = None
-
-    def draw(self, noise: Noise, out: Tensor) -> Tensor:
-        """A replica that is not taught draws what it draws without lessons, whatever others do."""
-        if len(self.rows[0]) == len(out) or self.of.own == out.shape[2]:
-            return noise.normal_(out)
-        if not self.drawn:
-            out.zero_()
-            for rows, columns in zip(self.rows, (out.shape[2], self.of.own), strict=True):
-                places = [out[r, :, :columns] for r in rows.tolist()]
-                self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
-        if self.noises is None or self.noises[0] is not noise:
-            self.noises = noise, [noise.of(rows) for rows in self.rows]
-        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
-            for place, part in zip(places, own.normal_(numbers), strict=True):
-                place.copy_(part)
-        return out
-
-    def take(self, z: Tensor, rows: Tensor) -> None:
-        """The logits of a batch, and what the teacher says of its examples."""
-        torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
-        for (q, own_q, told, own_told), own in zip(self.parts, rows, strict=True):
-            torch.index_select(q, 0, own, out=own_q)
-            torch.index_select(told, 0, own, out=own_told)
-
-    def add_gradient(self, g: Tensor) -> None:
-        """To that of the mean NLL; and the value."""
-        value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
-        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.of.strengths.unbind(1), strict=True):
-            log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
-            value += strength * (told.sum(1) - (q * log_p).sum((1, 2)))
-            g[..., columns] += (strength * warm / n).view(-1, 1, 1) * (log_p.exp() - q)
-        value.mul_(warm.square() / n)
 
 
 def _each(flat: Tensor) -> list[Tensor]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
-from evcl.nn.layers import BayesianLayer, Conv, Dropout, Embedding, Linear, Weights
+from evcl.nn.layer import BayesianLayer, Weights
+from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds

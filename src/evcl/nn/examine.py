@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.nn.layers import BayesianLayer
+from evcl.nn.layer import BayesianLayer
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.whole import Own
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layers import BayesianLayer, Grads, Linear, Weights
+from evcl.nn.layer import BayesianLayer, Grads, Weights
+from evcl.nn.layers import Linear
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.slots import Slot, head_names
 from evcl.nn.whole import Own

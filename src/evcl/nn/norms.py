@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layers import BayesianLayer
+from evcl.nn.layer import BayesianLayer
 
 
 class Norm(BayesianLayer):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.nn.layers import BayesianLayer
+from evcl.nn.layer import BayesianLayer
 
 
 class Whole(BayesianLayer):

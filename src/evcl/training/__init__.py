@@ -9,8 +9,9 @@ from evcl.training.early import Validation
 from evcl.training.graphed import streams
 from evcl.training.history import History
 from evcl.training.observer import Observer, Observers, Position, Progress
+from evcl.training.replicas import State
 from evcl.training.rules import Adam
-from evcl.training.run import Run, State
+from evcl.training.run import Run
 from evcl.training.session import Given, Session
 from evcl.training.step import Step, matmul_precision
 from evcl.training.stream import StreamResult, learn_stream

@@ -22,7 +22,8 @@ from evcl._core.ranks import Ranks
 from evcl.methods import packing
 from evcl.training.checkpoint import Checkpoints, Saved, clear, files, newest, write
 from evcl.training.observer import Observer, Position
-from evcl.training.run import Run, State, tensors_of
+from evcl.training.replicas import State, tensors_of
+from evcl.training.run import Run
 from evcl.training.step import Step
 
 Owner = list[dict[str, Any]]  # the configurations of a program, in words that JSON has

@@ -10,7 +10,7 @@ from torch import Tensor
 from evcl.methods import Loss
 from evcl.methods.teacher import Distillation, Number
 from evcl.methods.together import LossOf
-from evcl.nn.chain import Lessons
+from evcl.nn.lessons import Lessons
 from evcl.training.data import Pool
 
 

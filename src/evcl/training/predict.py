@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import generator
-from evcl.nn import BayesianNetwork, Gaussian, head_names
+from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
+from evcl.training.replicas import Replicas
+
+KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
 
 
 def draws(
@@ -35,3 +41,111 @@ def draws(
                 row.normal_(generator=generator(seed, "predict", draw, k))
             weights[:, span] += log_std[:, span].exp() * noise.to(mean.device)[own]
         yield weights
+
+
+class Predicting(Replicas):
+    """Replicas that predict; the draws of the last prediction are kept until the posterior changes."""
+
+    _predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and as one
+    _kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._kept = self._predictor = None
+
+    @contextmanager
+    def predicting_from(self, q: Gaussian) -> Iterator[None]:
+        """Predictions are made from these weights, for as long as this lasts."""
+        before = self.network.posterior, self.groups
+        self.network.posterior = q
+        self.groups = [replace(group, method=replace(group.method, predictor=None)) for group in self.groups]
+        try:
+            yield
+        finally:
+            (self.network.posterior, self.groups), self._kept = before, None
+
+    def predictor(self, task: int | None = None) -> Gaussian:
+        """The weights that predict a task: the posterior's, or what the method makes of it."""
+        posterior = self.network.posterior
+        if not self.predicts_by_task:
+            return posterior
+        parts = []
+        for group, memory in zip(self.groups, self.memories, strict=True):
+            own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.rows])  # type: ignore[misc]
+            make = group.method.predictor
+            parts.append(own if make is None else make(memory, own, task))
+        if len(parts) == 1:
+            return parts[0]
+        if self._predictor is None or any(a is not b for a, b in zip(self._predictor[0], parts, strict=True)):
+            self._predictor = parts, self._joined(parts)
+        return self._predictor[1]
+
+    @property
+    def predicts_by_task(self) -> bool:
+        """Whether a method chooses the weights that predict a task."""
+        return any(group.method.predictor is not None for group in self.groups)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        head: int,
+        draws: Iterable[Tensor] | None = None,
+        chunk: int | None = None,
+        task: int | None = None,
+    ) -> Tensor:
+        """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
+        total: Tensor | float = 0.0
+        count = 0
+        for (p,) in self._drawn(x, [head], draws, chunk, task):
+            total, count = total + p, count + 1
+        return torch.as_tensor(total) / count
+
+    @torch.no_grad()
+    def predict_with_entropy(
+        self, x: Tensor, heads: Sequence[int], task: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each of these heads: `predict`, and the mean entropy [R, N], in nats, of what each draw of the weights
+        predicts by itself. The trunk is computed once.
+        """
+        totals: list[tuple[Tensor | float, Tensor | float]] = [(0.0, 0.0) for _ in heads]
+        count = 0
+        for found in self._drawn(x, heads, task=task):
+            pairs = zip(totals, found, strict=True)
+            totals = [(total + p, entropy + torch.special.entr(p).sum(-1)) for (total, entropy), p in pairs]
+            count += 1
+        return [(torch.as_tensor(total) / count, torch.as_tensor(entropy) / count) for total, entropy in totals]
+
+    def _drawn(
+        self,
+        x: Tensor,
+        heads: Sequence[int],
+        draws: Iterable[Tensor] | None = None,
+        chunk: int | None = None,
+        task: int | None = None,
+    ) -> Iterator[list[Tensor]]:
+        """Predictions [R, N, ...] through each of these heads, by each draw of the weights."""
+        network = self.network
+        if len(self.seeds) > 1:
+            self.examine(network, x)
+        sizes = [network.classes(k) for k in heads]
+        predict = self.likelihood.predict
+
+        def each_head(found: Tensor) -> Tensor:
+            return predict(found) if len(sizes) == 1 else torch.cat([predict(z) for z in found.split(sizes, 1)], 1)
+
+        with self.precise():
+            for weights in self.draws(heads, task) if draws is None else draws:
+                found = outputs(network, weights, network.layout, x, heads, chunk, each_head)
+                yield [found] if len(sizes) == 1 else list(found.split(sizes, 2))
+
+    def draws(self, heads: Iterable[int], task: int | None = None) -> Sequence[Tensor] | Iterator[Tensor]:
+        """The weight draws [R, P] of every prediction, kept until the posterior changes if they are not too large."""
+        posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
+        if posterior.mean.numel() * samples > KEPT_NUMBERS:
+            return draws(self.network, posterior, self.seeds, samples, wanted)
+        versions = (posterior.mean._version, posterior.log_std._version if posterior.log_std is not None else 0)
+        if self._kept is None or self._kept[0] is not posterior or self._kept[1] != (wanted, versions):
+            found = list(draws(self.network, posterior, self.seeds, samples, wanted))
+            self._kept = (posterior, (wanted, versions), found)
+        return self._kept[2]

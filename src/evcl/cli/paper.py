@@ -1,0 +1,162 @@
+"""evcl demo, reproduce, tune and report: many runs, and what is shown of them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from evcl import experiments
+from evcl._core.errors import unknown
+from evcl.cli import sweep as sweep_cli
+from evcl.cli.options import Device, Plugins, Precision, Usage, first_seeds, usage
+from evcl.cli.progress import (
+    console,
+    forecast_bar,
+    one_line,
+    print_tables,
+    print_trials,
+    progress,
+    trials_bar,
+    write_report_of,
+)
+from evcl.cli.sweep import Address, EngineName, Workers
+
+DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
+DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("evcl-demo"),
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, whatever the folder holds.")] = False,
+) -> None:
+    """Four methods learn five tasks on the embedded data, three seeds each: a table, figures and a page."""
+    given = {} if epochs is None else {"epochs": epochs}
+    with usage():
+        configs = [
+            experiments.configure(b, m, "tuned", (0, 1, 2), None, given) for b in DEMO_BENCHMARKS for m in DEMO_METHODS
+        ]
+    folders = [out / config.benchmark / config.method for config in configs]
+    results = []
+    todo = []
+    with contextlib.ExitStack() as claims:
+        for config, folder in zip(configs, folders, strict=True):
+            claims.enter_context(experiments.claimed(folder))
+            found = experiments.open_folder(folder, config, overwrite)
+            if found is None:
+                todo.append((config, folder))
+            else:
+                results.append(found)
+        if results:
+            console.print(f"{len(results)} of {len(configs)} results are in {out} already (--overwrite trains again)")
+        if todo:
+            with progress([config for config, _ in todo]) as on_event:
+                for index, result in experiments.execute_all([config for config, _ in todo], on_event):
+                    experiments.write_result(todo[index][1], result, overwrite=overwrite)
+                    results.append(result)
+    print_tables(results)
+    write_report_of(out, "Four methods learn five tasks, one after another")
+
+
+def reproduce(
+    benchmark: Annotated[list[str] | None, typer.Argument(help="Some benchmarks, or all of the paper's [all].")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 [5].")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
+    quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    plugin: Plugins = None,
+) -> None:
+    """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
+    experiments.load_plugins(plugin or [])
+    asked = [
+        one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
+    ]
+    names, chosen = list(dict.fromkeys(asked)), list(dict.fromkeys(method or experiments.PAPER_METHODS))
+    count = (2 if quick else 5) if seeds is None else seeds
+    if quick and epochs is None:
+        epochs = 5
+    given = {} if epochs is None else {"epochs": epochs}
+    with usage():
+        configs = [
+            experiments.configure(name, one, preset, first_seeds(count), None, given)
+            for name in names
+            for one in chosen
+        ]
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
+    configs = [replace(config, device=device, precision=precision) for config in configs]
+    torch.set_num_threads(1)
+    with forecast_bar(len(configs)) as (on_event, on_result):
+        for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite, make), 1):
+            on_result(done, configs[i], result)
+    write_report_of(out, "Elastic variational continual learning: the whole paper")
+
+
+def tune(
+    search: Annotated[Path, typer.Argument(help="A TOML file that says what is searched: see search/README.md.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of what was found, a file a benchmark [beside the search].")
+    ] = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    plugin: Plugins = None,
+) -> None:
+    """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
+    experiments.load_plugins(plugin or [])
+    with usage():
+        wanted = experiments.read_search(search)
+        names = benchmark or list(wanted.benchmarks)
+        for name in names:
+            if name not in wanted.benchmarks:
+                raise unknown("benchmark of the search", name, wanted.benchmarks)
+    make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
+    folder = out or search.parent / search.stem
+    if folder == search:
+        raise Usage("--out: a search without a suffix needs a folder of another name")
+    found = []
+    torch.set_num_threads(1)
+    for name in names:
+        path = folder / experiments.result_name(name)
+        if path.exists() and not overwrite:
+            found.append(experiments.read_found(path, wanted))
+        else:
+            experiments.check_writable(folder)
+            console.print(f"{name}: {wanted.trials + wanted.refine} trials a method, {len(wanted.seeds)} seeds each")
+            store = experiments.Store(folder / experiments.HIDDEN)
+            if overwrite:
+                store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
+            with trials_bar() as on_part:
+                found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
+            if path.exists() and not overwrite:  # it came meanwhile: of this search it is as good, another's stays
+                experiments.read_found(path, wanted)
+            experiments.write_result(folder, found[-1], path.name, overwrite=True)
+        print_trials(found[-1])
+    for method in wanted.spaces if len(found) > 1 else ():
+        settings, means = experiments.recipe(found, method)
+        each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
+        console.print(f"one recipe for all, {method}: {one_line(settings)}\n  {each}", soft_wrap=True)
+
+
+def report(folder: Annotated[Path, typer.Argument(help="A folder that holds results, at any depth.")]) -> None:
+    """Tables, figures and a page from every result below a folder."""
+    from evcl.report import find_results
+
+    print_tables(find_results(folder))
+    write_report_of(folder, "Continual learning with evcl")

@@ -1,0 +1,144 @@
+"""What the commands show: progress bars on a terminal, plain lines elsewhere, and tables of results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from evcl.experiments import Config, Event, Result
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def progress(configs: list[Config]) -> Iterator[Any]:
+    """A bar a run on a terminal, a line a task elsewhere; yields `on_event(index, event)`."""
+    if not console.is_terminal:
+        yield lambda index, event: _line(configs[index], event)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
+        ids = [bars.add_task(config.name, total=1, state="waiting", start=False) for config in configs]
+
+        def on_event(index: int, event: Event) -> None:
+            _note(event)
+            if not bars.tasks[index].started:
+                bars.start_task(ids[index])
+            state = f"task {event.task + 1}/{event.tasks}"
+            if event.accuracy is not None:
+                state += f"  {100 * event.accuracy:.1f}%"
+            bars.update(ids[index], completed=event.done, state=state)
+
+        yield on_event
+
+
+def _note(event: Event) -> None:
+    if event.note is not None:
+        sys.stderr.write(f"evcl: {event.note}\n")
+
+
+def _line(config: Config, event: Event) -> None:
+    _note(event)
+    if event.accuracy is not None:
+        seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
+        learned = f"task {event.task + 1} of {event.tasks} learned"
+        whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
+        console.print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
+
+
+@contextmanager
+def forecast_bar(total: int) -> Iterator[Any]:
+    """One bar for all runs with the time that is left; yields what hears of events and of results."""
+
+    def on_result(count: int, config: Config, result: Result) -> None:
+        mean = result.average_accuracy.mean
+        accuracy = "lost" if mean is None else f"{100 * mean:.1f}%"
+        console.print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
+
+    if not console.is_terminal:
+        yield (lambda i, event, forecast: None), on_result
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        bar = bars.add_task("everything", total=1, left="")
+
+        def on_event(i: int, event: Event, forecast: Any) -> None:
+            left = forecast.remaining()
+            bars.update(bar, completed=forecast.part, left="" if left is None else f"{_duration(left)} left")
+
+        yield on_event, on_result
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def trials_bar() -> Iterator[Any]:
+    """One bar for many trials; yields what hears of their events."""
+    if not console.is_terminal:
+        yield lambda i, event: None
+        return
+    parts: dict[int, float] = {}
+    columns = (TextColumn("trials"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task("", total=1, state="")
+
+        def heard(i: int, event: Event) -> None:
+            parts[i] = event.done
+            ended = sum(done >= 1 for done in parts.values())
+            bars.update(bar, completed=sum(parts.values()), total=len(parts), state=f"{ended} done, {len(parts)} begun")
+
+        yield heard
+
+
+def print_tables(results: list[Result]) -> None:
+    from evcl.report import COLUMNS, by_benchmark, caption, rows
+
+    for name, group in by_benchmark(results).items():
+        table = Table(
+            title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
+        )
+        for column in COLUMNS:
+            first = column == COLUMNS[0]
+            table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
+        for row in rows(group):
+            table.add_row(*row)
+        console.print(table)
+
+
+def write_report_of(folder: Path, title: str) -> None:
+    """Tables, figures and a page of every result below a folder; says where they are."""
+    from evcl.report import write_report
+
+    written = write_report(folder, title)
+    drawn = sum(path.suffix == ".svg" for path in written)
+    console.print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
+    for name, path in zip(("tables:", "page:"), written[-2:], strict=True):
+        console.print(f"{name:<8} {path}", soft_wrap=True)
+
+
+def print_trials(found: dict[str, Any], count: int = 3) -> None:
+    again = ", measured again" if "confirmed" in found else ""
+    table = Table(title=f"{found['benchmark']}, validation{again}", title_style="bold", title_justify="left")
+    for column in ("method", "accuracy", "settings"):
+        table.add_column(column, overflow="fold")
+    for method, tried in found.get("confirmed", found["tried"]).items():
+        for trial in tried[:count]:
+            accuracy = (
+                "lost" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
+            )
+            table.add_row(method, accuracy, one_line(trial["settings"]))
+    console.print(table)
+
+
+def one_line(settings: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())

@@ -1,0 +1,138 @@
+"""evcl run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from evcl import experiments
+from evcl._core import ranks
+from evcl._core.errors import Diverged, EvclError
+from evcl._core.interrupts import Interrupted
+from evcl.callbacks.logs import KINDS as LOGS
+from evcl.callbacks.logs import Log
+from evcl.cli.options import Device, Plugins, Precision, Usage, chosen_seeds, settings, usage
+from evcl.cli.progress import console, print_tables, progress
+from evcl.experiments import Config, Result
+
+
+def run(
+    benchmark: Annotated[str, typer.Argument(help="Which stream of tasks; see evcl list.")],
+    method: Annotated[str, typer.Option(help="Which method; see evcl list.")] = "evcl",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (3 if nothing is said).")] = None,
+    seed_list: Annotated[str | None, typer.Option(help="These seeds: 0,7,9.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="How many tasks.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Hold out this part of each training set, and measure on it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result [runs/BENCHMARK/METHOD].")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+    plugin: Plugins = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's checkpoint, if it has one.")
+    ] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="From one checkpoint to the next; 0: at the ends of tasks only.")
+    ] = 60.0,
+    device: Device = "auto",
+    precision: Precision = None,
+    data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="Write each epoch's metrics to the folder's log: csv or tensorboard.")
+    ] = None,
+) -> None:
+    """Train one method on one benchmark; the result is result.json in the folder."""
+    if resume and overwrite:
+        raise Usage("--resume and --overwrite exclude each other")
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise Usage(f"--data-dir: there is no folder {data_dir}")
+        os.environ["EVCL_DATA"] = str(data_dir)
+    experiments.load_plugins(plugin or [])
+    given: dict[str, Any] = settings(set_ or [])
+    for name, value in (("epochs", epochs), ("validation", validation)):
+        if value is not None:
+            if name in given:
+                raise Usage(f"--{name} and --set {name} exclude each other")
+            given[name] = value
+    with usage():
+        numbers = chosen_seeds(seeds, seed_list)
+        config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
+        experiments.SECONDS.check("--checkpoint-seconds", checkpoint_seconds)
+        ranks.check_batch(config.settings.batch_size, ranks.world())
+        if log is not None and log not in LOGS:
+            raise Usage(f"--log must be {' or '.join(LOGS)}, not {log!r}")
+    folder = out or Path("runs") / benchmark / method
+    if log is not None:
+        config = replace(config, log=Log(log, folder / "log"))
+    torch.set_num_threads(1)
+    with ranks.joined(config.device) as group:
+        result = _found_or_made(config, folder, overwrite, resume, checkpoint_seconds, group)
+    if result is None:
+        return
+    print_tables([result])
+    console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
+
+
+DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
+
+
+def _found_or_made(
+    config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: ranks.Ranks | None
+) -> Result | None:
+    """A run's result: found, or made here. Of several processes that share the run (`group`), the first looks and
+    writes, and alone has it.
+    """
+    first = group is None or group.rank == 0
+    with experiments.claimed(folder) if first else contextlib.nullcontext():
+        result = None
+        if first:
+            checkpoints = experiments.open_checkpoints(folder, config, seconds, resume, overwrite)
+            replaces = overwrite or (checkpoints.resume and (folder / experiments.RESULT).exists())
+            result = experiments.open_folder(folder, config, replaces)
+        if result is not None if group is None else group.first(result is not None, config.device):
+            if first:
+                console.print(DONE.format(folder))
+            return result
+        if not first:  # now that the first has removed what is to be overwritten
+            checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
+        elif resume and not checkpoints.resume:
+            console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+        if first and config.log is not None and not checkpoints.resume:
+            config.log.clear()  # of a run that is made anew
+        return _kept(config, folder, checkpoints, replaces, group)
+
+
+def _kept(
+    config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: ranks.Ranks | None
+) -> Result | None:
+    """The result of a run, written, if it `replaces` another in its place; until then its checkpoints are kept."""
+    again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
+    try:
+        with progress([config]) as on_event:
+            ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints, ranks=group)
+    except (Interrupted, experiments.Stopped):
+        raise Interrupted(again if checkpoints.programs() else "there was nothing to keep yet") from None
+    except Diverged:  # as it would again
+        checkpoints.remove()
+        raise
+    except experiments.Died as error:
+        raise EvclError(f"{error} {again}" if checkpoints.programs() else str(error)) from error
+    if group is not None and group.rank > 0:
+        return None
+    try:
+        experiments.write_result(folder, result, overwrite=replaces)
+    except EvclError as error:
+        print_tables([result])
+        raise EvclError(f"{error}; the run is done: {again}" if checkpoints.programs() else str(error)) from error
+    checkpoints.remove()
+    return result

@@ -1,0 +1,71 @@
+"""A teacher's lessons inside a chain's own pass: see chain.py."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl._core.randomness import Noise
+
+
+class Lessons(NamedTuple):
+    """What a teacher says of each example is to be said again: sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)).
+
+    The columns C are those of the chain's last layer: the data's heads and then those that are taught alone.
+    """
+
+    q: Tensor  # [U, N, C], 0 where nothing is taught: replica r hears row r mod U
+    told: Tensor  # [U, N, K]: sum q log q of each head that is taught
+    spans: Tensor  # [K, 2]: where the columns of each head that is taught begin and end
+    temperature: Tensor  # [R]
+    strengths: Tensor  # [R, K]
+    own: int  # columns of the data's heads
+    value: Tensor  # [R]: where a chain puts it
+
+
+class LessonPass:
+    """Lessons in plain operations: `loss_and_lessons` of native.c, without it; and the noise of the last layer."""
+
+    def __init__(self, of: Lessons, z: Tensor) -> None:
+        self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
+        teachers = [r % len(of.q) for r in range(len(z))]
+        self.parts = [(of.q[u], self.q[r], of.told[u], self.told[r]) for r, u in enumerate(teachers)]
+        self.heads = [slice(*span) for span in of.spans.tolist()]
+        some = of.strengths.ne(0).any(1)
+        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # of replicas that are taught, or not
+        self.drawn: list[tuple[Tensor, list[Tensor]]] = []
+        self.noises: tuple[Noise, list[Noise]] | None = None
+
+    def draw(self, noise: Noise, out: Tensor) -> Tensor:
+        """A replica that is not taught draws what it draws without lessons, whatever others do."""
+        if len(self.rows[0]) == len(out) or self.of.own == out.shape[2]:
+            return noise.normal_(out)
+        if not self.drawn:
+            out.zero_()
+            for rows, columns in zip(self.rows, (out.shape[2], self.of.own), strict=True):
+                places = [out[r, :, :columns] for r in rows.tolist()]
+                self.drawn.append((out.new_empty(len(rows), out.shape[1], columns), places))
+        if self.noises is None or self.noises[0] is not noise:
+            self.noises = noise, [noise.of(rows) for rows in self.rows]
+        for own, (numbers, places) in zip(self.noises[1], self.drawn, strict=True):
+            for place, part in zip(places, own.normal_(numbers), strict=True):
+                place.copy_(part)
+        return out
+
+    def take(self, z: Tensor, rows: Tensor) -> None:
+        """The logits of a batch, and what the teacher says of its examples."""
+        torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
+        for (q, own_q, told, own_told), own in zip(self.parts, rows, strict=True):
+            torch.index_select(q, 0, own, out=own_q)
+            torch.index_select(told, 0, own, out=own_told)
+
+    def add_gradient(self, g: Tensor) -> None:
+        """To that of the mean NLL; and the value."""
+        value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
+        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.of.strengths.unbind(1), strict=True):
+            log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
+            value += strength * (told.sum(1) - (q * log_p).sum((1, 2)))
+            g[..., columns] += (strength * warm / n).view(-1, 1, 1) * (log_p.exp() - q)
+        value.mul_(warm.square() / n)

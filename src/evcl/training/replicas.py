@@ -1,0 +1,369 @@
+"""R networks side by side, each with its seed, its settings and its method: their weights, heads and memories."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.ranks import Ranks
+from evcl._core.settings import Settings, stack
+from evcl.likelihoods import CATEGORICAL, Likelihood
+from evcl.methods import Method, Model, TaskData, for_settings, packing
+from evcl.methods import memory as memories
+from evcl.methods.memory import Fresh
+from evcl.methods.together import Group, grouped
+from evcl.nn import (
+    BayesianNetwork,
+    Gaussian,
+    Layout,
+    Linear,
+    Names,
+    Slot,
+    bayesianize,
+    he_std,
+    he_uniform,
+    head,
+    log_stds,
+)
+from evcl.nn.convert import INIT_SHARE
+from evcl.nn.examine import examine
+from evcl.training.step import matmul_precision
+
+
+@dataclass(frozen=True)
+class State:
+    """A run's state, to go back to: tensors are replaced as a run goes on, never changed."""
+
+    layouts: tuple[tuple[BayesianNetwork, Layout, int], ...]  # of each network, with its number of heads
+    posterior: Gaussian
+    statistics: dict[str, Tensor]
+    memories: tuple[Any, ...]
+    rounds: int
+    seen: tuple[int, ...]
+    lost: Tensor
+
+
+class Replicas:
+    """R networks of one shape, each with its own seed, its own real-valued settings and perhaps its own method."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: Method | Sequence[Method],
+        settings: Sequence[Settings],
+        seeds: Sequence[int],
+        *,
+        draw: bool,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        unsupported: Literal["error", "deterministic"] = "error",
+        only: Names = None,
+        skip: Names = None,
+        prior: Literal["zero", "network"] = "zero",
+        precision: str = "fp32",
+        tolerant: bool = False,
+        ranks: Ranks | None = None,
+        likelihood: Likelihood = CATEGORICAL,
+    ) -> None:
+        """`method`: of all replicas, or one each. `draw`: initial means are drawn from each seed; otherwise they are
+        the module's own weights.
+
+        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
+        `tolerant`: replicas that diverge are noted in `lost`, and the others go on. `ranks`: the processes that train
+        this network together, each of which makes the same run and gives it the same tasks.
+        """
+        if len(settings) != len(seeds):
+            raise ValueError("one Settings a seed")
+        each = [method] * len(seeds) if isinstance(method, Method) else list(method)
+        each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
+        self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
+        self.method, groups = each[0], grouped(each, settings)
+        self.drawn = draw
+        bayesian = self.method.bayesian
+        convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
+        self.network = bayesianize(
+            network,
+            init_std=self._start(settings) if bayesian else None,
+            generators=[generator(seed, "init") for seed in seeds] if draw else None,
+            replicas=len(seeds),
+            only=only,
+            skip=skip,
+            **convert,
+        )
+        if precision not in ("fp32", "tf32", "bf16"):
+            raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
+        if precision == "bf16":
+            self.network.weights.low = torch.bfloat16
+            others = [la for la in self.network.bayesian_layers() if la.names and not isinstance(la, Linear)]
+            if others:
+                raise EvclError(
+                    f"bf16 products are there for linear layers only, and not for {type(others[0]).__name__}"
+                )
+        mean = self.network.posterior.mean
+        self.settings = stack(settings, mean)
+        self.groups = [Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
+        centre = mean if prior == "network" else self.network.centre
+        width = None
+        if bayesian:
+            width = log_stds(self.settings.prior_std, self.network.scales, self.network.layout, mean)
+            width = width.expand_as(mean).clone()
+        first = Gaussian(centre.clone(), width)
+        fresh = Fresh(first, self.network.posterior)
+
+        def another(rows: Sequence[int], field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
+            plain = copy.deepcopy(network)
+            made = bayesianize(
+                plain if make is None else make(plain),
+                init_std=self._start([settings[r] for r in rows]) if bayesian else None,
+                generators=[generator(seeds[r], f"init {field}") for r in rows] if draw else None,
+                replicas=len(rows),
+                **(convert if make is not None else {**convert, "only": only, "skip": skip}),
+            )
+            return Model(made, made.posterior, made.statistics(), field)
+
+        self.memories: tuple[Any, ...] = tuple(
+            memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.rows))
+            for group in self.groups
+        )
+        self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
+        self.rounds = 0  # learned so far; it numbers the generators
+        self.seen: tuple[int, ...] = ()  # the head of each task learned
+        self._examined: list[BayesianNetwork] = []
+
+    def _of(self, fresh: Fresh, group: Group) -> Fresh:
+        if len(group.rows) == len(self.seeds):
+            return fresh
+        return Fresh(*(gaussian.map(lambda t: t[group.rows]) for gaussian in fresh))
+
+    @property
+    def memory(self) -> Any:
+        """What is remembered, where all replicas follow one method."""
+        (found,) = self.memories
+        return found
+
+    # --- heads -----------------------------------------------------------------------------------------------------
+
+    def add_head(self, features: int, classes: int) -> int:
+        """A new head: He-uniform means, the first prior. Returns its number."""
+        return self.add_heads(features, [classes])[0]
+
+    def add_heads(self, features: int, classes: Sequence[int]) -> list[int]:
+        """A new head for each number of classes; the layout grows once."""
+        others = [model.network for memory in self.memories for model in memories.models(memory)]
+        numbers = [self.network.add_head() for _ in classes]
+        for other in others:
+            for _ in classes:
+                other.add_head()
+        self._grow([head(k, c, features) for k, c in zip(numbers, classes, strict=True)])
+        return numbers
+
+    def grow_head(self, k: int, classes: int) -> None:
+        """Make room for new classes in head k; what it knew stays."""
+        features = self.network.layout.shapes[f"head {k}.weight"][1]
+        self._grow([head(k, classes, features)])
+
+    def classes(self, k: int) -> int:
+        return self.network.classes(k)
+
+    def features(self, x: Tensor) -> int:
+        """The width of the trunk's output for an input like x [1, ...]."""
+        with torch.no_grad(), self.network.alone():
+            width: int = self.network(x.clone()).shape[1]
+        return width
+
+    def examine(self, network: BayesianNetwork, x: Tensor) -> None:
+        """Once: how the network treats a batch of examples like x [U, N, ...]."""
+        if not any(network is one for one in self._examined):
+            apart = any(group.method.apart for group in self.groups)
+            examine(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
+            self._examined.append(network)
+
+    def _grow(self, slots: Sequence[Slot]) -> None:
+        """Lay every buffer out anew, with these slots; weights that were not there start as the first weights did."""
+        network = self.network
+        old, new = network.layout, network.with_slots(slots)
+        fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
+        network.posterior = _extended(network.posterior, old, new, fresh.posterior)
+        network.layout = new
+        self.memories = tuple(
+            memories.relaid(memory, old, new, self._of(fresh, group), partial(self._grown, slots, group))
+            for memory, group in zip(self.memories, self.groups, strict=True)
+        )
+        self._changed()
+
+    def _grown(self, slots: Sequence[Slot], group: Group, model: Model) -> Model:
+        """A second network with the same heads."""
+        network = model.network
+        old, new = network.layout, network.with_slots(slots)
+        seeds = [self.seeds[r] for r in group.rows]
+        fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
+        network.layout = new
+        network.posterior = _extended(model.posterior, old, new, fresh)
+        return replace(model, posterior=network.posterior)
+
+    def _fresh(
+        self,
+        network: BayesianNetwork,
+        new: Layout,
+        slots: Sequence[Slot],
+        seeds: Sequence[int],
+        s: Settings,
+        purpose: str,
+    ) -> Fresh:
+        """What the weights of these slots start from, over a whole new layout; the trunk's place is 0."""
+        mean, old = network.posterior.mean, network.layout
+        drawn = mean.new_zeros(len(mean), new.size)
+        for slot in slots:
+            for name, shape in slot.named.items():
+                network.scales[name] = he_std(slot.fan_in)
+                have = prod(old.shapes[name]) if name in old.shapes else 0
+                sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
+                rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
+                drawn[:, new.spans[name]][:, have:] = torch.stack(rows).to(mean)
+
+        if network.posterior.log_std is None:
+            return Fresh(Gaussian(torch.zeros_like(drawn), None), Gaussian(drawn, None))
+        prior, start = (
+            log_stds(s[setting], network.scales, new, mean, part).expand_as(drawn)
+            for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
+        )
+        return Fresh(Gaussian(torch.zeros_like(drawn), prior), Gaussian(drawn, start))
+
+    @staticmethod
+    def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
+        """What sigma starts from, one a replica, or "auto"."""
+        each = [s.init_std for s in settings]
+        return "auto" if "auto" in each else each  # all of them, then: `stack` sees to it
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def _networks(self) -> list[BayesianNetwork]:
+        others = [model.network for memory in self.memories for model in memories.models(memory)]
+        return [self.network, *others]
+
+    def state(self) -> State:
+        layouts = tuple((one, one.layout, len(one.heads)) for one in self._networks())
+        network = self.network
+        about = (self.memories, self.rounds, self.seen, self.lost.clone())
+        return State(layouts, network.posterior, network.statistics(), *about)
+
+    def restore(self, state: State) -> None:
+        for network, layout, heads in state.layouts:
+            del network.heads[heads:]
+            network.layout = layout
+        self.network.posterior, self.memories = state.posterior, state.memories
+        self.network.set_statistics(state.statistics)
+        self.rounds, self.seen = state.rounds, state.seen
+        self.lost.copy_(state.lost)
+        self._changed()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every buffer, by name: with the layout, the seeds, `rounds`, `seen` and `outline`, all there is to save."""
+        return tensors_of(self.state())
+
+    def kept_examples(self) -> list[TaskData]:
+        """Examples of earlier tasks that are remembered."""
+        return [kept for memory in self.memories for kept in memories.kept_examples(memory)]
+
+    def outline(self) -> list[Any]:
+        """What JSON has to say of what is remembered."""
+        return [packing.outline(memory) for memory in self.memories]
+
+    def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
+        """Take up the buffers of `tensors()` in the present layout; whatever does not fit is an error."""
+        own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
+        for name, wanted in own.items():
+            found = tensors[name]
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+                raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
+            if name.startswith("posterior."):
+                packing.check_size(name, found)
+        if not isinstance(outline, list) or len(outline) != len(self.memories):
+            raise EvclError("what it remembers is not of this method")
+        remembered = []
+        for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
+            given = _under(_prefix(i, len(outline)), tensors)
+            remembered.append(packing.from_tensors(memory, outline[i], given, self._fits(group, len(seen))))
+        self.memories = tuple(remembered)
+        self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
+        self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
+        self.rounds, self.seen = rounds, tuple(seen)
+        self._changed()
+
+    def _fits(self, group: Group, tasks: int) -> packing.Fits:
+        """What a group's memory must fit, when this many tasks are learned."""
+        like = self.network.posterior.mean[: len(group.rows)]
+        return packing.Fits(like, self.method.bayesian, self.classes, tasks)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move everything to a device."""
+        network = self.network
+        statistics = {name: tensor.to(device) for name, tensor in network.statistics().items()}
+        for each in self._networks():
+            each.trunk.to(device)
+        network.posterior = network.posterior.map(lambda t: t.to(device))
+        network.set_statistics(statistics)
+        self.memories = tuple(memories.mapped(memory, lambda t: t.to(device)) for memory in self.memories)
+        self.lost = self.lost.to(device)
+
+        def moved(s: Settings) -> Settings:
+            return Settings({k: v.to(device) if isinstance(v, Tensor) else v for k, v in s.items()})
+
+        self.settings = moved(self.settings)
+        self.groups = [replace(group, settings=moved(group.settings)) for group in self.groups]
+        self._changed()
+
+    def _changed(self) -> None:
+        """The state is another: second networks take theirs up."""
+        for model in (model for memory in self.memories for model in memories.models(memory)):
+            model.network.posterior = model.posterior
+            model.network.set_statistics(model.statistics)
+
+    def precise(self) -> AbstractContextManager[None]:
+        return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
+
+    def _joined(self, parts: Sequence[Gaussian]) -> Gaussian:
+        """The groups' weights as those of all replicas."""
+        whole = self.network.posterior.map(Tensor.clone)
+        for group, part in zip(self.groups, parts, strict=True):
+            whole.mean[group.rows] = part.mean
+            if whole.log_std is not None and part.log_std is not None:
+                whole.log_std[group.rows] = part.log_std
+        return whole
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The buffers of a state, by name."""
+    named = {f"statistics.{name}": tensor for name, tensor in state.statistics.items()}
+    named["posterior.mean"] = state.posterior.mean
+    if state.posterior.log_std is not None:
+        named["posterior.log_std"] = state.posterior.log_std
+    for i, memory in enumerate(state.memories):
+        prefix = _prefix(i, len(state.memories))
+        named |= {f"{prefix}{name}": tensor for name, tensor in packing.tensors(memory).items()}
+    return named
+
+
+def _prefix(i: int, groups: int) -> str:
+    return "memory/" if groups == 1 else f"memory {i}/"
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _extended(q: Gaussian, old: Layout, new: Layout, start: Gaussian) -> Gaussian:
+    log_std = None
+    if q.log_std is not None and start.log_std is not None:
+        log_std = old.extended(q.log_std, new, start.log_std)
+    return Gaussian(old.extended(q.mean, new, start.mean), log_std)
