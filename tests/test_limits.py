@@ -18,7 +18,7 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed, read_text, write_atomically
 from evcl.experiments import configure, read_result
-from evcl.tables.work import open_source
+from evcl.tables.commands import open_source
 
 
 def test_a_text_has_a_size(tmp_path):

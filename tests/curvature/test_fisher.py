@@ -11,7 +11,7 @@ from torch import nn
 import evcl
 from evcl.curvature import fisher
 from evcl.nn import bayesianize, head, head_names
-from evcl.nn.examine import examine
+from evcl.nn.independence import examine
 
 F64 = torch.float64
 

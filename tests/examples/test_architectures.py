@@ -51,8 +51,8 @@ def subset(tmp_path):
 def _one_by_one(monkeypatch):
     """Runs follow each other in this process: to start others takes longer than all of them."""
 
-    def inline(device, precision, on_event, workers, tolerant):
-        return Inline(on_event, tolerant)
+    def inline(device, precision, on_event, workers, allow_divergence):
+        return Inline(on_event, allow_divergence)
 
     monkeypatch.setattr("evcl.experiments.parallel.local", inline)
 

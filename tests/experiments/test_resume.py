@@ -101,8 +101,8 @@ def test_one_that_is_lost_among_others_stays_lost(tmp_path):
         one,
         configure("split-digits", "evcl", "paper", (0,), 2, {**one.settings, "lr": 10.0, "std_lr_scale": 1e3}),
     ]
-    wanted = execute_together(configs, tolerant=True)
-    found, _ = relay(lambda kept: execute_together(configs, tolerant=True, checkpoints=kept), tmp_path)
+    wanted = execute_together(configs, allow_divergence=True)
+    found, _ = relay(lambda kept: execute_together(configs, allow_divergence=True, checkpoints=kept), tmp_path)
     assert [untimed(result) for result in found] == [untimed(result) for result in wanted]
     assert [result.diverged for result in found] == [False, True]
 
@@ -291,7 +291,7 @@ WRONG = {
     ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
     "an accuracy of 2": (lambda d, t: t["extra accuracy"].fill_(2.0), "accuracy"),
-    "lost, as numbers": (lambda d, t: t.update(lost=torch.zeros(1)), "lost should be"),
+    "diverged, as numbers": (lambda d, t: t.update(diverged=torch.zeros(1)), "diverged should be"),
     "no state of the noise": (lambda d, t: t.pop("noise 0"), "noise: 0 generators"),
     "a state that is none": (lambda d, t: t["noise 0"].fill_(255), "noise: "),
     "another format": (

@@ -21,7 +21,7 @@ from evcl._core.files import write_once
 from evcl._core.settings import Settings
 from evcl.experiments import Config, configure, store
 from evcl.experiments.resume import program_name
-from evcl.experiments.store import MISSED, Claim, Failure, Silence, Store, key
+from evcl.experiments.store import MISSED, Claim, Failure, Heartbeats, Store, key
 
 
 def cell(seed=0, method="naive", **given):
@@ -131,7 +131,7 @@ class Clock:
 
 
 def test_silence_is_what_a_watcher_hears_while_awake(monkeypatch):
-    clock, silence = Clock(monkeypatch), Silence()
+    clock, silence = Clock(monkeypatch), Heartbeats()
 
     def after(seconds, stamp):
         clock.now += seconds

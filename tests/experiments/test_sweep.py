@@ -325,7 +325,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     cells, meet = small(4), threading.Barrier(4)
 
-    def run(some, on_event, tolerant, checkpoints=None):
+    def run(some, on_event, allow_divergence, checkpoints=None):
         meet.wait(60)  # all four are running
         on_event([0], Event(some[0].seeds, 0, 1, 1.0))
         return [result_of(cell) for cell in some]
@@ -337,7 +337,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
     assert found == {i: result_of(cell) for i, cell in enumerate(cells)}
     assert sorted(heard) == [[0], [1], [2], [3]]
 
-    def broken(some, on_event, tolerant, checkpoints=None):
+    def broken(some, on_event, allow_divergence, checkpoints=None):
         raise torch.AcceleratorError("an illegal memory access")
 
     monkeypatch.setattr(engines, "execute_together", broken)

@@ -9,7 +9,7 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.ewc import Memory
-from evcl.methods.terms import KL, Centred, Elastic
+from evcl.methods.terms import KL, Elastic, Spring
 from evcl.nn import Gaussian
 
 F64 = torch.float64
@@ -78,8 +78,8 @@ def test_a_weight_at_its_centre_feels_exactly_nothing():
 
 
 def test_two_centres_meet_at_the_weighted_mean():
-    one = Centred(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 5.0]]))
-    two = Centred(torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 7.0]]))
+    one = Spring(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 5.0]]))
+    two = Spring(torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 7.0]]))
     both = one + two
     assert both.w.tolist() == [[4.0, 0.0]]
     assert both.c[0, 0].item() == 3.0

@@ -189,7 +189,7 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(generator):
     x = torch.randn(64, 50, generator=generator)
     found = []
     for low in (None, torch.bfloat16):
-        network.weights.noise, network.weights.low = Handed(), low
+        network.weights.noise, network.weights.compute_dtype = Handed(), low
         flat = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
         network.bind(network.posterior.mean, network.posterior.variance(), network.layout, flat)
         y = network.trunk(x)

@@ -53,9 +53,9 @@ from evcl.experiments.search import read_found  # noqa: E402
 from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.page import page  # noqa: E402
+from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.model import create, load_model  # noqa: E402
 from evcl.tables.source import MOST_PIXELS  # noqa: E402
-from evcl.tables.work import open_source  # noqa: E402
 from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
 from evcl.training.checkpoint import _digest as digest  # noqa: E402
 

@@ -308,7 +308,7 @@ def test_wrong_usage_is_status_2(evcl, options, message):
 def test_a_second_learn_at_the_same_time_is_refused(model):
     """Another process holds the model, as a learn does while it works."""
     code = (
-        "import sys, pathlib; from evcl.tables.work import claimed\n"
+        "import sys, pathlib; from evcl.tables.commands import claimed\n"
         "with claimed(pathlib.Path('m')): print('held', flush=True); sys.stdin.readline()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -353,7 +353,7 @@ def test_a_model_and_a_link_to_it_are_one_model(model):
     Path("there").mkdir()
     Path("m").rename("there/m")
     Path("m").symlink_to("there/m")
-    with tables.work.claimed(Path("there/m")):
+    with tables.commands.claimed(Path("there/m")):
         assert "m: another evcl learn is at work on it" in refused(
             model, "learn", "--model", "m", "--data", "good.csv", "--task", "b"
         )

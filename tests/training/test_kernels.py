@@ -10,7 +10,7 @@ import torch
 
 from evcl._core.randomness import DeviceNoise
 from evcl._core.settings import resolve, stack
-from evcl.methods import METHODS, Centred, Distillation, Pull
+from evcl.methods import METHODS, Distillation, Spring, Springs
 from evcl.nn import Gaussian
 from evcl.nn.chain import Batch, Chain, find_chain, find_places, padded
 from evcl.training import Pool, Run, TaskData, matmul_precision
@@ -362,9 +362,9 @@ def test_the_update_kernels_are_the_plain_update(rule, parts):
         start, springs = draw(3, 501, seed=20).to(dtype), []
         for k in range(3):
             springs.append(
-                Centred(draw(3, 501, seed=k).square().to(dtype), draw(3, 501, seed=10 + k).square().to(dtype))
+                Spring(draw(3, 501, seed=k).square().to(dtype), draw(3, 501, seed=10 + k).square().to(dtype))
             )
-        pull = Pull(springs[0] if parts else None)
+        pull = Springs(springs[0] if parts else None)
         if rule != "points":
             pull.linear, pull.square = springs[1] if parts else None, springs[2] if parts == 2 else None
         q = Gaussian(start.clone(), None if rule == "points" else 0.1 * start)

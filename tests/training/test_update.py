@@ -33,7 +33,7 @@ def test_a_natural_step_ends_at_the_optimum_of_its_curvature(generator):
     q = Gaussian(torch.zeros(1, 50, dtype=F64), torch.full((1, 50), -8.0, dtype=F64))
     variance, grads = q.variance(), torch.zeros(2, 1, 50, dtype=F64)
     weight = 1e-3
-    update = Update(q, variance, grads, KL(prior, weight).pull(), settings())
+    update = Update(q, variance, grads, KL(prior, weight).springs(), settings())
     for _ in range(5000):
         grads[1] = curvature * (1 + 0.1 * torch.randn(1, 50, generator=generator, dtype=F64))
         update()
@@ -49,7 +49,7 @@ def test_measurements_made_while_sigma_was_small_do_not_hide_the_others(dtype, g
     q = Gaussian(torch.zeros(1, 200, dtype=dtype), torch.full((1, 200), -10.0, dtype=dtype))
     variance, grads = q.variance(), torch.zeros(2, 1, 200, dtype=dtype)
     curvature, weight = torch.linspace(0.5, 2, 200, dtype=dtype).unsqueeze(0), 1e-3
-    update = Update(q, variance, grads, KL(prior, weight).pull(), settings())
+    update = Update(q, variance, grads, KL(prior, weight).springs(), settings())
     for _ in range(1000):
         grads[1] = curvature + 0.03 / variance.sqrt() * torch.randn(1, 200, generator=generator, dtype=dtype)
         update()
@@ -63,7 +63,7 @@ def test_a_curvature_that_is_lost_in_noise_widens_no_sigma(dtype, generator):
     prior = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -1.5, dtype=dtype))
     q = Gaussian(torch.zeros(1, 1000, dtype=dtype), torch.full((1, 1000), -4.0, dtype=dtype))
     variance, grads = q.variance(), torch.zeros(2, 1, 1000, dtype=dtype)
-    update = Update(q, variance, grads, KL(prior, 1e-6).pull(), settings(std_rate=0.1))
+    update = Update(q, variance, grads, KL(prior, 1e-6).springs(), settings(std_rate=0.1))
     for _ in range(300):
         grads[1] = torch.randn(1, 1000, generator=generator, dtype=dtype)
         update()

@@ -33,7 +33,7 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def same_(self, tensor: Tensor) -> Tensor:
+    def broadcast_(self, tensor: Tensor) -> Tensor:
         """Process 0's, in place."""
         with _together():
             dist.broadcast(tensor, 0)
@@ -41,7 +41,7 @@ class Ranks:
 
     def first(self, answer: bool, device: torch.device | str) -> bool:
         """What process 0 says."""
-        return bool(self.same_(torch.tensor(int(answer), device=device)))
+        return bool(self.broadcast_(torch.tensor(int(answer), device=device)))
 
 
 @contextmanager

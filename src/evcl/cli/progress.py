@@ -59,7 +59,7 @@ def forecast_bar(total: int) -> Iterator[Any]:
 
     def on_result(count: int, config: Config, result: Result) -> None:
         mean = result.average_accuracy.mean
-        accuracy = "lost" if mean is None else f"{100 * mean:.1f}%"
+        accuracy = "diverged" if mean is None else f"{100 * mean:.1f}%"
         console.print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
 
     if not console.is_terminal:
@@ -134,7 +134,7 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
     for method, tried in found.get("confirmed", found["tried"]).items():
         for trial in tried[:count]:
             accuracy = (
-                "lost" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
+                "diverged" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
             )
             table.add_row(method, accuracy, one_line(trial["settings"]))
     console.print(table)

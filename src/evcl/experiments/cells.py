@@ -25,12 +25,12 @@ def work(
     engine: MakeEngine,
     on_event: Callable[[Sequence[int], Event], None] = lambda some, event: None,
     retry_failed: bool = False,
-    tolerant: bool = True,
+    allow_divergence: bool = True,
 ) -> Iterator[tuple[int, Result | Failure]]:
     """(index, how it ended) of every cell, whoever runs it.
 
     `engine(on_event)` makes the engine. A program of several cells that fails is run again in halves, so that each cell
-    fails for reasons of its own; if not `tolerant`, the first that fails ends all. With `retry_failed`, cells that
+    fails for reasons of its own; without `allow_divergence` the first failure ends all. With `retry_failed`, cells that
     failed before are tried once more. `on_event(indices, event)` hears of cells that share an event.
     """
     with store:
@@ -40,7 +40,7 @@ def work(
 
         at = engine(heard)
         try:
-            desk = _Desk(cells, store, retry_failed, at.replicas)
+            desk = Scheduler(cells, store, retry_failed, at.replicas)
             while desk.unfinished:
                 while at.free() > 0 and (number := desk.next()) is not None:
                     program = desk.configs(number)
@@ -48,7 +48,7 @@ def work(
                 yield from desk.found()
                 if desk.unfinished:
                     for number, outcome in at.ended(desk.pause()):
-                        if isinstance(outcome, Exception) and not tolerant:
+                        if isinstance(outcome, Exception) and not allow_divergence:
                             raise outcome
                         desk.record(number, outcome)
                     yield from desk.found()
@@ -56,7 +56,7 @@ def work(
             at.close()
 
 
-class _Desk:
+class Scheduler:
     """What is to be done, what is being done here, and what has been found out."""
 
     def __init__(self, cells: Sequence[Config], store: Store, retry_failed: bool, replicas: int) -> None:

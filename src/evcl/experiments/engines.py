@@ -67,11 +67,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def local(device: str, precision: str, on_event: OnEvent, workers: int | None = None, tolerant: bool = True) -> Engine:
+def local(
+    device: str, precision: str, on_event: OnEvent, workers: int | None = None, allow_divergence: bool = True
+) -> Engine:
     """This machine."""
     if device == "cuda":
-        return Threads(precision, on_event, tolerant)
-    return Processes(workers or cores(), on_event, tolerant)
+        return Threads(precision, on_event, allow_divergence)
+    return Processes(workers or cores(), on_event, allow_divergence)
 
 
 class Inline:
@@ -79,8 +81,8 @@ class Inline:
 
     replicas = 1
 
-    def __init__(self, on_event: OnEvent, tolerant: bool = True) -> None:
-        self.on_event, self.tolerant = on_event, tolerant
+    def __init__(self, on_event: OnEvent, allow_divergence: bool = True) -> None:
+        self.on_event, self.allow_divergence = on_event, allow_divergence
         self.waiting: list[tuple[int, Sequence[Config], Checkpoints | None]] = []
 
     def free(self) -> int:
@@ -109,7 +111,7 @@ class Inline:
         on_event: Callable[[Sequence[int], Event], object],
         checkpoints: Checkpoints | None,
     ) -> list[Result]:
-        return execute_together(cells, on_event, self.tolerant, checkpoints=checkpoints)
+        return execute_together(cells, on_event, self.allow_divergence, checkpoints=checkpoints)
 
     def close(self) -> None:
         self.waiting = []
@@ -130,7 +132,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _work(pipe: Connection, tolerant: bool) -> None:
+def _work(pipe: Connection, allow_divergence: bool) -> None:
     """A worker: programs come in through the pipe; events and outcomes go out. SIGTERM ends it, once what it runs has
     saved itself (see `execute_together`).
     """
@@ -144,7 +146,7 @@ def _work(pipe: Connection, tolerant: bool) -> None:
             cells, checkpoints = pipe.recv()
             try:
                 outcome: Outcome = execute_together(
-                    cells, lambda some, event: pipe.send((some, event)), tolerant, checkpoints=checkpoints
+                    cells, lambda some, event: pipe.send((some, event)), allow_divergence, checkpoints=checkpoints
                 )
             except Exception as error:
                 outcome = portable(error)
@@ -172,8 +174,8 @@ class Processes:
 
     replicas = 1
 
-    def __init__(self, workers: int, on_event: OnEvent, tolerant: bool = True) -> None:
-        self.most, self.on_event, self.tolerant = workers, on_event, tolerant
+    def __init__(self, workers: int, on_event: OnEvent, allow_divergence: bool = True) -> None:
+        self.most, self.on_event, self.allow_divergence = workers, on_event, allow_divergence
         self.workers: list[_Worker] = []
         self.running: dict[int, tuple[Sequence[Config], Checkpoints | None]] = {}
         self.died: dict[int, int] = {}  # how often
@@ -188,7 +190,7 @@ class Processes:
         if idle is None:
             context = multiprocessing.get_context("spawn")
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, self.tolerant), daemon=True)
+            process = context.Process(target=_work, args=(theirs, self.allow_divergence), daemon=True)
             process.start()
             theirs.close()  # so that the pipe ends with the process
             idle = _Worker(process, ours)
@@ -273,8 +275,8 @@ class Threads:
 
     replicas = REPLICAS
 
-    def __init__(self, precision: str, on_event: OnEvent, tolerant: bool = True) -> None:
-        self.on_event, self.tolerant = on_event, tolerant
+    def __init__(self, precision: str, on_event: OnEvent, allow_divergence: bool = True) -> None:
+        self.on_event, self.allow_divergence = on_event, allow_divergence
         self.events: queue.Queue[tuple[int, Sequence[int], Event]] = queue.Queue()
         self.stopped = threading.Event()
         self.pending: dict[Future[list[Result]], int] = {}
@@ -297,7 +299,7 @@ class Threads:
 
         def work() -> list[Result]:
             with torch.cuda.stream(streams().run):
-                return execute_together(cells, tell, self.tolerant, checkpoints=own)
+                return execute_together(cells, tell, self.allow_divergence, checkpoints=own)
 
         self.pending[self.pool.submit(work)] = number
 

@@ -98,7 +98,7 @@ def reproduce(
         forecast.update(k, event.done)
         on_event(todo[k], event, forecast)
 
-    for k, result in execute_all([configs[i] for i in todo], heard, tolerant=True, store=store, engine=engine):
+    for k, result in execute_all([configs[i] for i in todo], heard, allow_divergence=True, store=store, engine=engine):
         forecast.update(k, 1.0)
         if not result.diverged:
             write_result(places[todo[k]], result)

@@ -12,7 +12,7 @@ from evcl.experiments.cells import MakeEngine, work
 from evcl.experiments.engines import Inline, local
 from evcl.experiments.result import Result, merge
 from evcl.experiments.run import Config, Event, execute
-from evcl.experiments.store import Failure, Store, Unkept
+from evcl.experiments.store import Failure, NullStore, Store
 from evcl.training import Checkpoints
 
 OnEvent = Callable[[int, Event], None]
@@ -22,7 +22,7 @@ def execute_all(
     configs: Sequence[Config],
     on_event: OnEvent,
     workers: int | None = None,
-    tolerant: bool = False,
+    allow_divergence: bool = False,
     store: Store | None = None,
     engine: MakeEngine | None = None,
     ranks: Ranks | None = None,
@@ -30,17 +30,16 @@ def execute_all(
 ) -> Iterator[tuple[int, Result]]:
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
-    A run that fails ends all of them or, if `tolerant`, is told of when the others have ended; one that diverged
-    then has no accuracy. With a `store`, seeds that are done are found there and kept there, and what failed before is
-    tried again. The engine is this machine if nothing is said. Several processes (`ranks`) train one configuration
-    after the other, its seeds side by side. Without a store the seeds of one configuration may save themselves in
-    `checkpoints`, which the caller removes.
+    A run that fails ends all of them. With `allow_divergence` it is reported when the others have ended, and a run that
+    diverged has no accuracy. A `store` keeps the seeds that are done, and finds them; what failed before is tried again.
+    The engine is this machine if none is given. Several processes (`ranks`) train one configuration after the other, its
+    seeds side by side. Without a store the seeds of one configuration may save themselves in `checkpoints`.
     """
     if checkpoints is not None and len(configs) > 1:
         raise ValueError("checkpoints are those of one configuration")
     if ranks is not None:
         for i, config in enumerate(configs):
-            yield i, execute(config, partial(on_event, i), tolerant, ranks, checkpoints)
+            yield i, execute(config, partial(on_event, i), allow_divergence, ranks, checkpoints)
         return
     parts: dict[tuple[str, str], list[int]] = {}
     for i, config in enumerate(configs):
@@ -50,11 +49,13 @@ def execute_all(
         cells = [(i, cell) for i in members for cell in configs[i].cells]
         alone = device == "cpu" and len(cells) == 1
         here = (
-            partial(Inline, tolerant=tolerant)
+            partial(Inline, allow_divergence=allow_divergence)
             if alone
-            else partial(local, device, precision, workers=workers, tolerant=tolerant)
+            else partial(local, device, precision, workers=workers, allow_divergence=allow_divergence)
         )
-        yield from _gathered(configs, cells, on_event, engine or here, store or Unkept(checkpoints), tolerant, failed)
+        yield from _gathered(
+            configs, cells, on_event, engine or here, store or NullStore(checkpoints), allow_divergence, failed
+        )
     if failed:
         raise EvclError(f"{len(failed)} failed, the first: {failed[0]}")
 
@@ -65,7 +66,7 @@ def _gathered(
     on_event: OnEvent,
     engine: MakeEngine,
     store: Store,
-    tolerant: bool,
+    allow_divergence: bool,
     failed: list[str],
 ) -> Iterator[tuple[int, Result]]:
     """The results of configurations, all of whose seeds are among the cells."""
@@ -79,7 +80,9 @@ def _gathered(
         for i in dict.fromkeys(cells[c][0] for c in some):
             on_event(i, replace(event, done=sum(parts[i].values()) / len(parts[i])))
 
-    for c, outcome in work([cell for _, cell in cells], store, engine, heard, retry_failed=True, tolerant=tolerant):
+    for c, outcome in work(
+        [cell for _, cell in cells], store, engine, heard, retry_failed=True, allow_divergence=allow_divergence
+    ):
         i, cell = cells[c]
         if isinstance(outcome, Failure):
             if outcome.result is None:

@@ -72,9 +72,9 @@ def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Ma
     try:
         load_plugins()
         if cells[0].device == "cpu":
-            return execute_together(cells, tolerant=True, checkpoints=checkpoints)
+            return execute_together(cells, allow_divergence=True, checkpoints=checkpoints)
         with matmul_precision(cells[0].precision), torch.cuda.stream(streams().run):
-            return execute_together(cells, tolerant=True, checkpoints=checkpoints)
+            return execute_together(cells, allow_divergence=True, checkpoints=checkpoints)
     except Exception as error:
         return portable(error)
 

@@ -139,32 +139,35 @@ OnEvent = Callable[[Event], None]
 def execute(
     config: Config,
     on_event: OnEvent | None = None,
-    tolerant: bool = False,
+    allow_divergence: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Run the configuration, its seeds side by side as replicas, and return the contents of `result.json`.
 
-    If a seed diverges, raise; if `tolerant`, the result has no average accuracy. `checkpoints`: see `execute_together`.
+    If a seed diverges, raise; with `allow_divergence`, record its accuracy as missing. `checkpoints`: see
+    `execute_together`.
     """
     return merge(
-        execute_together(config.cells, lambda _, event: on_event and on_event(event), tolerant, ranks, checkpoints)
+        execute_together(
+            config.cells, lambda _, event: on_event and on_event(event), allow_divergence, ranks, checkpoints
+        )
     )
 
 
 def execute_together(
     cells: Sequence[Config],
     on_event: Callable[[Sequence[int], Event], object] = lambda some, event: None,
-    tolerant: bool = False,
+    allow_divergence: bool = False,
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> list[Result]:
     """The results of cells that share a program (see `bundle`), each a replica of it; they share its time.
 
-    If a cell diverges, raise; if `tolerant`, its result has no accuracy. `on_event(indices, event)` hears of the cells
-    of one configuration. `ranks`: the processes that train them together, each of which calls this. With `checkpoints`
-    the program saves itself on the way, at Ctrl-C and at SIGTERM, in a folder of its own in theirs, and may go on from
-    there. It is for the caller to remove them, once the results are where they should be.
+    If a cell diverges, raise; with `allow_divergence`, record its accuracy as missing. `on_event(indices, event)` hears
+    of the cells of one configuration. `ranks`: the processes that train them together, each of which calls this. With
+    `checkpoints` the program saves itself on the way, at Ctrl-C and at SIGTERM, in a folder of its own, and can resume
+    from there. The caller removes them once the results are written.
     """
     configs = _configurations(cells)
     lead, count = configs[0], len(configs[0].seeds)
@@ -182,7 +185,7 @@ def execute_together(
         draw=True,
         device=lead.device,
         precision=lead.precision,
-        tolerant=tolerant,
+        allow_divergence=allow_divergence,
         ranks=ranks,
     )
     tasks = len(streams[0])

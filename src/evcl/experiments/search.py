@@ -276,7 +276,7 @@ def tune(
             store.declare(cell for config in configs for cell in config.cells)
         found = dict(
             execute_all(
-                configs, lambda i, event: on_event(before + i, event), tolerant=True, store=store, engine=engine
+                configs, lambda i, event: on_event(before + i, event), allow_divergence=True, store=store, engine=engine
             )
         )
         machine = asdict(found[0].environment)

@@ -123,7 +123,7 @@ def _started(pid: int) -> str:
     return "ended" if fields[0] == "Z" else fields[19]
 
 
-class Silence:
+class Heartbeats:
     """For how long files have not changed, by a clock of one's own: the clocks of two machines are never compared.
 
     A look adds at most a beat, so that a watcher who slept does not take its own sleep for the other's silence.
@@ -144,7 +144,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """Where a cell stands: `todo`, `running`, `stale` (claimed, and its owner gone), `failed` or `done`."""
 
     kind: str
@@ -158,7 +158,7 @@ class Store:
     def __init__(self, folder: Path, beat: float = BEAT) -> None:
         self.folder, self.beat = folder, beat
         self.me: Owner | None = None  # from the first claim on
-        self._silence = Silence()
+        self._silence = Heartbeats()
         self._ended = threading.Event()
 
     def __enter__(self) -> Store:
@@ -200,20 +200,20 @@ class Store:
 
     # --- one cell
 
-    def look(self, key: str) -> State:
+    def look(self, key: str) -> CellState:
         """Where a cell stands, by one look: an owner elsewhere is gone if its last sign is old, by our clock."""
         names = _names(self.cell(key))
         last = _last(names)
         if RESULT in names:
-            return State("done", last)
+            return CellState("done", last)
         if last == 0:
-            return State("todo")
+            return CellState("todo")
         name = self._claimed_by(key, last)
         if f"failed-{last}.json" in names:
-            return State("failed", last, name)
+            return CellState("failed", last, name)
         owner, stamp = self._owner(name)
         silent = owner is None or time.time() - stamp / 1e9 > MISSED * owner.beat
-        return State("stale" if owner is None or silent or owner.dead() else "running", last, name)
+        return CellState("stale" if owner is None or silent or owner.dead() else "running", last, name)
 
     def take(self, config: Config, retry: bool = False) -> Claim | Result | Failure | None:
         """The right to run a cell; or how it ended already; or None while another runs it."""
@@ -340,7 +340,7 @@ class Store:
             raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-class Unkept(Store):
+class NullStore(Store):
     """A store that keeps nothing: every cell is to be run, here and now. Its checkpoints, if any, are the caller's."""
 
     def __init__(self, checkpoints: Checkpoints | None = None) -> None:
@@ -350,8 +350,8 @@ class Unkept(Store):
     def checkpoints(self, config: Config) -> Checkpoints | None:
         return self._given
 
-    def look(self, key: str) -> State:
-        return State("todo")
+    def look(self, key: str) -> CellState:
+        return CellState("todo")
 
     def take(self, config: Config, retry: bool = False) -> Claim:
         return Claim(key(config), 1)

@@ -35,7 +35,7 @@ from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.presets import SUMMARIES
 from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
-from evcl.experiments.store import HIDDEN, State, Store
+from evcl.experiments.store import HIDDEN, CellState, Store
 
 MOST_CELLS, MOST_DRAWS = 100_000, 10_000
 KEYS = ("benchmarks", "seeds", "preset", "draws", "settings", "methods")
@@ -158,7 +158,7 @@ class Standing:
     """A declared cell, where it stands, its average accuracy if it is done, and its message if it failed."""
 
     cell: Mapping[str, Any]
-    state: State
+    state: CellState
     accuracy: float | None = None
     message: str = ""
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evcl._core.randomness import DeviceNoise, Noise
-from evcl.nn.chain import Batch, Examples, Place
+from evcl.nn.chain import Batch, ChainData, Place
 from evcl.nn.lessons import Lessons
 
 BLOCK = 1024
@@ -208,7 +208,7 @@ def _lessons(z, c, q, told, inside, spans, warm, strengths, heads):
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders, length, own, examples, steps, full, size,
+def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done, orders, length, own, examples, steps, full, size,
           layer, ins_a, outs, width_a, stride_a, q, told, spans, temperature, strengths, classes, teachers, heads,
           ALIGN: tl.constexpr, HEADS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
@@ -251,7 +251,7 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
     e = tl.exp(z - top[:, None])
     whole = tl.sum(e, 1)
     nll = tl.where(present, tl.log(whole) + top - tl.sum(tl.where(hit, z, 0.0), 1), 0.0)
-    tl.store(lost + r * tl.num_programs(0) + tl.program_id(0), tl.sum(nll, 0))
+    tl.store(partial_nll + r * tl.num_programs(0) + tl.program_id(0), tl.sum(nll, 0))
     inside = present[:, None] & known[None, :]
     g = tl.where(inside, (e / whole[:, None] - tl.where(hit, 1.0, 0.0)) / size, 0.0)
     if LESSONS:
@@ -260,7 +260,9 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
                                 strengths + r * heads, heads)  # fmt: skip
         g += tl.where(inside, more / size, 0.0)
         behind = tl.num_programs(1) * tl.num_programs(0)
-        tl.store(lost + behind + r * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(present, taught, 0.0), 0))
+        tl.store(
+            partial_nll + behind + r * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(present, taught, 0.0), 0)
+        )
     to = rows[:, None] * width + c[None, :]
     stored = present[:, None] & (c[None, :] < width)
     tl.store(gh + to, g, mask=stored)
@@ -270,13 +272,13 @@ def _loss(x, weight, bias, labels, columns, gh, lost, seeds, order, done, orders
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _back(gh, weight, y, ratio, below, lost, nll, total, taught, parts, size, ins_a, outs, width_a, stride_a,
-          ALIGN: tl.constexpr, LOST: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
+def _back(gh, weight, y, ratio, below, partial_nll, nll, total, taught, parts, size, ins_a, outs, width_a, stride_a,
+          ALIGN: tl.constexpr, MOST_PARTS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
     """From a layer's gh to those of the layer `below`, whose outputs are y.
 
     g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
-    the `parts` of the NLL that is `lost`, at most LOST, and of what was `taught`.
+    the `parts` of the NLL that is `partial_nll`, at most MOST_PARTS, and of what was `taught`.
     """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
@@ -284,14 +286,14 @@ def _back(gh, weight, y, ratio, below, lost, nll, total, taught, parts, size, in
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     replicas = tl.num_programs(1).to(tl.int64)
-    if LOST > 0:  # noqa: SIM102
+    if MOST_PARTS > 0:  # noqa: SIM102
         if tl.program_id(0) == 0:
-            p = tl.arange(0, LOST)
-            whole = tl.sum(tl.load(lost + r * parts + p, mask=p < parts, other=0.0), 0)
+            p = tl.arange(0, MOST_PARTS)
+            whole = tl.sum(tl.load(partial_nll + r * parts + p, mask=p < parts, other=0.0), 0)
             tl.store(nll + r, whole / size)
             tl.store(total + r, tl.load(total + r) + whole)
             if LESSONS:
-                behind = lost + (tl.num_programs(1) + r) * parts
+                behind = partial_nll + (tl.num_programs(1) + r) * parts
                 tl.store(taught + r, tl.sum(tl.load(behind + p, mask=p < parts, other=0.0), 0) / size)
     rows = r.to(tl.int64) * size + b
     present, known = b[:, None] < size, i[None, :] < ins
@@ -385,7 +387,7 @@ class Chain:
         places: list[Place],
         values: Tensor,
         grads: Tensor,
-        examples: Examples,
+        examples: ChainData,
         lessons: Lessons | None = None,
     ) -> None:
         self.places, self.examples, self.values, self.grads, self.lessons = places, examples, values, grads, lessons
@@ -424,8 +426,8 @@ class Chain:
             )  # fmt: skip
             x = of.y[layer]
         place, (rows, width) = self.places[-1], self.loss_shape()
-        _loss[(of.lost.shape[2], r)](
-            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.lost,
+        _loss[(of.partial_nll.shape[2], r)](
+            x, *_views(place, self.values), labels, labels if columns is None else columns, of.gh[-1], of.partial_nll,
             seeds, *self._course(batch), len(self.places) - 1, place.ins // self.align,
             place.outs, of.gh[-1].shape[3] // self.align, stride // self.align, *self._taught(), HEADS=columns is not None,
             LESSONS=self.lessons is not None, **common, **_options(self._tile("loss"), rows, width, place.ins),
@@ -437,13 +439,13 @@ class Chain:
             self._differentiate(of, batch, layer, place)
             if layer:
                 gh, tile, last = of.gh[layer], self._tile("back"), place is self.places[-1]
-                width, parts = fit(place.ins, tile.columns), of.lost.shape[2]
+                width, parts = fit(place.ins, tile.columns), of.partial_nll.shape[2]
                 taught = of.nll if self.lessons is None else self.lessons.value
                 _back[(triton.cdiv(size, tile.rows) * triton.cdiv(place.ins, width), r)](
                     gh, _views(place, self.values)[0], of.y[layer - 1], of.ratio[layer - 1], of.gh[layer - 1],
-                    of.lost, of.nll, batch.total, taught, parts, size, place.ins // align, place.outs,
+                    of.partial_nll, of.nll, batch.total, taught, parts, size, place.ins // align, place.outs,
                     gh.shape[3] // align, stride // align, ALIGN=align, DRAW=copies == 2,
-                    LOST=triton.next_power_of_2(parts) if last else 0, LESSONS=last and self.lessons is not None,
+                    MOST_PARTS=triton.next_power_of_2(parts) if last else 0, LESSONS=last and self.lessons is not None,
                     PRECISION=self._multiplied(), **_options(tile, tile.rows, width, place.outs),
                 )  # fmt: skip
 
@@ -526,7 +528,9 @@ class _Buffers:
         self.gh = [new(copies, r, size, width) for width in widths]
         parts = triton.cdiv(size, chain.loss_shape()[0])
         self.nll = chain.grads.new_empty(r)
-        self.lost = chain.grads.new_empty(1 if chain.lessons is None else 2, r, parts)  # of the NLL, and of lessons
+        self.partial_nll = chain.grads.new_empty(
+            1 if chain.lessons is None else 2, r, parts
+        )  # of the NLL, and of lessons
         self.kept = [
             new((copies, r, size, place.ins) if how.cublas else (1,))
             for place, how in zip(chain.places, chain.ways, strict=True)

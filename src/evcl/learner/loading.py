@@ -96,7 +96,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         learner._session.density = Density.from_tensors(seen)
     run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
-    run.lost = torch.zeros(1, dtype=torch.bool)
+    run.diverged = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():
         if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
             raise EvclError("the inputs of the examples that it keeps should be of one shape")

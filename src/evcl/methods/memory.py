@@ -54,7 +54,7 @@ class PerWeight(NamedTuple):
     high: float
 
 
-class Rows(NamedTuple):
+class ByKey(NamedTuple):
     """A dict of tensors [R, ...] of any other shape."""
 
     key: type
@@ -79,12 +79,12 @@ def per_weight(kind: type = Tensor, start: Start = "zero", low: float = -math.in
 
 def per_layer() -> Any:
     """A dict: the name of a weight -> a tensor [R, ...], such as a factor of its curvature."""
-    return field(default_factory=dict, metadata={HOW: Rows(str)})
+    return field(default_factory=dict, metadata={HOW: ByKey(str)})
 
 
 def per_task() -> Any:
     """A dict: the number of a task -> a tensor [R, ...], such as the mask of its units."""
-    return field(default_factory=dict, metadata={HOW: Rows(int)})
+    return field(default_factory=dict, metadata={HOW: ByKey(int)})
 
 
 def examples() -> Any:

@@ -172,7 +172,7 @@ class Round:
 
     def same(self, tensor: Tensor) -> Tensor:
         """The tensor that all processes of a run agree on."""
-        return tensor if self.ranks is None else self.ranks.same_(tensor)
+        return tensor if self.ranks is None else self.ranks.broadcast_(tensor)
 
 
 Learning = Generator[Fit, Fitted, Learned]

@@ -41,7 +41,7 @@ class Term(Protocol):
 class Quadratic(Term, Protocol):
     """A term whose gradients are springs."""
 
-    def pull(self) -> Pull: ...
+    def springs(self) -> Springs: ...
 
 
 @runtime_checkable
@@ -74,29 +74,29 @@ def term_name(term: object) -> str:
 
 
 @dataclass
-class Centred:
+class Spring:
     """w (z - c), for each weight: a spring of stiffness w [R, P] and centre c [R, P]."""
 
     w: Tensor
     c: Tensor
 
-    def __add__(self, other: Centred) -> Centred:
+    def __add__(self, other: Spring) -> Spring:
         w = self.w + other.w
         share = torch.where(w > 0, other.w / w, torch.zeros_like(w))
-        return Centred(w, self.c + share * (other.c - self.c))  # exact where the two centres are one
+        return Spring(w, self.c + share * (other.c - self.c))  # exact where the two centres are one
 
 
 @dataclass
-class Pull:
+class Springs:
     """The constants of the closed-form gradients; None where no term has that part."""
 
-    mean: Centred | None = None  # a (mu - m)
-    linear: Centred | None = None  # k (v - s)
-    square: Centred | None = None  # d v (v - u)
+    mean: Spring | None = None  # a (mu - m)
+    linear: Spring | None = None  # k (v - s)
+    square: Spring | None = None  # d v (v - u)
 
-    def __add__(self, other: Pull) -> Pull:
+    def __add__(self, other: Springs) -> Springs:
         pairs = ((self.mean, other.mean), (self.linear, other.linear), (self.square, other.square))
-        return Pull(*(x if y is None else y if x is None else x + y for x, y in pairs))
+        return Springs(*(x if y is None else y if x is None else x + y for x, y in pairs))
 
     def finite(self) -> bool:
         parts = (self.mean, self.linear, self.square)
@@ -133,12 +133,12 @@ class KL:
         weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
         return weight * q.kl(self.prior)
 
-    def pull(self) -> Pull:
+    def springs(self) -> Springs:
         """a = k = weight / s; the centres are the prior's."""
         variance = self.prior.variance()
         assert variance is not None
         precision = self.weight / variance
-        return Pull(Centred(precision, self.prior.mean), Centred(precision, variance))
+        return Springs(Spring(precision, self.prior.mean), Spring(precision, variance))
 
 
 @dataclass(frozen=True)
@@ -156,20 +156,20 @@ class Elastic:
             moved = moved + (variance - anchored).square()
         return 0.5 * (self.importance * moved).sum(1)
 
-    def pull(self) -> Pull:
+    def springs(self) -> Springs:
         """a = importance, d = 2 importance; the centres are the anchor's."""
         variance = self.anchor.variance()
-        mean = Centred(self.importance, self.anchor.mean)
-        return Pull(mean) if variance is None else Pull(mean, square=Centred(2 * self.importance, variance))
+        mean = Spring(self.importance, self.anchor.mean)
+        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self.importance, variance))
 
 
-def collapse(terms: Iterable[Term]) -> tuple[Pull | None, list[Term]]:
+def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:
     """One pull for all the terms that have one, and the other terms."""
-    pull: Pull | None = None
+    pull: Springs | None = None
     rest: list[Term] = []
     for term in terms:
         if isinstance(term, Quadratic):
-            pull = term.pull() if pull is None else pull + term.pull()
+            pull = term.springs() if pull is None else pull + term.springs()
         else:
             rest.append(term)
     linear, square = (None, None) if pull is None else (pull.linear, pull.square)

@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
-from evcl.methods.terms import Centred, Differentiated, Gradients, Pull, Quadratic, Term, term_name
+from evcl.methods.terms import Differentiated, Gradients, Quadratic, Spring, Springs, Term, term_name
 from evcl.nn import BayesianNetwork, Gaussian, head_names
 
 Rows = list[int]  # the replicas of one group
@@ -185,13 +185,13 @@ class TermOf:
 class QuadraticOf(TermOf):
     """The others' springs have no stiffness."""
 
-    def pull(self) -> Pull:
-        pull = self.term.pull()
-        return Pull(*(part and self._spread(part) for part in (pull.mean, pull.linear, pull.square)))
+    def springs(self) -> Springs:
+        pull = self.term.springs()
+        return Springs(*(part and self._spread(part) for part in (pull.mean, pull.linear, pull.square)))
 
-    def _spread(self, part: Centred) -> Centred:
+    def _spread(self, part: Spring) -> Spring:
         shape = (self.count, part.c.shape[1])
-        found = Centred(part.c.new_zeros(shape), part.c.new_zeros(shape))
+        found = Spring(part.c.new_zeros(shape), part.c.new_zeros(shape))
         found.w[self.rows], found.c[self.rows] = part.w, part.c
         return found
 

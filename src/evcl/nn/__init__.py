@@ -6,8 +6,8 @@ from evcl.nn.layers import Dropout, Linear
 from evcl.nn.mlp import MLP, mlp
 from evcl.nn.network import BayesianNetwork, outputs
 from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
+from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
-from evcl.nn.whole import Whole
 
 __all__ = [
     "MLP",
@@ -18,9 +18,9 @@ __all__ = [
     "Layout",
     "Linear",
     "Names",
+    "SampledLayer",
     "Slot",
     "Weights",
-    "Whole",
     "bayesianize",
     "he_std",
     "he_uniform",

@@ -35,7 +35,7 @@ from evcl.nn.posterior import Layout
 from evcl.nn.slots import head_names
 
 
-class Examples(Protocol):
+class ChainData(Protocol):
     """What a chain learns from; `evcl.training.Pool` is one."""
 
     x: Tensor  # [U, N, ...]: replica r learns from row r mod U
@@ -79,10 +79,10 @@ class Place(NamedTuple):
         return None if self.bias is None else flat[..., self.bias]
 
 
-Names = list[tuple[str, str | None]]  # of each layer's weight and bias
+LayerNames = list[tuple[str, str | None]]  # of each layer's weight and bias
 
 
-def find_chain(network: BayesianNetwork, x: Tensor) -> Names | None:
+def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     """The layers of a trunk that is a chain, for inputs like x [R, N, ...]; None if it is something else.
 
     A chain is an `mlp`, or an `nn.Sequential` of `nn.Linear` and `nn.ReLU` in turn, perhaps behind an `nn.Flatten`.
@@ -105,7 +105,7 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> Names | None:
     return found if len(names) == len(set(names)) else None  # tied weights need their gradients added up
 
 
-def padded(chain: Names, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
+def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
     """Shapes with widths rounded up, as a GPU's matrix units want them; a head's classes stay as they are."""
 
     def up(n: int) -> int:
@@ -119,7 +119,7 @@ def padded(chain: Names, layout: Layout, heads: Sequence[int], multiple: int) ->
     return stored
 
 
-def find_places(chain: Names, layout: Layout, heads: Sequence[int]) -> list[Place]:
+def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list[Place]:
     """The trunk's layers, and the heads as one last layer: the layout has their weights side by side."""
     spans, stored = layout.spans, layout.stored
     found = [
@@ -146,7 +146,7 @@ class Chain:
         places: list[Place],
         values: Tensor,
         grads: Tensor,
-        examples: Examples,
+        examples: ChainData,
         low: torch.dtype | None,
         lessons: Lessons | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
-from evcl.nn.whole import Own, Whole
+from evcl.nn.sampled import FreeParameter, SampledLayer
 
 INIT_SHARE = 0.02  # of a layer's scale: the standard deviation that training starts from
 Names = str | Sequence[str] | None  # of modules; patterns too
@@ -43,11 +43,11 @@ _TRANSFORMERS = (
 )
 
 
-def register(layer: type[nn.Module], form: Form = Whole) -> None:
+def register(layer: type[nn.Module], form: Form = SampledLayer) -> None:
     """Say how a layer becomes Bayesian: `form(layer)` makes the Bayesian one from the plain one.
 
-    Without a form the layer is taken as it is, with weights drawn once a batch: see `evcl.nn.Whole`. A form of one's
-    own is a `BayesianLayer`, or a module that holds some. The key is the exact type: a subclass may compute something
+    Without a form the layer is kept as it is, with weights drawn once per batch: see `evcl.nn.SampledLayer`. Your own
+    form is a `BayesianLayer`, or a module that holds some. The key is the exact type: a subclass may compute something
     else, so it needs an entry of its own. A later entry replaces an earlier one.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
@@ -153,7 +153,7 @@ class _Conversion:
         self.means: dict[str, Tensor] = {}
         self.centres: dict[str, Tensor] = {}
         self.scales: dict[str, float] = {}
-        self.owned: list[tuple[nn.Module, str, Own]] = []
+        self.owned: list[tuple[nn.Module, str, FreeParameter]] = []
         self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
         self.fixed: dict[str, str] = {}  # the weights that are left out -> where
         self.seen: list[str] = []  # what could be chosen
@@ -216,7 +216,7 @@ class _Conversion:
                 continue
             name = f"{path}.{key}" if path else key
             if self._owns(plain, key, name):
-                own = Own(plain, key)
+                own = FreeParameter(plain, key)
                 del copied._parameters[key]
                 self._taken_up(own, name, False)
                 self.owned.append((copied, key, own))

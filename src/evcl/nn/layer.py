@@ -62,7 +62,7 @@ class Weights:
         self.variance: dict[str, Tensor] | None = None  # None: no draw, the weights are `mean`
         self.noise: Noise | None = None  # None: not training, so no dropout and no draw
         self.grads: Grads | None = None  # where a training step wants the gradients; None: autograd returns them
-        self.low: torch.dtype | None = None  # of the products in training, where it is not the weights' own
+        self.compute_dtype: torch.dtype | None = None  # of the products in training, where it is not the weights' own
 
 
 class BayesianLayer(nn.Module):

@@ -43,7 +43,7 @@ class Linear(BayesianLayer):
         """Of x [R, B*t, i]: the t positions of an example share its draw of the weights."""
         examples = x.shape[1] // positions
         spread, ins, outs = self.flips(examples, x.shape[2])
-        each, low = (self.weights.replicas, examples, positions, -1), self.weights.low
+        each, low = (self.weights.replicas, examples, positions, -1), self.weights.compute_dtype
         flipped = (x.reshape(each) * ins.unsqueeze(2)).reshape(x.shape)
         if low is None:
             mean, deviation = product(x, weight, None), product(flipped, spread, None)
@@ -64,7 +64,9 @@ class Linear(BayesianLayer):
             noise = self.normal(weight, x.shape[1], weight.shape[1])
             variance_grads = tuple(self.part(grads.variance, p) for p in ("weight", "bias"))
         variances = self.variance("weight"), self.variance("bias")
-        out: Tensor = local_draw(x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.low)
+        out: Tensor = local_draw(
+            x, weight, bias, *variances, noise, (*mean_grads, *variance_grads), self.weights.compute_dtype
+        )
         return out
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from evcl._core.errors import EvclError
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Linear
 from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.sampled import FreeParameter
 from evcl.nn.slots import Slot, head_names
-from evcl.nn.whole import Own
 
-Owned = Sequence[tuple[nn.Module, str, Own]]
+Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
 
 
 class BayesianNetwork(nn.Module):

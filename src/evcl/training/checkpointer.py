@@ -26,7 +26,7 @@ from evcl.training.replicas import State, tensors_of
 from evcl.training.run import Run
 from evcl.training.step import Step
 
-Owner = list[dict[str, Any]]  # the configurations of a program, in words that JSON has
+Outline = list[dict[str, Any]]  # the configurations of a program, in words that JSON has
 
 
 class AnotherOwner(EvclError):
@@ -50,14 +50,14 @@ class Checkpointer(Observer):
     def __init__(
         self,
         checkpoints: Checkpoints,
-        owner: Owner,
+        owner: Outline,
         environment: Mapping[str, Any],
         tell: Callable[[str], object] = lambda note: None,
         ranks: Ranks | None = None,
     ) -> None:
         """`checkpoints` are the program's own, and belong to `owner`; `tell` hears of what a user should know."""
         self.checkpoints, self.tell, self.ranks = checkpoints, tell, ranks
-        self.owner: Owner = json.loads(json.dumps(owner))
+        self.owner: Outline = json.loads(json.dumps(owner))
         self.environment = dict(environment)
         self._saved = self._found()
         self._kept = [] if self._saved is None else [self._saved.path]
@@ -111,7 +111,7 @@ class Checkpointer(Observer):
         found = {name: self._tensor(f"extra {name}", tensor) for name, tensor in self._extra.items()}
         if any(bool((t < 0).any() | (t > 1).any()) for t in found.values()):
             raise self._wrong("accuracy")
-        lost = self._tensor("lost", run.lost)
+        diverged = self._tensor("diverged", run.diverged)
         try:
             heads = [*seen, *own] if learned else seen
             run.load_tensors(tensors, self._value("outline"), number + learned, heads)
@@ -120,7 +120,7 @@ class Checkpointer(Observer):
         trunk.load_state_dict(frozen)
         for name, tensor in self._extra.items():
             tensor.copy_(found[name])
-        run.lost.copy_(lost)
+        run.diverged.copy_(diverged)
         self._state = run.state()
         if learned:
             self._saved = None
@@ -203,7 +203,7 @@ class Checkpointer(Observer):
             return
         tensors = {f"run {name}": t for name, t in tensors_of(state).items()}
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
-        tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"lost": self._run.lost, **more}
+        tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged, **more}
         where = {"round": self._round, "outline": [packing.outline(m) for m in state.memories], **place}
         about = {"owner": self.owner, "environment": self.environment}
         folder = self.checkpoints.folder
@@ -294,7 +294,7 @@ def unfinished(folder: object) -> str:
     )
 
 
-def check_owner(saved: Saved, owner: Owner) -> None:
+def check_owner(saved: Saved, owner: Outline) -> None:
     """Make sure that the checkpoint is of the same program."""
     theirs = saved.description.get("owner")
     if theirs != owner:
@@ -303,7 +303,7 @@ def check_owner(saved: Saved, owner: Owner) -> None:
         raise AnotherOwner(f"{what}: pass --overwrite or another --out", difference)
 
 
-def _difference(ours: Owner, theirs: Any) -> str:
+def _difference(ours: Outline, theirs: Any) -> str:
     for own, other in zip(ours, theirs if isinstance(theirs, list) else (), strict=False):
         for key, value in own.items():
             there = other.get(key) if isinstance(other, dict) else None

@@ -15,9 +15,9 @@ from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, shuffled
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
-from evcl.nn.chain import Names, find_chain, padded
+from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm
-from evcl.nn.whole import Own
+from evcl.nn.sampled import FreeParameter
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
 from evcl.training.graphed import GraphedSteps
@@ -44,7 +44,7 @@ class Place:
 
     network: BayesianNetwork
     pool: Pool
-    chain: Names | None
+    chain: LayerNames | None
     part: Layout
     start: Gaussian  # over all weights
 
@@ -94,12 +94,12 @@ class Fitting:
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
-            run.examine(network, pool.x)
+            run.check_independent(network, pool.x)
         heads = all_heads(pool, fit.losses)
         names = network.names_of(heads)
         part = layout.part(names)
         if on_gpu and chain is not None:
-            align = ALIGNED // (network.weights.low or whole.mean.dtype).itemsize
+            align = ALIGNED // (network.weights.compute_dtype or whole.mean.dtype).itemsize
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
         return Place(network, pool, chain, part, whole)
 
@@ -120,21 +120,21 @@ class Fitting:
             network, part, q, terms, s, place.pool, place.chain, self.reference, run.ranks, fit.losses, fit.trackers,
             moves, fit.rule,
         )  # fmt: skip
-        start = step.q.snapshot() if run.tolerant else None
+        start = step.q.snapshot() if run.allow_divergence else None
         watching = _Stage(self, fit, stage, place, step)
         steps = self._steps(fit, stage, place, step, watching, length)
-        optimise(step, steps, length, s, run.seeds, stage, watching, run.lost if run.tolerant else None)
+        optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
         if watching.best is not None:
             watching.best.restore()
         if run.ranks is not None:
             for measured in step.statistics:
-                run.ranks.same_(measured)
+                run.ranks.broadcast_(measured)
         if start is not None:  # one that diverged stays where it was, and is measured no more
-            step.q.mean[run.lost] = start.mean[run.lost]
+            step.q.mean[run.diverged] = start.mean[run.diverged]
             if step.q.log_std is not None and start.log_std is not None:
-                step.q.log_std[run.lost] = start.log_std[run.lost]
+                step.q.log_std[run.diverged] = start.log_std[run.diverged]
             for name, measured in network.statistics().items():
-                measured[run.lost] = statistics[name][run.lost]
+                measured[run.diverged] = statistics[name][run.diverged]
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
         return _ended(step.q, network) | tracked
@@ -149,7 +149,12 @@ class Fitting:
         rates: dict[str, float] = {}
         if s.lr == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
-            bare = {name for la in place.network.bayesian_layers() if isinstance(la, Own) for name in la.names.values()}
+            bare = {
+                name
+                for la in place.network.bayesian_layers()
+                if isinstance(la, FreeParameter)
+                for name in la.names.values()
+            }
             narrowest = min((place.network.scales[name] for name in place.part.shapes.keys() - bare), default=1.0)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
@@ -185,7 +190,7 @@ class Fitting:
             )
         for tensor in (q.mean, q.log_std):
             if tensor is not None:
-                ranks.same_(tensor)
+                ranks.broadcast_(tensor)
 
     def _fitted(self, fit: Fit, place: Place, found: dict[str, Tensor]) -> Fitted:
         network, part = place.network, place.part

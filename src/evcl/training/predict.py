@@ -127,7 +127,7 @@ class Predicting(Replicas):
         """Predictions [R, N, ...] through each of these heads, by each draw of the weights."""
         network = self.network
         if len(self.seeds) > 1:
-            self.examine(network, x)
+            self.check_independent(network, x)
         sizes = [network.classes(k) for k in heads]
         predict = self.likelihood.predict
 

@@ -36,7 +36,7 @@ from evcl.nn import (
     log_stds,
 )
 from evcl.nn.convert import INIT_SHARE
-from evcl.nn.examine import examine
+from evcl.nn.independence import check_examples_independent
 from evcl.training.step import matmul_precision
 
 
@@ -50,7 +50,7 @@ class State:
     memories: tuple[Any, ...]
     rounds: int
     seen: tuple[int, ...]
-    lost: Tensor
+    diverged: Tensor
 
 
 class Replicas:
@@ -71,7 +71,7 @@ class Replicas:
         skip: Names = None,
         prior: Literal["zero", "network"] = "zero",
         precision: str = "fp32",
-        tolerant: bool = False,
+        allow_divergence: bool = False,
         ranks: Ranks | None = None,
         likelihood: Likelihood = CATEGORICAL,
     ) -> None:
@@ -79,8 +79,8 @@ class Replicas:
         the module's own weights.
 
         `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
-        `tolerant`: replicas that diverge are noted in `lost`, and the others go on. `ranks`: the processes that train
-        this network together, each of which makes the same run and gives it the same tasks.
+        `allow_divergence`: replicas that diverge are noted in `diverged`, and the others go on. `ranks`: the processes
+        that train this network together, each of which makes the same run and gives it the same tasks.
         """
         if len(settings) != len(seeds):
             raise ValueError("one Settings a seed")
@@ -103,7 +103,7 @@ class Replicas:
         if precision not in ("fp32", "tf32", "bf16"):
             raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
         if precision == "bf16":
-            self.network.weights.low = torch.bfloat16
+            self.network.weights.compute_dtype = torch.bfloat16
             others = [la for la in self.network.bayesian_layers() if la.names and not isinstance(la, Linear)]
             if others:
                 raise EvclError(
@@ -135,7 +135,10 @@ class Replicas:
             memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.rows))
             for group in self.groups
         )
-        self.tolerant, self.lost = tolerant, torch.zeros(len(seeds), dtype=torch.bool, device=mean.device)
+        self.allow_divergence, self.diverged = (
+            allow_divergence,
+            torch.zeros(len(seeds), dtype=torch.bool, device=mean.device),
+        )
         self.rounds = 0  # learned so far; it numbers the generators
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         self._examined: list[BayesianNetwork] = []
@@ -181,11 +184,11 @@ class Replicas:
             width: int = self.network(x.clone()).shape[1]
         return width
 
-    def examine(self, network: BayesianNetwork, x: Tensor) -> None:
+    def check_independent(self, network: BayesianNetwork, x: Tensor) -> None:
         """Once: how the network treats a batch of examples like x [U, N, ...]."""
         if not any(network is one for one in self._examined):
             apart = any(group.method.apart for group in self.groups)
-            examine(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
+            check_examples_independent(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
             self._examined.append(network)
 
     def _grow(self, slots: Sequence[Slot]) -> None:
@@ -254,7 +257,7 @@ class Replicas:
     def state(self) -> State:
         layouts = tuple((one, one.layout, len(one.heads)) for one in self._networks())
         network = self.network
-        about = (self.memories, self.rounds, self.seen, self.lost.clone())
+        about = (self.memories, self.rounds, self.seen, self.diverged.clone())
         return State(layouts, network.posterior, network.statistics(), *about)
 
     def restore(self, state: State) -> None:
@@ -264,7 +267,7 @@ class Replicas:
         self.network.posterior, self.memories = state.posterior, state.memories
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
-        self.lost.copy_(state.lost)
+        self.diverged.copy_(state.diverged)
         self._changed()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -314,7 +317,7 @@ class Replicas:
         network.posterior = network.posterior.map(lambda t: t.to(device))
         network.set_statistics(statistics)
         self.memories = tuple(memories.mapped(memory, lambda t: t.to(device)) for memory in self.memories)
-        self.lost = self.lost.to(device)
+        self.diverged = self.diverged.to(device)
 
         def moved(s: Settings) -> Settings:
             return Settings({k: v.to(device) if isinstance(v, Tensor) else v for k, v in s.items()})

@@ -47,7 +47,7 @@ class Run(Predicting):
         try:
             with self.precise(), self._measuring():
                 if find_chain(network, tasks[0].x) is None:
-                    self.examine(network, tasks[0].x)  # before a method asks it anything
+                    self.check_independent(network, tasks[0].x)  # before a method asks it anything
                 learned = self._drive(round_, fitting, epochs)
                 self._take(learned, len(seen) + len(tasks))
             self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))

@@ -15,7 +15,7 @@ from evcl._core.settings import Settings
 from evcl.methods import Gradients, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
-from evcl.nn.chain import Batch, Chain, Names, find_places
+from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.training.data import Pool
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.rules import Rule, Update, gpu_kernels
@@ -128,7 +128,7 @@ class Step:
         terms: Sequence[Term],
         s: Settings,
         pool: Pool,
-        chain: Names | None = None,
+        chain: LayerNames | None = None,
         reference: bool = False,
         ranks: Ranks | None = None,
         losses: Sequence[Loss] = (),
@@ -142,7 +142,7 @@ class Step:
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks = list(trackers), ranks
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        low, copy = network.weights.low, None
+        low, copy = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know

@@ -80,7 +80,7 @@ def learn_stream(
             if round_ is rounds[-1]:  # before that nobody asks for them, and they grow with the tasks
                 probabilities.append(p)
                 labels.append(data.y)
-        accuracy[run.lost.cpu(), last] = torch.nan
+        accuracy[run.diverged.cpu(), last] = torch.nan
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     return StreamResult(accuracy, probabilities, labels)

@@ -29,7 +29,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.kernels.native import Native, native
-from evcl.methods import Centred, Pull
+from evcl.methods import Spring, Springs
 from evcl.nn import Gaussian
 from evcl.training.rules.adam import BETA1, BETA2, Adam
 
@@ -47,7 +47,7 @@ class Update:
         q: Gaussian,
         variance: Tensor | None,
         grads: Tensor,
-        pull: Pull | None,
+        pull: Springs | None,
         s: Settings,
         low: Tensor | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class Update:
         kernels = gpu_kernels() if single and on_gpu else None
         if compiled is None and kernels is None:
             return None
-        pull = self.pull or Pull()
+        pull = self.pull or Springs()
         for part in (pull.mean, pull.linear, pull.square):
             if part is not None:  # a kernel reads [R, P] numbers of each
                 part.w, part.c = part.w.expand_as(values).contiguous(), part.c.expand_as(values).contiguous()
@@ -161,9 +161,9 @@ class Update:
         self.log_std.step(grad, self.scratch)
         torch.mul(self.log_std.weights, 2, out=self.variance).exp_()
 
-    def _compiled(self, compiled: Native, pull: Pull) -> Callable[[], None]:
+    def _compiled(self, compiled: Native, pull: Springs) -> Callable[[], None]:
         """By native.c, a replica at a time."""
-        zero = Centred(self.scratch, self.scratch)  # of a part that the pull does not have
+        zero = Spring(self.scratch, self.scratch)  # of a part that the pull does not have
         mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
         means, log_stds = [], []
         for r in range(len(self.q.mean)):
@@ -192,7 +192,7 @@ class Update:
 
         return move
 
-    def _kernels(self, kernels: Any, pull: Pull) -> Callable[[], None]:
+    def _kernels(self, kernels: Any, pull: Springs) -> Callable[[], None]:
         """By one kernel on a GPU, where a graph takes no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         states = [part.state()[:3] for part in self._parts()]
@@ -218,7 +218,7 @@ class Natural:
     def state(self) -> list[Tensor]:
         return [self.weights, self.measured, self.mean_variance]
 
-    def step(self, grad: Tensor, variance: Tensor, pull: Pull) -> None:
+    def step(self, grad: Tensor, variance: Tensor, pull: Springs) -> None:
         """`grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
         linear, square = pull.linear, pull.square
         assert linear is not None

@@ -11,7 +11,7 @@ from evcl._core.errors import EvclError
 from evcl.nn.layer import BayesianLayer
 
 
-class Whole(BayesianLayer):
+class SampledLayer(BayesianLayer):
     """Any layer that turns one tensor, example by example, into another; `evcl.nn.register(MyLayer)` chooses it.
 
     Its forward runs as it is, a replica at a time, with weights drawn once a batch: right for every layer, but with
@@ -64,7 +64,7 @@ class Whole(BayesianLayer):
         return torch.stack([examples(*each) for each in zip(means, x, delta, strict=True)])
 
 
-class Own(BayesianLayer):
+class FreeParameter(BayesianLayer):
     """A parameter [1, ...] that a module has of its own, for its batch: a class token, an embedding of positions.
 
     Before each pass of the network it is called with the network's input, and what it returns, [R*B, ...], stands where

@@ -15,7 +15,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.network import BayesianNetwork
-from evcl.nn.whole import Own
+from evcl.nn.sampled import FreeParameter
 
 FIX = (
     "Keep the batch as the first axis, and let no example see another; without that, one network at a time can learn, "
@@ -31,7 +31,7 @@ class Pass(NamedTuple):
 
 
 @torch.no_grad()
-def examine(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
+def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
     """Look at how the trunk treats examples like x [n, ...].
 
     A layer whose input is the same for all of the batch (positions, say) is given it once for each example from now on,
@@ -98,7 +98,7 @@ def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append((layer, args[0].clone()))
 
-    layers = [layer for layer in network.bayesian_layers() if not isinstance(layer, Own)]
+    layers = [layer for layer in network.bayesian_layers() if not isinstance(layer, FreeParameter)]
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
         return Pass(calls, network(x.clone()))
