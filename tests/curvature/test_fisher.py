@@ -11,7 +11,7 @@ from torch import nn
 import evcl
 from evcl.curvature import fisher
 from evcl.nn import bayesianize, head, head_names
-from evcl.nn.independence import examine
+from evcl.nn.independence import check_examples_independent
 
 F64 = torch.float64
 
@@ -177,7 +177,7 @@ def prepared(name, replicas, dtype=F64, examples=11):
     source = torch.Generator().manual_seed(1)
     network = bayesianize(module, init_std=None, replicas=replicas, dtype=dtype)
     some = torch.randn(3, *shape, generator=torch.Generator().manual_seed(2), dtype=F64).to(dtype)
-    examine(network, some, strict=True)
+    check_examples_independent(network, some, strict=True)
     with network.alone():
         width = network(some).shape[1]
     k = network.add_head()

@@ -31,9 +31,9 @@ def execute_all(
     """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
 
     A run that fails ends all of them. With `allow_divergence` it is reported when the others have ended, and a run that
-    diverged has no accuracy. A `store` keeps the seeds that are done, and finds them; what failed before is tried again.
-    The engine is this machine if none is given. Several processes (`ranks`) train one configuration after the other, its
-    seeds side by side. Without a store the seeds of one configuration may save themselves in `checkpoints`.
+    diverged has no accuracy. A `store` keeps the seeds that are done; what failed before is tried again. The engine is
+    this machine if none is given. Several processes (`ranks`) train one configuration after the other, its seeds side
+    by side. Without a store the seeds of one configuration may save themselves in `checkpoints`.
     """
     if checkpoints is not None and len(configs) > 1:
         raise ValueError("checkpoints are those of one configuration")
