@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ def blend(log_p: Tensor) -> Tensor:
     return log_p.logsumexp(0) - math.log(len(log_p))
 
 
-def measure(make: Callable[[], nn.Module], seed: int, epochs: int, settings: dict[str, str]) -> dict[str, float]:
+def measure(make: Callable[[], nn.Module], seed: int, epochs: int, settings: dict[str, Any]) -> dict[str, float]:
     data = digits()
     torch.manual_seed(seed)
     learner = evcl.EVCL(make(), seed=seed, init="draw", epochs=epochs, **settings)

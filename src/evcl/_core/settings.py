@@ -6,13 +6,15 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from evcl._core.errors import EvclError, unknown
 
 Value = float | int | str
+Number = torch.Tensor | float
+Auto = Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,39 @@ CORESET: dict[str, Setting] = {
 
 
 class Settings(Mapping[str, Any]):
-    """Resolved settings, read as attributes: `s.strength`."""
+    """Resolved settings, read as attributes: `s.strength`. A method's own settings can be read too, as `Any`.
+
+    Real numbers that differ between replicas are tensors [R, 1].
+    """
+
+    # What a type checker knows; `tests/test_settings.py` compares it with the tables above.
+    lr: Number | Auto
+    lr_schedule: str
+    batch_size: int
+    epochs: int
+    stop_nll: Number
+    validation: float
+    tempering: Number | Auto
+    init_std: Number | Auto
+    prior_std: Number | Auto
+    std_lr_scale: Number
+    std_update: str
+    std_rate: Number | Auto
+    predict_samples: int
+    strength: Number
+    strength_scale: str
+    fisher: str
+    fisher_examples: int
+    fisher_draws: int
+    fisher_temperature: Number
+    fisher_spread: Number
+    fisher_scale: str
+    fisher_decay: Number
+    fisher_floor: Number
+    distill: Number
+    distill_temperature: Number
+    coreset: str
+    coreset_size: int
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -184,6 +218,12 @@ class Settings(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in self.items())})"
+
+
+def decided(value: Number | Auto) -> Number:
+    """A number: that of a setting for which a rule has decided, if it was `auto`."""
+    assert not isinstance(value, str)
+    return value
 
 
 def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Settings:

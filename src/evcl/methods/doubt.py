@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.settings import Settings
+from evcl._core.settings import Settings, decided
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
@@ -33,9 +33,8 @@ BETAS = (0.001, 0.03)
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta in this round: one for all replicas, or [R, 1]."""
-    given: Tensor | float = s.tempering
-    if not isinstance(given, str):
-        return given
+    if not isinstance(s.tempering, str):
+        return decided(s.tempering)
     doubts = sum(task.y.shape[1] * doubt(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * doubts**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)

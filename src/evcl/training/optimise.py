@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evcl._core.errors import Diverged
 from evcl._core.randomness import DeviceNoise, GeneratorNoise, Noise, generator
-from evcl._core.settings import Settings
+from evcl._core.settings import Settings, decided
 from evcl.methods import Sampler, shuffled
 from evcl.training.data import Pool
 from evcl.training.observer import Observer, Position, Progress
@@ -62,7 +62,7 @@ def optimise(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
                 f"the state from before this task is kept: try a smaller lr than {s.lr}"
             )
-        stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, s.lr * factor)) is True
+        stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, decided(s.lr) * factor)) is True
         if stop if ranks is None else ranks.first(stop, nll.device):
             return
         if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:

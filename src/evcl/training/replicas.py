@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
-from evcl._core.settings import Settings, stack
+from evcl._core.settings import Settings, decided, stack
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Method, Model, TaskData, for_settings, packing
 from evcl.methods import memory as memories
@@ -246,7 +246,9 @@ class Replicas:
     def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
         """What sigma starts from, one a replica, or "auto"."""
         each = [s.init_std for s in settings]
-        return "auto" if "auto" in each else each  # all of them, then: `stack` sees to it
+        if "auto" in each:
+            return "auto"  # of all of them: `stack` sees to it
+        return [float(decided(one)) for one in each]
 
     # --- state -----------------------------------------------------------------------------------------------------
 

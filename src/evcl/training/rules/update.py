@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.settings import Settings
+from evcl._core.settings import Settings, decided
 from evcl.kernels.native import Native, native
 from evcl.methods import Spring, Springs
 from evcl.nn import Gaussian
@@ -55,10 +55,10 @@ class Update:
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
         self.q, self.variance, self.grads, self.settings, self.low = q, variance, grads, s, low
-        self.mean = Adam(q.mean, s.lr)
+        self.mean = Adam(q.mean, decided(s.lr))
         self.log_std: Adam | Natural | None = None
         if q.log_std is not None:
-            self.log_std = Adam(q.log_std, s.lr * s.std_lr_scale)
+            self.log_std = Adam(q.log_std, decided(s.lr) * s.std_lr_scale)
             if s.std_update == "natural":
                 if self.pull is None or self.pull.linear is None:
                     raise EvclError(
@@ -69,7 +69,7 @@ class Update:
                         "std_update natural needs a tempering above 0: without a KL sigma has no optimum; "
                         "std_update=adam takes 0 too"
                     )
-                self.log_std = Natural(q.log_std, s.std_rate)
+                self.log_std = Natural(q.log_std, decided(s.std_rate))
         self._base = [_column(part.lr, q.mean) for part in self._parts()]
         self.rates = [rate.clone() for rate in self._base]  # as they are now; a graph reads them at each step
         self._numbers: list[list[float]] = []

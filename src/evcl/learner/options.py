@@ -1,0 +1,81 @@
+"""The keyword arguments of each learner, so that an editor completes `evcl.EVCL(network, strength=...)`.
+
+`evcl._core.settings` says what each setting means and what it may be; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+import torch
+
+from evcl.nn import Names
+
+Auto = Literal["auto"]
+
+
+class LearnerOptions(TypedDict, total=False):
+    """Those of every learner: see `evcl.Learner`."""
+
+    seed: int
+    init: Literal["auto", "draw", "network"]
+    unsupported: Literal["error", "deterministic"]
+    only: Names
+    skip: Names
+    prior: Literal["zero", "network"]
+    device: torch.device | str
+    dtype: torch.dtype
+
+
+class NaiveOptions(LearnerOptions, total=False):
+    """Settings of training."""
+
+    lr: float | Auto
+    lr_schedule: Literal["constant", "cosine"]
+    batch_size: int
+    epochs: int
+    stop_nll: float
+
+
+class Distillation(TypedDict, total=False):
+    """Settings of the teacher."""
+
+    distill: float
+    distill_temperature: float
+
+
+class Elastic(TypedDict, total=False):
+    """Settings of the elastic penalty and of its Fisher."""
+
+    strength: float
+    strength_scale: Literal["none", "examples"]
+    fisher: Literal["exact", "sampled", "empirical"]
+    fisher_examples: int
+    fisher_draws: int
+    fisher_temperature: float
+    fisher_spread: float
+    fisher_scale: Literal["none", "task", "examples"]
+    fisher_decay: float
+    fisher_floor: float
+
+
+class EWCOptions(NaiveOptions, Elastic, Distillation, total=False):
+    """Settings of EWC."""
+
+
+class VCLOptions(NaiveOptions, Distillation, total=False):
+    """Settings of VCL: those of a Gaussian over every weight, and of coresets."""
+
+    tempering: float | Auto
+    init_std: float | Auto
+    prior_std: float | Auto
+    std_lr_scale: float
+    std_update: Literal["adam", "natural"]
+    std_rate: float | Auto
+    predict_samples: int
+    coreset: Literal["none", "random", "kcenter"]
+    coreset_size: int
+
+
+class EVCLOptions(VCLOptions, Elastic, total=False):
+    """Settings of EVCL."""
