@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from evcl.likelihoods.categorical import foreign
 from evcl.native import Native, native
 from evcl.nn.layers import Linear
-from evcl.nn.mlp import MLP
 from evcl.nn.network import BayesianNetwork
+from evcl.nn.perceptron import MLP
 from evcl.nn.posterior import Layout
 from evcl.nn.slots import head_names
 from evcl.randomness import Noise
