@@ -51,15 +51,16 @@ PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", lo
 class Predictions(NamedTuple):
     """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
 
-    labels          [N], the most probable label
-    probabilities   [N, classes], averaged over draws of the posterior
-    entropy         [N], of these probabilities
-    aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
-    epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
-    tasks           [N], the first task of the head that predicted: of interest with task="infer"
-    unfamiliar      [N], how far the input lies from all that was learned from: a typical one of those has about 1,
-                    whatever their number of columns. None where that is not known: of a model that an earlier release
-                    saved, and of inputs that are tokens or of several shapes
+    Attributes:
+        labels: [N], the most probable label
+        probabilities: [N, classes], averaged over draws of the posterior
+        entropy: [N], of these probabilities
+        aleatoric: [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
+        epistemic: [N], the rest, the mutual information of label and weights: how far the draws disagree
+        tasks: [N], the first task of the head that predicted: of interest with task="infer"
+        unfamiliar: [N], how far the input lies from all that was learned from: a typical one of those has about 1,
+            whatever their number of columns. None where that is not known: for a model that an earlier release saved,
+            and for inputs that are tokens or of several shapes
     """
 
     labels: Any
@@ -72,7 +73,13 @@ class Predictions(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """How good predictions are: the part that is right, the mean NLL in nats, and the expected calibration error."""
+    """How good predictions are.
+
+    Attributes:
+        accuracy: the fraction that is right
+        nll: the mean negative log-likelihood, in nats
+        ece: the expected calibration error
+    """
 
     accuracy: float
     nll: float
@@ -101,6 +108,12 @@ class Learner:
 
     It needs no data of earlier tasks, and keeps none. `coreset="random"` or `"kcenter"` keeps `coreset_size` examples
     of each task, in the saved file too, and tunes what predicts on them after each task.
+
+    Attributes:
+        method: the method it learns by
+        settings: all settings of the method, with their values
+        seed: what everything random derives from
+        history: for each task learned, its `Epoch`s; not saved with the learner
     """
 
     def __init__(
@@ -144,7 +157,7 @@ class Learner:
         self._plain = copy.deepcopy(network)
         self._session = Session(self._run)
         self._busy = False
-        self.history: dict[str, tuple[Epoch, ...]] = {}  # task -> what was measured after each epoch; it is not saved
+        self.history: dict[str, tuple[Epoch, ...]] = {}
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from evcl.callbacks import Callback, Epoch
 from evcl.errors import EvclError
 
+__all__ = ["CsvLog", "TensorBoard"]
+
 KINDS = ("csv", "tensorboard")
 COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_nll", "validation_accuracy")
 

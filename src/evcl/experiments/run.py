@@ -42,7 +42,8 @@ from evcl.training import (
 )
 
 LOCK = ".evcl-run.lock"  # in the folder of a result, while a run is at work there
-MOST_SEEDS = 10_000  # of a run
+MOST_SEEDS = 10_000
+"""The most seeds that a run may have."""
 _drawing = threading.Lock()  # there is one generator for all threads
 
 
