@@ -6,15 +6,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One thread a process: two threads inside one small product are slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test soak check perf format clean
+.PHONY: help demo test soak check perf docs format clean
 help:
 	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
 	@echo "make test    the tests"
 	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    speed, as ratios"
+	@echo "make docs    the guides and the API reference as a site: site/index.html"
 	@echo "make format  put the code in its format"
-	@echo "make clean   remove the environment and the caches"
+	@echo "make clean   remove the environment, the caches and the site"
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -54,9 +55,17 @@ perf: $(VENV)/peers
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 
+# What builds the site.
+$(VENV)/site: $(VENV)/ready
+	$(PIP) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/site
+	$(BIN)/mkdocs build --strict
+
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

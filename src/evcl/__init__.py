@@ -6,10 +6,11 @@ from importlib.metadata import version as _version
 from evcl import benchmarks, methods, metrics, nn
 from evcl._core.errors import Diverged, EvclError
 from evcl.callbacks import Callback, Epoch
-from evcl.learner import EVCL, EWC, VCL, Learner, Naive, load
+from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, Predictions, load
 
 try:
     __version__ = _version("evcl")
+    """The version that is installed."""
 except PackageNotFoundError:  # run from the source folder, not installed
     __version__ = "0"
 
@@ -22,7 +23,9 @@ __all__ = [
     "Epoch",
     "EvclError",
     "Learner",
+    "Measures",
     "Naive",
+    "Predictions",
     "__version__",
     "benchmarks",
     "load",

@@ -1,6 +1,6 @@
 """Numbers from the accuracy matrix, or from probabilities and labels: pure functions.
 
-In the accuracy matrix a[t][k] is the accuracy on task k after learning task t; only k <= t is used, and a row that
+In the accuracy matrix `a[t][k]` is the accuracy on task k after learning task t; only k <= t is used, and a row that
 was not measured holds NaN.
 """
 
@@ -8,6 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "accuracy_curve",
+    "average_accuracy",
+    "backward_transfer",
+    "expected_calibration_error",
+    "forgetting",
+    "nll",
+]
 
 Floats = NDArray[np.float64]
 
@@ -20,7 +29,7 @@ def _matrix(accuracy: ArrayLike) -> Floats:
 
 
 def accuracy_curve(accuracy: ArrayLike) -> Floats:
-    """After each task, the mean accuracy over the tasks seen so far: mean_{k<=t} a[t][k]."""
+    """After each task, the mean accuracy over the tasks seen so far: `mean_{k<=t} a[t][k]`."""
     a = _matrix(accuracy)
     return np.array([a[t, : t + 1].mean() for t in range(len(a))])
 
@@ -33,7 +42,7 @@ def average_accuracy(accuracy: ArrayLike) -> float:
 def forgetting(accuracy: ArrayLike) -> float:
     """How far the tasks before the last have fallen from their best (Chaudhry et al., 2018).
 
-    mean_{k<T} ( max_{k<=t<T} a[t][k] - a[T][k] ); NaN for a single task.
+    `mean_{k<T} ( max_{k<=t<T} a[t][k] - a[T][k] )`; NaN for a single task.
     """
     a = _matrix(accuracy)
     last = len(a) - 1
@@ -43,7 +52,7 @@ def forgetting(accuracy: ArrayLike) -> float:
 
 
 def backward_transfer(accuracy: ArrayLike) -> float:
-    """What later tasks did to the earlier ones (Lopez-Paz and Ranzato, 2017): mean_{k<T} ( a[T][k] - a[k][k] )."""
+    """What later tasks did to the earlier ones (Lopez-Paz and Ranzato, 2017): `mean_{k<T} ( a[T][k] - a[k][k] )`."""
     a = _matrix(accuracy)
     last = len(a) - 1
     if last == 0:
@@ -66,7 +75,7 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 
 def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
-    """sum_b n_b/n |accuracy_b - confidence_b| over equal-width bins of the largest probability (Guo et al., 2017)."""
+    """`sum_b n_b/n |accuracy_b - confidence_b|` over equal-width bins of the largest probability (Guo et al., 2017)."""
     p, y = _probabilities(probabilities, labels)
     confidence, correct = p.max(1), p.argmax(1) == y
     bin_of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)

@@ -18,13 +18,24 @@ from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
 from evcl.nn import mlp
 
+__all__ = ["EVCLClassifier", "Uncertainty"]
+
 SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples")
 
 
 class Uncertainty(NamedTuple):
-    """[N] each, in nats: entropy = aleatoric + epistemic; and `unfamiliar`, about 1 for a typical row of those learned.
+    """How unsure N predictions are, [N] each; `evcl.Predictions` says more of what these mean.
 
-    `evcl.learner.Predictions` says what they mean.
+    Attributes
+    ----------
+    entropy
+        Of the probabilities, in nats: aleatoric + epistemic.
+    aleatoric
+        Doubt that more data of this kind would not settle, in nats.
+    epistemic
+        Doubt that comes from the weights being unsure, in nats.
+    unfamiliar
+        How far the row lies from all that was learned: about 1 for a typical one of those.
     """
 
     entropy: Any
@@ -48,27 +59,45 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `fit` starts over. Each call of `partial_fit` is one task more, learned without the data of the earlier ones and
     consolidated by the method; new classes may come with it. Inputs should be scaled, as for any perceptron.
 
+    `strength`, `tempering`, `init_std`, `prior_std`, `lr`, `batch_size`, `epochs` and `predict_samples` are settings of
+    the method, as everywhere in evcl. None is the method's default; one that the method does not have is refused.
+
     Parameters
     ----------
-    hidden_layer_sizes : widths of the hidden layers.
-    method : "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
-    strength, tempering, init_std, prior_std, lr, batch_size, epochs, predict_samples : settings of the method, as
-        everywhere in evcl. None is the method's default; one that the method does not have is refused.
-    early_stopping : hold a part of each task out, stratified, and end it after `n_iter_no_change` epochs without a
-        smaller NLL there, with the weights of the best epoch.
-    validation_fraction, n_iter_no_change : of early stopping.
-    class_weight : "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
-    settings : a mapping of further settings, by name: {"coreset": "kcenter"}.
-    random_state : a number, a numpy RandomState or None, as in scikit-learn.
-    device : where it trains: "cpu" or "cuda".
+    hidden_layer_sizes
+        Widths of the hidden layers.
+    method
+        "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
+    early_stopping
+        Hold a part of each task out, stratified, and end the task after `n_iter_no_change` epochs without a smaller NLL
+        there, with the weights of the best epoch.
+    validation_fraction
+        The part of each task that early stopping holds out.
+    n_iter_no_change
+        How many epochs early stopping waits for a smaller NLL.
+    class_weight
+        "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
+    settings
+        A mapping of further settings, by name: {"coreset": "kcenter"}.
+    random_state
+        A number, a numpy RandomState or None, as in scikit-learn.
+    device
+        Where it trains: "cpu" or "cuda".
 
     Attributes
     ----------
-    classes_ : the labels, sorted: the columns of `predict_proba`.
-    tasks_ : the names of the tasks learned, in their order.
-    n_features_in_, feature_names_in_ : as in scikit-learn.
-    learner_ : the `evcl.Learner` inside, which knows the classes by their numbers in `labels_`.
-    labels_ : the labels in the order in which they came.
+    classes_
+        The labels, sorted: the columns of `predict_proba`.
+    tasks_
+        The names of the tasks learned, in their order.
+    n_features_in_
+        As in scikit-learn.
+    feature_names_in_
+        As in scikit-learn.
+    learner_
+        The `evcl.Learner` inside, which knows the classes by their numbers in `labels_`.
+    labels_
+        The labels in the order in which they came.
     """
 
     def __init__(
@@ -203,7 +232,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- pickling --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        """The learner as words and plain tensors, as it is saved; unpickled, it is on the CPU."""
+        # The learner as words and plain tensors, as it is saved; unpickled, it is on the CPU.
         state = super().__getstate__().copy()
         if "learner_" in state:
             state["learner_"] = state["learner_"].described()

@@ -8,7 +8,11 @@ from typing import Self
 
 
 class EvclError(ValueError):
-    """Something the caller can put right; the message says how. `setting`: the name of the setting it is about."""
+    """Something the caller can put right; the message says how.
+
+    Attributes:
+        setting: the name of the setting it is about, or None
+    """
 
     def __init__(self, message: str = "", *, setting: str | None = None) -> None:
         super().__init__(message)

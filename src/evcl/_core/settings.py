@@ -153,6 +153,7 @@ ELASTIC: dict[str, Setting] = {
     "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
     "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
 }
+"""The settings of the elastic penalty and of its Fisher."""
 CORESET: dict[str, Setting] = {
     "coreset": Setting(
         "none",

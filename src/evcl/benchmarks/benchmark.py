@@ -43,6 +43,7 @@ class Examples:
 
     @property
     def y(self) -> Tensor:
+        """The labels."""
         return self.labels
 
     def select(self, rows: Tensor) -> Examples:
@@ -56,14 +57,23 @@ class Examples:
 
 @dataclass(frozen=True)
 class Task:
-    """`head` names the task whose head this one uses; `classes` are the labels of that head, in its order."""
+    """Named examples to learn from and to be tested on.
+
+    Attributes:
+        name: the task's name
+        head: the task whose head this one uses: itself, or an earlier one
+        classes: the labels of that head, in its order
+        train: the examples to learn from
+        test: the examples to be tested on
+        validation: examples taken out of `train`, if that was asked for
+    """
 
     name: str
     head: str
     classes: tuple[int, ...]
     train: Examples
     test: Examples
-    validation: Examples | None = None  # taken out of `train`, where it was asked for
+    validation: Examples | None = None
 
     @property
     def held_out(self) -> Examples:
@@ -156,6 +166,7 @@ class Entry:
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")
+"""All benchmarks, by name."""
 
 
 def register(entry: Entry, *, overwrite: bool = False) -> Entry:

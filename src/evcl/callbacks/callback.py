@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+__all__ = ["Callback", "Epoch"]
+
 
 @dataclass(frozen=True)
 class Epoch:
     """What is known at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
 
-    task                    its name; of several learned jointly, all of them
-    epoch, epochs           this one, from 1, and how many there are at most
-    nll                     the mean over the epoch, each example before its step; with class weights, weighted
-    terms                   what the method adds, by name: its terms at the end of the epoch and its losses at the last
-                            step, as the objective has them
-    lr                      Adam's learning rate
-    validation_nll          of what would be predicted of the validation part now; weighted as `nll` is
-    validation_accuracy     of the same; both None where there is no validation part
-    stage                   which of the method's fits this is: "task", or for example "coreset"
+    Attributes:
+        task: the task's name; if several are learned jointly, all of their names
+        epoch: this epoch, counted from 1
+        epochs: how many there are at most
+        nll: the mean over the epoch, each example before its step; with class weights, weighted
+        terms: what the method adds, by name: its terms at the end of the epoch and its losses at the last step, as the
+            objective has them
+        lr: Adam's learning rate
+        validation_nll: the NLL of what would be predicted of the validation part now, weighted as `nll` is; None
+            without a validation part
+        validation_accuracy: the accuracy of the same predictions; None without a validation part
+        stage: which of the method's fits this is: "task", or for example "coreset"
     """
 
     task: str
@@ -33,6 +38,7 @@ class Epoch:
 
     @property
     def loss(self) -> float:
+        """The objective: the NLL and all terms."""
         return self.nll + sum(self.terms.values())
 
     @property

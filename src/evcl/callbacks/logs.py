@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from evcl._core.errors import EvclError
 from evcl.callbacks.callback import Callback, Epoch
 
+__all__ = ["CsvLog", "TensorBoard"]
+
 KINDS = ("csv", "tensorboard")
 COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_nll", "validation_accuracy")
 

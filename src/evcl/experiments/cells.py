@@ -15,6 +15,7 @@ from evcl.experiments.run import Config, Event
 from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]
+"""What makes the engine that runs cells, given who wants to know where they stand."""
 LOOKED_AT = 4096  # cells among which one program's are looked for
 POLL, LONGEST = 1.0, 30.0  # seconds between two looks at what others run
 

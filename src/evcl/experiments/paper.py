@@ -16,10 +16,12 @@ from evcl.experiments.run import Config, Event, network
 from evcl.experiments.store import HIDDEN, Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")
+"""The benchmarks of the EVCL paper."""
 PAPER_METHODS = (
     "evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset", "naive",
     "joint",
 )  # fmt: skip
+"""The methods of the EVCL paper, with naive and joint training."""
 
 
 class Forecast:

@@ -17,6 +17,7 @@ SUMMARIES = {
     "default": "nothing but the defaults, which are the same for every benchmark",
     "paper": "the protocol of the EVCL paper to the letter",
 }
+"""The presets, each with one line about it."""
 
 
 @cache

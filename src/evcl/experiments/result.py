@@ -19,6 +19,7 @@ from evcl._core.registry import LONGEST_NAME
 
 SCHEMA = 1
 RESULT = "result.json"
+"""The name of a run's result file."""
 MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
 RANGES = {
     "average_accuracy": (0, 1),
@@ -32,10 +33,16 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class Summary(Struct, frozen=True):
-    """A measure over the seeds. None where it was not measured; one seed has no standard deviation."""
+    """A measure over the seeds; each value is None if it was not measured.
+
+    Attributes:
+        mean: over the seeds
+        std: the standard deviation, with n - 1; None for one seed
+        per_seed: the value of each seed
+    """
 
     mean: float | None
-    std: float | None  # with n - 1
+    std: float | None
     per_seed: list[float | None]
 
     @property
@@ -45,7 +52,15 @@ class Summary(Struct, frozen=True):
 
 
 class Environment(Struct, frozen=True):
-    """Where a result was computed, and by which versions."""
+    """Where a result was computed, and by which versions.
+
+    Attributes:
+        evcl: the version of evcl
+        torch: the version of torch
+        device: what it ran on
+        threads: how many threads torch used
+        platform: the operating system and the version of Python
+    """
 
     evcl: Name
     torch: Name
@@ -55,15 +70,32 @@ class Environment(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """The contents of `result.json`, in its order. Keys that a newer version has written are ignored."""
+    """The contents of `result.json`, in its order. Keys that a newer version has written are ignored.
+
+    Attributes:
+        schema: the version of this format
+        benchmark: the benchmark's name
+        method: the method's name
+        preset: the preset's name
+        config: every setting, and the shape of the stream and of the network
+        seeds: the seeds, in the order of all that is listed per seed
+        accuracy: `[seed][after task t][on task k]`; None if not measured
+        average_accuracy: over all tasks after the last one
+        forgetting: see `evcl.metrics.forgetting`
+        backward_transfer: see `evcl.metrics.backward_transfer`
+        nll: over all tasks after the last one, in nats
+        ece: the expected calibration error, over all tasks after the last one
+        seconds: how long it took
+        environment: where it was computed
+    """
 
     schema: int = SCHEMA
     benchmark: Name
     method: Name
     preset: Name
-    config: dict[Name, Any]  # every setting, and the stream's and the network's shape
+    config: dict[Name, Any]
     seeds: list[int]
-    accuracy: list[list[list[float | None]]] | None  # [seed][after task t][on task k]; None where not measured
+    accuracy: list[list[list[float | None]]] | None
     average_accuracy: Summary
     forgetting: Summary
     backward_transfer: Summary
@@ -74,6 +106,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def tasks(self) -> int:
+        """How many tasks the stream has."""
         tasks: int = self.config["tasks"]
         return tasks
 

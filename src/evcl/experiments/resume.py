@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoint"  # beside the result
 SECONDS = Setting(60.0, "between two checkpoints; 0: at the ends of tasks only", high=1e6)
+"""The setting of how often a run saves itself."""
 
 
 def describe(config: Config) -> dict[str, Any]:

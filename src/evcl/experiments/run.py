@@ -40,7 +40,8 @@ from evcl.training import (
     learn_stream,
 )
 
-MOST_SEEDS = 10_000  # of a run
+MOST_SEEDS = 10_000
+"""The most seeds that a run may have."""
 _drawing = threading.Lock()  # there is one generator for all threads
 
 

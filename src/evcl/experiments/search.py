@@ -89,6 +89,7 @@ class Search:
 
 
 def read_search(path: Path) -> Search:
+    """The search that a TOML file describes, checked."""
     file = ConfigFile(path)
     found = _values(file)
     spaces = _spaces(file, found.pop("methods"), found["trials"])

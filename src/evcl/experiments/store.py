@@ -47,7 +47,9 @@ NUMBERS = 3  # the numerical version: raised when the same settings give other n
 BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many may be missed
 MOST_BYTES = 256_000_000  # of a file: a list of 100,000 cells has a quarter of that
 CELLS = "cells"
-HIDDEN = ".cells"  # where `reproduce` and `tune` keep their cells, beside their results
+"""The folder in which a sweep keeps its cells."""
+HIDDEN = ".cells"
+"""The folder in which `reproduce` and `tune` keep their cells, beside their results."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,12 @@ class Learner(Predictor):
 
     It needs no data of earlier tasks, and keeps none. `coreset="random"` or `"kcenter"` keeps `coreset_size` examples
     of each task, in the saved file too, and tunes what predicts on them after each task.
+
+    Attributes:
+        method: the method it learns by
+        settings: all settings of the method, with their values
+        seed: what everything random derives from
+        history: for each task learned, its `Epoch`s; not saved with the learner
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class Learner(Predictor):
         self._plain = copy.deepcopy(network)
         self._session = Session(self._run)
         self._busy = False
-        self.history: dict[str, tuple[Epoch, ...]] = {}  # task -> what was measured after each epoch; it is not saved
+        self.history: dict[str, tuple[Epoch, ...]] = {}
 
     def __repr__(self) -> str:
         learned = f"{len(self._tasks)} task{'' if len(self._tasks) == 1 else 's'} learned"

@@ -23,15 +23,16 @@ INFER = "infer"  # as a task: the one whose head is least uncertain of an exampl
 class Predictions(NamedTuple):
     """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
 
-    labels          [N], the most probable label
-    probabilities   [N, classes], averaged over draws of the posterior
-    entropy         [N], of these probabilities
-    aleatoric       [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
-    epistemic       [N], the rest, the mutual information of label and weights: how far the draws disagree
-    tasks           [N], the first task of the head that predicted: of interest with task="infer"
-    unfamiliar      [N], how far the input lies from all that was learned from: a typical one of those has about 1,
-                    whatever their number of columns. None where that is not known: of a model that an earlier release
-                    saved, and of inputs that are tokens or of several shapes
+    Attributes:
+        labels: [N], the most probable label
+        probabilities: [N, classes], averaged over draws of the posterior
+        entropy: [N], of these probabilities
+        aleatoric: [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
+        epistemic: [N], the rest, the mutual information of label and weights: how far the draws disagree
+        tasks: [N], the first task of the head that predicted: of interest with task="infer"
+        unfamiliar: [N], how far the input lies from all that was learned from: a typical one of those has about 1,
+            whatever their number of columns. None where that is not known: for a model that an earlier release saved,
+            and for inputs that are tokens or of several shapes
     """
 
     labels: Any
@@ -44,7 +45,13 @@ class Predictions(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """How good predictions are: the part that is right, the mean NLL in nats, and the expected calibration error."""
+    """How good predictions are.
+
+    Attributes:
+        accuracy: the fraction that is right
+        nll: the mean negative log-likelihood, in nats
+        ece: the expected calibration error
+    """
 
     accuracy: float
     nll: float

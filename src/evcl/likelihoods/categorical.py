@@ -13,6 +13,8 @@ from torch import Tensor
 
 
 class Categorical:
+    """One of several classes: `p(y | outputs) = softmax(outputs)[y]`."""
+
     compiled = True
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
@@ -53,6 +55,7 @@ class Categorical:
 
 
 CATEGORICAL = Categorical()
+"""The one that learners use."""
 
 
 def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:

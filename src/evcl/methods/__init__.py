@@ -1,4 +1,4 @@
-"""What each method does, a short file each. method.py has the contract, memory.py what a method may remember."""
+"""What each method does, and what a method of your own is made of."""
 
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset

@@ -53,12 +53,19 @@ class TaskData:
 
 
 class Minibatch(NamedTuple):
-    """What a loss is shown: the examples of a step, and which rows of the fit's data they are."""
+    """What a loss is shown: the examples of a step, and which rows of the fit's data they are.
 
-    x: Tensor  # [R, B, ...]
-    y: Tensor  # [R, B], positions among the classes of the fit's heads, side by side
-    rows: Tensor  # [R, B], counted through the fit's data: those of its first task first
-    features: Tensor | None = None  # [R, B, F]: what the trunk makes of them, if the step has computed it
+    Attributes:
+        x: [R, B, ...], the inputs
+        y: [R, B], positions among the classes of the fit's heads, side by side
+        rows: [R, B], counted through the fit's data: those of its first task first
+        features: [R, B, F], what the trunk makes of the inputs, if the step has computed it
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    features: Tensor | None = None
 
     def logits(self, network: BayesianNetwork, heads: Sequence[int]) -> Tensor:
         """[R, B, classes of these heads]: what the network, as the step computes with it, says of the examples."""
@@ -71,8 +78,11 @@ class Minibatch(NamedTuple):
         return Minibatch(*(None if part is None else part[replicas] for part in self))  # type: ignore[arg-type]
 
 
-# (examples of each of the fit's tasks, batch size, generator) -> the rows of an epoch in their order, as many in each.
 Sampler = Callable[[Sequence[int], int, torch.Generator], Tensor]
+"""(examples of each of the fit's tasks, batch size, generator) -> the rows of an epoch in their order.
+
+Every epoch has the same number of rows.
+"""
 
 
 def shuffled(sizes: Sequence[int], batch: int, source: torch.Generator) -> Tensor:

@@ -78,19 +78,20 @@ class Loss:
 class Fit:
     """One optimisation: minimise mean NLL of the data + terms + losses.
 
-    data        the examples, of one task or of several jointly, each through its own head
-    terms       penalties on the weights (methods/terms.py)
-    losses      functions of the network
-    sampler     in which order the examples are seen
-    trackers    what hears every step
-    start       where the weights start, over all weights; None: where the posterior, or the `model`, is
-    moves       [R, P] or [P], true for the weights that move; None: all that the fit uses
-    model       another network of the memory's, to be trained in place of the learner's own
-    likelihood  what the outputs mean; None: the learner's own
-    rule        makes the update (training/rules); None: Adam, and for sigma what `std_update` says
-    capture     False if a term, loss, tracker or rule reads a value on the host: no CUDA graph is made then
-    stage       what its epochs are reported as
-    number      numbers the generators of its order and noise; None: by round and stage
+    Attributes:
+        data: the examples, of one task or of several jointly, each through its own head
+        terms: penalties on the weights
+        losses: functions of the network
+        sampler: in which order the examples are seen
+        trackers: what hears every step
+        start: where the weights start, over all weights; None: where the posterior, or the `model`, is
+        moves: [R, P] or [P], true for the weights that move; None: all that the fit uses
+        model: another network of the memory's, to be trained in place of the learner's own
+        likelihood: what the outputs mean; None: the learner's own
+        rule: makes the update; None: Adam, and for sigma what `std_update` says
+        capture: False if a term, loss, tracker or rule reads a value on the host: no CUDA graph is made then
+        stage: what its epochs are reported as
+        number: numbers the generators of its order and noise; None: by round and stage
     """
 
     data: Sequence[TaskData]
@@ -112,11 +113,14 @@ class Fit:
 class Fitted:
     """What one fit ended with.
 
-    q           over all weights: those of the fit are learned, the others as they were
-    own, layout the weights of the fit alone, and their names
-    used        [P], 1 for the weights of the fit
-    tracked     the trackers' results, over all weights
-    model       with `Fit.model`: that network as it is now; `q` and the others are then its own
+    Attributes:
+        network: how the network that was trained computes
+        q: over all weights: those of the fit are learned, the others as they were
+        own: the weights of the fit alone
+        layout: the names of the fit's weights
+        used: [P], 1 for the weights of the fit
+        tracked: the trackers' results, over all weights
+        model: with `Fit.model`: that network as it is now; `q` and the others are then its own
     """
 
     network: BayesianNetwork
@@ -140,12 +144,15 @@ class Learned:
 class Round:
     """What there is to learn now.
 
-    number      of rounds learned before
-    tasks       one, or several jointly
-    network     how the learner's network computes; its weights are `posterior`
-    posterior   where the round begins
-    seen        the heads of earlier rounds
-    seeds       one a replica
+    Attributes:
+        number: how many rounds were learned before
+        tasks: one, or several jointly
+        network: how the learner's network computes; its weights are `posterior`
+        posterior: where the round begins
+        seen: the heads of earlier rounds
+        seeds: one per replica
+        likelihood: what the network's outputs mean
+        ranks: the processes that train this network together; None: this one alone
     """
 
     number: int
@@ -176,6 +183,7 @@ class Round:
 
 
 Learning = Generator[Fit, Fitted, Learned]
+"""What `Method.learn` returns: a generator that yields fits, is sent their ends, and returns what was learned."""
 
 
 def plain(memory: Any, round_: Round, s: Settings) -> Learning:
@@ -188,18 +196,21 @@ def plain(memory: Any, round_: Round, s: Settings) -> Learning:
 class Method:
     """A method of continual learning.
 
-    name, summary   what it is called, and one line about it
-    bayesian        a Gaussian over each weight; otherwise a point
-    learn           (memory, round, settings) -> a generator of fits: see above
-    memory          what it remembers: a frozen dataclass (methods/memory.py)
-    settings        its settings beyond those of training and, if it is Bayesian, of every Bayesian method; one of
-                    those with another default or other choices
-    predictor       (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
-    stages          how many fits a round has, for those who watch it
-    apart           it needs examples that do not touch in the network: the Fisher does, and replicas always do
-    jointly         it learns all tasks in one round: not a continual learner but a ceiling
-    shares          what its fits learn from: methods that say the same word can share a program on a GPU. A method
-                    whose fits have other data, order or networks than the round's tasks says a word of its own
+    Attributes:
+        name: what it is called
+        summary: one line about it
+        bayesian: a Gaussian over each weight; otherwise a point
+        learn: (memory, round, settings) -> a generator of fits, see `Learning`
+        memory: what it remembers: a frozen dataclass, whose fields `per_weight`, `per_layer`, `per_task`, `examples`
+            and `model` declare
+        settings: its settings beyond those of training and, if it is Bayesian, of every Bayesian method; one of those
+            with another default or other choices
+        predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
+        stages: how many fits a round has, for those who watch it
+        apart: it needs examples that do not touch in the network: the Fisher does, and replicas always do
+        jointly: it learns all tasks in one round: not a continual learner but a ceiling
+        shares: what its fits learn from: methods that say the same word can share a program on a GPU. A method whose
+            fits have other data, order or networks than the round's tasks says a word of its own
     """
 
     name: str
@@ -216,10 +227,12 @@ class Method:
 
     @property
     def known_settings(self) -> dict[str, Setting]:
+        """All settings that it takes, by name."""
         return {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
 
 
 METHODS: Registry[Method] = Registry("method")
+"""All methods, by name."""
 
 
 def register(method: Method, *, overwrite: bool = False) -> Method:

@@ -54,9 +54,12 @@ class Differentiated(Term, Protocol):
 
 
 class Gradients(NamedTuple):
-    """The gradient of a step, over the weights of a fit, [R, P] each.
+    """The gradient of a step, over the weights of a fit.
 
-    `variance` holds twice the gradient with respect to the variances v, which is d/d log sigma over v.
+    Attributes:
+        mean: [R, P], with respect to the means
+        variance: [R, P], twice the gradient with respect to the variances v, which is d/d log sigma over v
+        layout: the names of the weights
     """
 
     mean: Tensor

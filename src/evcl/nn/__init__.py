@@ -3,8 +3,8 @@
 from evcl.nn.convert import Names, bayesianize, register
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
-from evcl.nn.mlp import MLP, mlp
 from evcl.nn.network import BayesianNetwork, outputs
+from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names

@@ -29,8 +29,8 @@ from evcl.kernels.native import Native, native
 from evcl.likelihoods.categorical import foreign
 from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
-from evcl.nn.mlp import MLP
 from evcl.nn.network import BayesianNetwork
+from evcl.nn.perceptron import MLP
 from evcl.nn.posterior import Layout
 from evcl.nn.slots import head_names
 

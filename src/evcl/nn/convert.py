@@ -22,7 +22,9 @@ from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import FreeParameter, SampledLayer
 
 INIT_SHARE = 0.02  # of a layer's scale: the standard deviation that training starts from
-Names = str | Sequence[str] | None  # of modules; patterns too
+Names = str | Sequence[str] | None
+"""Names of modules, or patterns of them."""
+
 Form = Callable[[Any], nn.Module]
 _FORMS: dict[type[nn.Module], Form] = {}
 # Layers without weights that still cannot stay as they are, and why.
