@@ -20,9 +20,9 @@ from evcl.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = ("start", "models", "data", "training", "methods", "own-method")
+GUIDES = ("start", "models", "data", "training", "methods", "own-method", "command-line")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
-COMMANDS = {"start": 4, "data": 4, "own-method": 3}
+COMMANDS = {"README": 7, "start": 4, "data": 4, "own-method": 3}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard.*")
@@ -32,6 +32,10 @@ def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("EVCL_PLUGINS", "")  # a command changes it
     modules, methods, commands = set(sys.modules), set(METHODS), 0
+    if path.stem == "README":  # the reader's own files
+        for name in ("january", "february", "new"):
+            rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(40)]
+            Path(f"{name}.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
     blocks = re.findall(r"^```(python|sh|text)\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
     names = {"__name__": "example"}
     for number, (language, block) in enumerate(blocks):
@@ -48,7 +52,7 @@ def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
         else:
             for line in block.splitlines():
                 forget(modules, methods)  # a command is a process of its own
-                program, *arguments = shlex.split(line)
+                program, *arguments = shlex.split(line, comments=True)
                 assert program == "evcl"
                 status, _, err = evcl(*arguments)
                 assert status == 0, f"{line}: {err}"
@@ -105,3 +109,7 @@ def test_every_guide_is_there_and_linked():
     for path in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 200
