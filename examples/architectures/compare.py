@@ -93,7 +93,7 @@ def searched(name: str, search: Search, out: Path, tasks: int | None, device: st
         found = experiments.read_found(path, search)
     else:
         found = experiments.tune(search, name if tasks is None else f"{name}:{tasks}", device)
-        experiments.write_result(path.parent, found, path.name)
+        experiments.write_found(path, found)
     return {method: tried[0] for method, tried in found["tried"].items()}
 
 

@@ -340,7 +340,7 @@ def tune(
                 found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
             if path.exists() and not overwrite:  # it came meanwhile: of this search it is as good, another's stays
                 experiments.read_found(path, wanted)
-            experiments.write_result(folder, found[-1], path.name, overwrite=True)
+            experiments.write_found(path, found[-1])
         _print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)

@@ -87,6 +87,20 @@ def parsed(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def in_lines(content: Any, depth: int, indent: str = "") -> str:
+    """JSON whose outer `depth` levels have one entry per line, and what lies deeper none of its own: a file whose
+    changes can be read, without a line for every number.
+    """
+    if not depth or not content or not isinstance(content, dict | list):
+        return json.dumps(content, allow_nan=False)
+    named = isinstance(content, dict)
+    keys = [f"{json.dumps(key)}: " for key in content] if named else [""] * len(content)
+    inner = f"{indent} "
+    values = (in_lines(value, depth - 1, inner) for value in (content.values() if named else content))
+    lines = ",\n".join(f"{inner}{key}{value}" for key, value in zip(keys, values, strict=True))
+    return f"{{\n{lines}\n{indent}}}" if named else f"[\n{lines}\n{indent}]"
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary neighbour of `path`, then put it in its place.
 

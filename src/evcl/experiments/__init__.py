@@ -20,7 +20,7 @@ from evcl.experiments.run import (
     where,
     write_result,
 )
-from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
+from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune, write_found
 from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 from evcl.training import Checkpoints, Stopped
@@ -72,5 +72,6 @@ __all__ = [
     "varied",
     "where",
     "work",
+    "write_found",
     "write_result",
 ]
