@@ -92,11 +92,11 @@ def test_the_defaults_in_the_documents_are_the_codes():
 
 
 def test_the_tables_are_made_from_the_result_files():
-    make = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+    make = runpy.run_path(str(ROOT / "experiments" / "paper" / "make_tables.py"))
     for path in make["DOCUMENTS"]:
         text = path.read_text("utf-8")
         assert len(make["TABLE"].findall(text)) == text.count("<!-- table: ") > 0
-        assert make["filled"](text) == text, f"run python docs/make_tables.py: {path.name}"
+        assert make["filled"](text) == text, f"run python experiments/paper/make_tables.py: {path.name}"
 
 
 def test_every_guide_is_there_and_linked():

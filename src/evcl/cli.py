@@ -299,7 +299,9 @@ def _duration(seconds: float) -> str:
 
 @app.command()
 def tune(
-    search: Annotated[Path, typer.Argument(help="A TOML file that says what is searched: see search/README.md.")],
+    search: Annotated[
+        Path, typer.Argument(help="A TOML file that says what is searched; experiments/paper/search has some.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of what was found, a file a benchmark [beside the search].")
     ] = None,

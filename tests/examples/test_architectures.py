@@ -80,7 +80,7 @@ def test_a_small_run_of_all_of_it(example, subset, tmp_path, monkeypatch, capsys
     example[1].main(words)
     assert capsys.readouterr().out.splitlines()[1:] == first.splitlines()[1:]  # but for the time it took
 
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "docs" / "make_tables.py")
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "experiments" / "paper" / "make_tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)

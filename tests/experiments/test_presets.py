@@ -13,17 +13,17 @@ from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
 from evcl.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
 
-SEARCHES = Path(__file__).parents[2] / "search"
+PAPER = Path(__file__).parents[2] / "experiments" / "paper"
 
 
 def test_the_presets_are_what_the_searches_found():
-    make = runpy.run_path(str(SEARCHES / "make_presets.py"))
+    make = runpy.run_path(str(PAPER / "make_presets.py"))
     text = make["PRESETS"].read_text("utf-8")
-    assert make["filled"](text) == text, "run python search/make_presets.py"
+    assert make["filled"](text) == text, "run python experiments/paper/make_presets.py"
 
 
 def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched():
-    make = runpy.run_path(str(SEARCHES / "make_presets.py"))
+    make = runpy.run_path(str(PAPER / "make_presets.py"))
     found = make["found"]("paper-2", "split-cifar10")
     trial = found["tried"]["evcl"][0]["settings"]
     searched = configure("split-cifar10", "evcl", found["preset"], given=trial)
@@ -68,6 +68,6 @@ def test_what_the_paper_leaves_open_is_what_the_defaults_were():
 
 def test_a_number_of_tasks_has_settings_of_its_own():
     five, ten, three = (configure("permuted-mnist", "evcl", tasks=n).settings for n in (5, 10, 3))
-    found = runpy.run_path(str(SEARCHES / "make_presets.py"))["found"]("ten-tasks-2", "permuted-mnist:10")
+    found = runpy.run_path(str(PAPER / "make_presets.py"))["found"]("ten-tasks-2", "permuted-mnist:10")
     assert ten.lr == found["confirmed"]["evcl"][0]["settings"]["lr"] != five.lr
     assert three == five

@@ -1,4 +1,4 @@
-"""Fill the tables of RESULTS.md and README.md from the result files in `results/`: `python docs/make_tables.py`.
+"""Fill the tables of RESULTS.md and README.md from the result files in `results/`: `python experiments/paper/make_tables.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; the tests check that every one is as this makes it.
 """
@@ -15,9 +15,11 @@ from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, b
 from evcl.experiments.search import Trial
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results"
-DOCUMENTS = [ROOT / "search" / "README.md", ROOT / "docs" / "RESULTS.md", ROOT / "README.md"]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
+SEARCHES = HERE / "search"
+DOCUMENTS = [HERE / "README.md", ROOT / "docs" / "RESULTS.md", ROOT / "README.md"]
 AIMS = {  # per cent: one recipe for all, and the settings of each benchmark
     "permuted-mnist": (95.0, 96.0),
     "split-mnist": (99.5, 99.7),
@@ -132,7 +134,7 @@ def details(name: str) -> str:
 def trials(name: str) -> str:
     """The best validation accuracy of each method in all rounds of the search."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
-    for path in sorted((ROOT / "search").glob(f"{name}*/*.json")):
+    for path in sorted(SEARCHES.glob(f"{name}*/*.json")):
         found = json.loads(path.read_text("utf-8"))
         for method, tried in found["tried"].items():
             key = found["benchmark"], method
@@ -151,7 +153,7 @@ def measured(trial: Trial) -> Summary:
 def confirmed(name: str) -> str:
     """The validation accuracy of what was chosen, in the last round that measured it with seeds of its own."""
     found: dict[tuple[str, str], Trial] = {}
-    for path in sorted((ROOT / "search").glob(f"{name}*/*.json")):
+    for path in sorted(SEARCHES.glob(f"{name}*/*.json")):
         one = json.loads(path.read_text("utf-8"))
         found |= {(one["benchmark"], method): best_trial(one, method) for method in one.get("confirmed", {})}
     methods = dict.fromkeys([*PAPER_METHODS, *(method for _, method in found)])
