@@ -1,4 +1,4 @@
-"""Fill the tables of RESULTS.md and README.md from the result files in `results/`: `python experiments/paper/make_tables.py`.
+"""Make the tables of the documents from the result files here: `python experiments/paper/make_tables.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; the tests check that every one is as this makes it.
 """
@@ -131,21 +131,6 @@ def details(name: str) -> str:
     return "\n\n".join(f"### {group.name}\n\n{full_table(group).markdown().strip()}" for group in groups(name))
 
 
-def trials(name: str) -> str:
-    """The best validation accuracy of each method in all rounds of the search."""
-    best: dict[tuple[str, str], tuple[float, float]] = {}
-    for path in sorted(SEARCHES.glob(f"{name}*/*.json")):
-        found = json.loads(path.read_text("utf-8"))
-        for method, tried in found["tried"].items():
-            key = found["benchmark"], method
-            best[key] = max(best.get(key, (0.0, 0.0)), (tried[0]["mean"], tried[0]["std"]))
-    rows = [
-        [method, *(f"{100 * best[b, method][0]:.2f} ± {100 * best[b, method][1]:.2f}" for b in PAPER_BENCHMARKS)]
-        for method in PAPER_METHODS
-    ]
-    return table(["method", *PAPER_BENCHMARKS], rows)
-
-
 def measured(trial: Trial) -> Summary:
     return Summary(trial["mean"], trial["std"], list(trial["per_seed"]))
 
@@ -185,7 +170,7 @@ def architectures(name: str) -> str:
 
 
 KINDS: dict[str, Callable[[str], str]] = {
-    "main": main, "paired": paired, "aims": aims, "details": details, "trials": trials,
+    "main": main, "paired": paired, "aims": aims, "details": details,
     "architectures": architectures, "coresets": coresets, "confirmed": confirmed, "again": again,
 }  # fmt: skip
 
