@@ -5,6 +5,7 @@ documents say of the settings is what the code says.
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
 import shlex
@@ -15,10 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
 from evcl.settings import VALIDATION
 
 ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "experiments" / "paper"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = ("start", "models", "data", "training", "methods", "own-method")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
@@ -91,17 +94,34 @@ def test_the_defaults_in_the_documents_are_the_codes():
         assert type(setting.default)(found[name]) == setting.default, name
 
 
-def test_the_tables_are_made_from_the_result_files():
-    make = runpy.run_path(str(ROOT / "experiments" / "paper" / "make_tables.py"))
+@pytest.fixture
+def make():
+    return runpy.run_path(str(PAPER / "make_tables.py"))
+
+
+def test_the_tables_are_made_from_the_result_files(make):
     for path in make["DOCUMENTS"]:
         text = path.read_text("utf-8")
         assert len(make["TABLE"].findall(text)) == text.count("<!-- table: ") > 0
         assert make["filled"](text) == text, f"run python experiments/paper/make_tables.py: {path.name}"
 
 
+def test_the_files_behind_the_documents_are_kept_short(make, tmp_path):
+    """One line per trial of a search, and per key of a result."""
+    for path in make["RESULTS"].rglob(RESULT):
+        text = path.read_text("utf-8")
+        assert make["kept"](text) == text, f"run python experiments/paper/make_tables.py: {path}"
+    found = [*make["SEARCHES"].glob("*/*.json"), *make["RESULTS"].glob("*/search/*.json")]
+    assert {path.parents[1] for path in found} == {make["SEARCHES"], make["RESULTS"] / "architectures"}
+    for path in found:
+        text = path.read_text("utf-8")
+        write_found(tmp_path / path.name, json.loads(text))
+        assert (tmp_path / path.name).read_text("utf-8") == text, path
+
+
 def test_every_guide_is_there_and_linked():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert all(f"(docs/{name}.md)" in readme for name in GUIDES)
-    for path in DOCUMENTS:
+    for path in (*DOCUMENTS, PAPER / "README.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, best_trial, read_result
 from evcl.experiments.search import Trial
+from evcl.files import in_lines
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
 
 HERE = Path(__file__).parent
@@ -188,6 +189,13 @@ def filled(text: str) -> str:
     return TABLE.sub(made, text)
 
 
+def kept(text: str) -> str:
+    """A result file as it is kept here, one line per key: `evcl` writes one per number."""
+    return f"{in_lines(json.loads(text), 1)}\n"
+
+
 if __name__ == "__main__":
+    for path in RESULTS.rglob(RESULT):
+        path.write_text(kept(path.read_text("utf-8")), "utf-8")
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text("utf-8")), "utf-8")

@@ -93,12 +93,13 @@ def in_lines(content: Any, depth: int, indent: str = "") -> str:
     """
     if not depth or not content or not isinstance(content, dict | list):
         return json.dumps(content, allow_nan=False)
-    named = isinstance(content, dict)
-    keys = [f"{json.dumps(key)}: " for key in content] if named else [""] * len(content)
     inner = f"{indent} "
-    values = (in_lines(value, depth - 1, inner) for value in (content.values() if named else content))
-    lines = ",\n".join(f"{inner}{key}{value}" for key, value in zip(keys, values, strict=True))
-    return f"{{\n{lines}\n{indent}}}" if named else f"[\n{lines}\n{indent}]"
+    if isinstance(content, dict):
+        (opened, closed), keys, values = "{}", [f"{json.dumps(key)}: " for key in content], list(content.values())
+    else:
+        (opened, closed), keys, values = "[]", [""] * len(content), content
+    lines = [f"{inner}{key}{in_lines(value, depth - 1, inner)}" for key, value in zip(keys, values, strict=True)]
+    return "\n".join([opened, ",\n".join(lines), f"{indent}{closed}"])
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
