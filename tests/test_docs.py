@@ -11,10 +11,13 @@ import runpy
 import shlex
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from msgspec import structs
 
 from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
@@ -104,6 +107,32 @@ def test_the_tables_are_made_from_the_result_files(make):
         text = path.read_text("utf-8")
         assert len(make["TABLE"].findall(text)) == text.count("<!-- table: ") > 0
         assert make["filled"](text) == text, f"run python experiments/paper/make_tables.py: {path.name}"
+
+
+def shown(path):
+    """The numbers that a figure's file says it shows."""
+    (found,) = ElementTree.parse(path).iter("{http://purl.org/dc/elements/1.1/}description")
+    return json.loads(found.text)
+
+
+def test_the_figures_are_drawn_from_the_result_files(make, tmp_path):
+    groups = make["groups"]("tuned")
+    assert {f"{group.slug}.svg" for group in groups} == {path.name for path in make["FIGURES"].iterdir()}
+    for group in groups:
+        drawn = make["draw"](group, tmp_path)
+        there = make["FIGURES"] / drawn.name
+        assert shown(drawn) == shown(there), f"run python experiments/paper/make_tables.py: {there.name}"
+
+
+def test_a_figure_drawn_before_a_result_changed_is_noticed(make, tmp_path):
+    group = make["groups"]("ten-tasks")[0]
+    before = shown(make["draw"](group, tmp_path))
+    line = group.lines[0]
+    accuracy = [[list(row) for row in matrix] for matrix in line.result.accuracy]
+    accuracy[0][-1][0] -= 0.001
+    changed = replace(line, result=structs.replace(line.result, accuracy=accuracy))
+    after = shown(make["draw"](replace(group, lines=(changed, *group.lines[1:])), tmp_path))
+    assert [label for label in before if before[label] != after[label]] == [line.label]
 
 
 def test_the_files_behind_the_documents_are_kept_short(make, tmp_path):

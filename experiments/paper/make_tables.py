@@ -1,13 +1,15 @@
-"""Make the tables of the documents from the result files here: `python experiments/paper/make_tables.py`.
+"""Make the tables and figures of the documents from the result files here: `python experiments/paper/make_tables.py`.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; the tests check that every one is as this makes it.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A figure's file holds the numbers that it shows. The
+tests check that both are as this makes them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, b
 from evcl.experiments.search import Trial
 from evcl.files import in_lines
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
+from evcl.report.figures import accuracy_figure, save_figure
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 SEARCHES = HERE / "search"
 DOCUMENTS = [HERE / "README.md", ROOT / "docs" / "RESULTS.md", ROOT / "README.md"]
+FIGURES = ROOT / "docs" / "figures"
 AIMS = {  # per cent: one recipe for all, and the settings of each benchmark
     "permuted-mnist": (95.0, 96.0),
     "split-mnist": (99.5, 99.7),
@@ -189,6 +193,21 @@ def filled(text: str) -> str:
     return TABLE.sub(made, text)
 
 
+def draw(group: Group, folder: Path) -> Path:
+    """Draw the curves of a benchmark, in a file that says which numbers they show."""
+
+    def numbers(values: Iterable[float]) -> list[float | None]:
+        return [round(100 * value, 4) if math.isfinite(value) else None for value in values]
+
+    shown = {}
+    for line in group.lines:
+        mean, spread = line.curve
+        shown[line.label] = {"mean": numbers(mean), "std": numbers(spread), "published": numbers(line.published or [])}
+    path = folder / f"{group.slug}.svg"
+    save_figure(accuracy_figure(group), path, json.dumps(shown))
+    return path
+
+
 def kept(text: str) -> str:
     """A result file as it is kept here, one line per key: `evcl` writes one per number."""
     return f"{in_lines(json.loads(text), 1)}\n"
@@ -199,3 +218,5 @@ if __name__ == "__main__":
         path.write_text(kept(path.read_text("utf-8")), "utf-8")
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    for group in groups("tuned"):
+        draw(group, FIGURES)
