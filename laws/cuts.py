@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ CASES = {
 }
 
 
-def accuracy(case: Case, method: str, seed: int, files: list[int], **settings: str) -> float:
+def accuracy(case: Case, method: str, seed: int, files: list[int], **settings: Any) -> float:
     x, y, x_test, y_test = case.rows(seed)
     network = evcl.nn.mlp(x.shape[1], case.hidden)
     learner = evcl.Learner(network, method, epochs=case.epochs, seed=seed, **settings)
