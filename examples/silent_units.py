@@ -20,7 +20,7 @@ import evcl
 from evcl.benchmarks import Task
 from evcl.experiments import configure
 
-PULL = {  # one choice for the paper's benchmarks (search/recipe-8), without a teacher
+PULL = {  # one choice for the paper's benchmarks (experiments/paper/search/recipe-8), without a teacher
     "lr": 0.00252, "batch_size": 256, "epochs": 40, "tempering": 0.00839, "init_std": 0.001, "prior_std": 0.0495,
     "std_rate": 0.01, "predict_samples": 32, "strength": 230.0, "strength_scale": "examples", "fisher_scale": "task",
     "fisher_temperature": 16.6, "fisher_spread": 0.182, "distill": 0.0,

@@ -5,7 +5,7 @@ The `--methods` learn it by their defaults, those of `--tuned` by the preset `tu
 Accuracies are per cent, on a tenth of each training set that is held out, or with `--test` on the test sets.
 
     python laws/streams.py --streams 0 4 --methods evcl naive --tuned lwf ewc --device cuda
-    python laws/streams.py --test --streams 2000 2012 --tuned lwf ewc --out results/laws/streams.json
+    python laws/streams.py --test --streams 2000 2012 --tuned lwf ewc --out experiments/paper/results/laws/streams.json
 
 `--reversed` takes the pairs of classes of the benchmark in reversed order instead, with the numbers as seeds. `--out`
 keeps every accuracy: RESULTS.md has its tables from there.

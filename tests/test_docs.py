@@ -5,20 +5,26 @@ documents say of the settings is what the code says.
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
 import shlex
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from msgspec import structs
 
 from evcl._core.settings import VALIDATION
+from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "experiments" / "paper"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = ("start", "models", "data", "training", "methods", "own-method", "command-line")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
@@ -95,18 +101,61 @@ def test_the_defaults_in_the_documents_are_the_codes():
         assert type(setting.default)(found[name]) == setting.default, name
 
 
-def test_the_tables_are_made_from_the_result_files():
-    make = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+@pytest.fixture
+def make():
+    return runpy.run_path(str(PAPER / "make_tables.py"))
+
+
+def test_the_tables_are_made_from_the_result_files(make):
     for path in make["DOCUMENTS"]:
         text = path.read_text("utf-8")
         assert len(make["TABLE"].findall(text)) == text.count("<!-- table: ") > 0
-        assert make["filled"](text) == text, f"run python docs/make_tables.py: {path.name}"
+        assert make["filled"](text) == text, f"run python experiments/paper/make_tables.py: {path.name}"
+
+
+def shown(path):
+    """The numbers that a figure's file says it shows."""
+    (found,) = ElementTree.parse(path).iter("{http://purl.org/dc/elements/1.1/}description")
+    return json.loads(found.text)
+
+
+def test_the_figures_are_drawn_from_the_result_files(make, tmp_path):
+    groups = make["groups"]("tuned")
+    assert {f"{group.slug}.svg" for group in groups} == {path.name for path in make["FIGURES"].iterdir()}
+    for group in groups:
+        drawn = make["draw"](group, tmp_path)
+        there = make["FIGURES"] / drawn.name
+        assert shown(drawn) == shown(there), f"run python experiments/paper/make_tables.py: {there.name}"
+
+
+def test_a_figure_drawn_before_a_result_changed_is_noticed(make, tmp_path):
+    group = make["groups"]("ten-tasks")[0]
+    before = shown(make["draw"](group, tmp_path))
+    line = group.lines[0]
+    accuracy = [[list(row) for row in matrix] for matrix in line.result.accuracy]
+    accuracy[0][-1][0] -= 0.001
+    changed = replace(line, result=structs.replace(line.result, accuracy=accuracy))
+    after = shown(make["draw"](replace(group, lines=(changed, *group.lines[1:])), tmp_path))
+    assert [label for label in before if before[label] != after[label]] == [line.label]
+
+
+def test_the_files_behind_the_documents_are_kept_short(make, tmp_path):
+    """One line per trial of a search, and per key of a result."""
+    for path in make["RESULTS"].rglob(RESULT):
+        text = path.read_text("utf-8")
+        assert make["kept"](text) == text, f"run python experiments/paper/make_tables.py: {path}"
+    found = [*make["SEARCHES"].glob("*/*.json"), *make["RESULTS"].glob("*/search/*.json")]
+    assert {path.parents[1] for path in found} == {make["SEARCHES"], make["RESULTS"] / "architectures"}
+    for path in found:
+        text = path.read_text("utf-8")
+        write_found(tmp_path / path.name, json.loads(text))
+        assert (tmp_path / path.name).read_text("utf-8") == text, path
 
 
 def test_every_guide_is_there_and_linked():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert all(f"(docs/{name}.md)" in readme for name in GUIDES)
-    for path in DOCUMENTS:
+    for path in (*DOCUMENTS, PAPER / "README.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 

@@ -1,7 +1,8 @@
 """EVCL, EWC, naive and joint training on three architectures: settings by a search on validation data, then the test.
 
-    python examples/architectures/compare.py --out results/architectures    # all of it, on a GPU if there is one
-    python examples/architectures/compare.py --defaults --out results/architectures-defaults    # no search
+    python examples/architectures/compare.py --out experiments/paper/results/architectures    # on a GPU if there is one
+    python examples/architectures/compare.py --defaults --out experiments/paper/results/architectures-defaults
+    # no search: every method's defaults
     python examples/architectures/compare.py --quick --out runs/quick       # two tasks, little training: does it run?
     python examples/architectures/compare.py resnet-cifar10 --trials 6 --trial-seeds 1 --epochs 10 --out ...   # less
 
@@ -93,7 +94,7 @@ def searched(name: str, search: Search, out: Path, tasks: int | None, device: st
         found = experiments.read_found(path, search)
     else:
         found = experiments.tune(search, name if tasks is None else f"{name}:{tasks}", device)
-        experiments.write_result(path.parent, found, path.name)
+        experiments.write_found(path, found)
     return {method: tried[0] for method, tried in found["tried"].items()}
 
 

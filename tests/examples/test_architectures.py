@@ -75,11 +75,12 @@ def test_a_small_run_of_all_of_it(example, subset, tmp_path, monkeypatch, capsys
         assert {name: result["config"][name] for name in best} == best
         assert len(result["accuracy"][0]) == 2
     monkeypatch.setattr(experiments, "tune", None)
+    monkeypatch.setattr(experiments, "write_found", None)
     monkeypatch.setattr(experiments, "write_result", None)
     example[1].main(words)
     assert capsys.readouterr().out.splitlines()[1:] == first.splitlines()[1:]  # but for the time it took
 
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "docs" / "make_tables.py")
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "experiments" / "paper" / "make_tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune
+from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune, write_found
 from evcl.experiments.engines import Inline
 from evcl.experiments.search import _asked, refinement, trials
 
@@ -195,6 +196,8 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     assert json.loads(found.read_text())["benchmark"] == "split-digits"
     assert evcl("tune", str(path), "--device", "cpu")[0] == 0
     assert found.stat().st_mtime_ns == made
+    found.write_text(json.dumps(json.loads(found.read_text()), indent=1))  # as version 0.1 wrote it
+    assert evcl("tune", str(path), "--device", "cpu")[1] == out.partition("\n")[2]
     search(SEARCH.replace("seeds = [7, 8]", "seeds = [7, 9]"))
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert status == 1
@@ -203,6 +206,27 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert (status, err.count("\n")) == (1, 1)
     assert "is not what a search found" in err
+
+
+def test_what_was_found_is_written_with_one_line_per_trial(tmp_path):
+    trial = {"settings": {"lr": 0.1, "epochs": 2}, "mean": 0.5, "std": None, "per_seed": [0.5, None]}
+    found = {
+        "benchmark": "split-digits",
+        "seeds": [7, 8],
+        "methods": {"evcl": [{"lr": {"low": 0.1, "high": 1.0}}, {"lr": 2}], "ewc": {}},
+        "confirmed": {"evcl": [trial]},
+        "tried": {"evcl": [trial, trial], "ewc": []},
+    }
+    write_found(tmp_path / "a" / "found.json", found)
+    text = (tmp_path / "a" / "found.json").read_text()
+    assert json.loads(text) == found
+    lines = text.splitlines()
+    assert lines.count(f"   {json.dumps(trial)}") == 2
+    assert lines.count(f"   {json.dumps(trial)},") == 1
+    assert {' "seeds": [7, 8],', '  "ewc": {}', '  "ewc": []'} < set(lines)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_found(tmp_path / "found.json", {"tried": {"evcl": [{"mean": math.nan}]}})
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_what_another_search_found_meanwhile_is_not_replaced(evcl, search, monkeypatch):

@@ -87,6 +87,21 @@ def parsed(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def in_lines(content: Any, depth: int, indent: str = "") -> str:
+    """JSON whose outer `depth` levels have one entry per line, and what lies deeper none of its own: a file whose
+    changes can be read, without a line for every number.
+    """
+    if not depth or not content or not isinstance(content, dict | list):
+        return json.dumps(content, allow_nan=False)
+    inner = f"{indent} "
+    if isinstance(content, dict):
+        (opened, closed), keys, values = "{}", [f"{json.dumps(key)}: " for key in content], list(content.values())
+    else:
+        (opened, closed), keys, values = "[]", [""] * len(content), content
+    lines = [f"{inner}{key}{in_lines(value, depth - 1, inner)}" for key, value in zip(keys, values, strict=True)]
+    return "\n".join([opened, ",\n".join(lines), f"{indent}{closed}"])
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary neighbour of `path`, then put it in its place.
 

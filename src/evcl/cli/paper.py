@@ -105,7 +105,9 @@ def reproduce(
 
 
 def tune(
-    search: Annotated[Path, typer.Argument(help="A TOML file that says what is searched: see search/README.md.")],
+    search: Annotated[
+        Path, typer.Argument(help="A TOML file that says what is searched; experiments/paper/search has some.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of what was found, a file a benchmark [beside the search].")
     ] = None,
@@ -146,7 +148,7 @@ def tune(
                 found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
             if path.exists() and not overwrite:  # it came meanwhile: of this search it is as good, another's stays
                 experiments.read_found(path, wanted)
-            experiments.write_result(folder, found[-1], path.name, overwrite=True)
+            experiments.write_found(path, found[-1])
         print_trials(found[-1])
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)

@@ -10,7 +10,7 @@ from evcl.experiments.presets import SUMMARIES, preset
 from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
 from evcl.experiments.resume import SECONDS, open_checkpoints
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
-from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune
+from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune, write_found
 from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
 from evcl.experiments.sweep import Standing, read_sweep, standing, varied
 from evcl.training import Checkpoints, Stopped
@@ -62,5 +62,6 @@ __all__ = [
     "varied",
     "where",
     "work",
+    "write_found",
     "write_result",
 ]

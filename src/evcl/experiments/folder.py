@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.files import check_regular, locked, write_atomically
@@ -78,12 +77,12 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_result(folder: Path, result: Result | Mapping[str, Any], name: str = RESULT, overwrite: bool = False) -> Path:
+def write_result(folder: Path, result: Result, overwrite: bool = False) -> Path:
     """Write `result.json`, whole or not at all. One that came there since `open_folder` looked is not replaced, unless
     with `overwrite`: if it is of the same run it is as good, and if of another this is an error.
     """
-    path, text = folder / name, to_json(result)
-    if path.exists() and not overwrite and isinstance(result, Result):
+    path, text = folder / RESULT, to_json(result)
+    if path.exists() and not overwrite:
         found = read_result(path)
         if any(getattr(found, key) != getattr(result, key) for key in ("benchmark", "method", "config", "seeds")):
             other = f"{found.benchmark} {found.method}"

@@ -1,6 +1,7 @@
 """The search for a method's settings: the same number of trials for every method, measured on validation data alone.
 
-A search is a TOML file, and its result a JSON file beside it that says when, how and on what it was found:
+A search is a TOML file, and its result a JSON file beside it, with one line per trial, that says when, how and on what
+it was found:
 
     benchmarks = ["split-mnist", "permuted-mnist"]
     validation = 0.1            # part of each training set that is measured on
@@ -37,7 +38,7 @@ import torch
 from msgspec.structs import asdict
 
 from evcl._core.errors import EvclError, unknown
-from evcl._core.files import parsed, read_text
+from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl._core.settings import SEED
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.cells import MakeEngine
@@ -343,6 +344,18 @@ def _asked(search: Search) -> dict[str, Any]:
     more = {"refine": search.refine, "after": list(search.after), "confirm": search.confirm}
     more |= {"confirm_seeds": list(search.confirm_seeds)}
     return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
+
+
+def write_found(path: Path, found: Mapping[str, Any]) -> None:
+    """Write what `tune` found, whole or not at all: one line per trial."""
+    depths = {"methods": 1, "confirmed": 2, "tried": 2}
+    lines = ",\n".join(f' "{key}": {in_lines(value, depths.get(key, 0), " ")}' for key, value in found.items())
+
+    def write(temporary: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(f"{{\n{lines}\n}}\n", "utf-8")
+
+    write_atomically(path, write)
 
 
 def read_found(path: Path, search: Search) -> dict[str, Any]:

@@ -262,9 +262,12 @@ def _text(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's ending; the same figure gives the same bytes."""
+def save_figure(figure: Figure, path: Path, description: str | None = None) -> None:
+    """Write a figure in the format of the path's ending; the same figure gives the same bytes.
+
+    An SVG file may hold a description, which is not drawn.
+    """
     kind = path.suffix[1:]
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata = {"svg": {"Date": None, "Description": description}, "pdf": {"CreationDate": None}}.get(kind)
     with _style():
-        write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=dates.get(kind)))
+        write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))

@@ -1,0 +1,74 @@
+"""Write the presets that the searches chose into presets.toml: `python experiments/paper/make_presets.py`.
+
+`tuned` is, for each benchmark and method, what the last search that tried both found best when it measured its best
+trials again. The tests check that the file is as this makes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, best_trial, configure, result_name
+from evcl.methods import METHODS
+
+HERE = Path(__file__).parent
+SEARCHES = HERE / "search"
+PRESETS = HERE.parents[1] / "src" / "evcl" / "experiments" / "presets.toml"
+MARK = (
+    "# --- below: written by experiments/paper/make_presets.py from what the searches found, on validation data alone\n"
+)
+TUNED = (  # in the order in which they were made
+    "digits-3", "paper-4-split", "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks",
+    "paper-7-split-mnist", "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
+    "paper-7-permuted-mnist", "paper-8-split-notmnist", "ten-tasks-2",
+)  # fmt: skip
+DIGITS = ("permuted-digits", "split-digits")
+TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
+LWF = ("split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")  # where it differs from naive training
+
+
+def found(search: str, benchmark: str) -> dict[str, Any] | None:
+    path = SEARCHES / search / result_name(benchmark)
+    return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+
+def table(name: str, benchmark: str, method: str, result: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Everything in which a trial differs from the method's defaults."""
+    resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=settings).settings
+    usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
+    given = {key: value for key, value in resolved.items() if key in usual and value != usual[key]}
+    return "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in given.items())])
+
+
+def tuned(benchmark: str, method: str) -> str:
+    """The table of a benchmark and a method."""
+    each = [(search, result) for search in TUNED if (result := found(search, benchmark)) and method in result["tried"]]
+    search, result = each[-1]
+    trial = best_trial(result, method)
+    accuracy = f"{100 * trial['mean']:.2f} +- {100 * trial['std']:.2f} over {len(trial['per_seed'])} seeds"
+    made = table(
+        f'tuned."{benchmark}".{method}' if ":" in benchmark else f"tuned.{benchmark}.{method}",
+        benchmark,
+        method,
+        result,
+        trial["settings"],
+    )
+    return f"# experiments/paper/search/{search}, {result['date']}: {accuracy}\n{made}"
+
+
+def made() -> str:
+    wanted = {**dict.fromkeys((*DIGITS, *PAPER_BENCHMARKS), PAPER_METHODS), **TEN}
+    wanted |= dict.fromkeys(LWF, (*PAPER_METHODS, "lwf"))
+    tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
+    return MARK + "\n" + "\n\n".join(tables) + "\n"
+
+
+def filled(text: str) -> str:
+    """The file with everything below the mark made anew."""
+    return text.partition(MARK)[0] + made()
+
+
+if __name__ == "__main__":
+    PRESETS.write_text(filled(PRESETS.read_text("utf-8")), "utf-8")
