@@ -445,7 +445,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     command = ["sweep", file(text), "--device", "cpu"]
     status, out, err = evcl(*command)
     assert (status, err.count("\n")) == (1, 1)
-    assert "1 of 2 cells failed: evcl status" in err
+    assert "1 of 2 cells failed: see evcl status" in err
     assert "failed: diverged" in out
     assert "2 cells, 1 done, 1 failed, 0 to do" in out
     (failed,) = (tmp_path / "sweep").glob("cells/*/failed-1.json")
@@ -454,7 +454,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     assert evcl(*command, "--retry-failed")[0] == 1
     assert failed.with_name("failed-2.json").exists()
     wrong = {"--workers": "0", "--engine": "spark", "--address": "1.2.3.4:5"}
-    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "goes with"), strict=True):
+    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "--address needs"), strict=True):
         status, _, err = evcl(*command, option, value)
         assert (status, err.count("\n")) == (2, 1)
         assert message in err

@@ -277,7 +277,7 @@ def test_the_command_makes_the_result_again(arguments, tmp_path, monkeypatch, ca
     run(["evcl", "run", *arguments.split(), "--out", "r"])
     (found,) = find_results(Path("r"))
     said = shlex.split(command(found))
-    assert "r holds this run already" in run([*said, "--out", "r"])
+    assert "r already holds this run" in run([*said, "--out", "r"])
     assert said.count("--set") == arguments.count("--set")  # what the preset says is not said again
 
 
