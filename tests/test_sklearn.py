@@ -98,7 +98,7 @@ def test_calls_with_one_task_name_are_one_task(pickled):
                 pieces = pickle.loads(pickle.dumps(pieces))  # noqa: S301
     assert whole.tasks_ == pieces.tasks_ == ("january", "february")
     assert (whole.predict_proba(X) == pieces.predict_proba(X)).all()
-    with pytest.raises(evcl.EvclError, match="'january' is learned already"):
+    with pytest.raises(evcl.EvclError, match="'january' is already learned"):
         pieces.partial_fit(X, NAMES, task="january")
     pieces.partial_fit(X, NAMES)
     assert pieces.tasks_ == ("january", "february", "2")
