@@ -454,7 +454,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     assert evcl(*command, "--retry-failed")[0] == 1
     assert failed.with_name("failed-2.json").exists()
     wrong = {"--workers": "0", "--engine": "spark", "--address": "1.2.3.4:5"}
-    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "--address needs"), strict=True):
+    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "needs"), strict=True):
         status, _, err = evcl(*command, option, value)
         assert (status, err.count("\n")) == (2, 1)
         assert message in err
