@@ -1,4 +1,4 @@
-"""The estimator: evcl as scikit-learn knows classifiers. Needs scikit-learn; `import evcl` does not."""
+"""`EVCLClassifier`, a scikit-learn estimator. This module needs scikit-learn; `import evcl` does not."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size"
 
 
 class Uncertainty(NamedTuple):
-    """[N] each, in nats: entropy = aleatoric + epistemic; and `unfamiliar`, about 1 for a typical row of those learned.
+    """Uncertainty per row, [N] each, in nats: entropy = aleatoric + epistemic. `unfamiliar` is about 1 for a typical
+    row of the training data.
 
-    `evcl.learner.Predictions` says what they mean.
+    `evcl.learner.Predictions` explains each of them.
     """
 
     entropy: Any
@@ -34,7 +35,7 @@ class Uncertainty(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A named task that later calls may add to: the learner before it (None: there was none), and its data so far."""
+    """A named task that later calls may add to: the learner before it (None for the first task) and its data so far."""
 
     name: str
     before: Learner | None
@@ -43,32 +44,32 @@ class _Open(NamedTuple):
 
 
 class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A multilayer perceptron that learns task after task and keeps what it knew.
+    """A multilayer perceptron that learns one task after another without forgetting the earlier ones.
 
-    `fit` starts over. Each call of `partial_fit` is one task more, learned without the data of the earlier ones and
-    consolidated by the method; new classes may come with it. Inputs should be scaled, as for any perceptron.
+    `fit` starts over. Each call of `partial_fit` learns one more task, without the data of earlier tasks, and the
+    method consolidates it. A task may add new classes. Inputs should be scaled, as for any perceptron.
 
     Parameters
     ----------
     hidden_layer_sizes : widths of the hidden layers.
     method : "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
-    strength, tempering, init_std, prior_std, lr, batch_size, epochs, predict_samples : settings of the method, as
-        everywhere in evcl. None is the method's default; one that the method does not have is refused.
-    early_stopping : hold a part of each task out, stratified, and end it after `n_iter_no_change` epochs without a
-        smaller NLL there, with the weights of the best epoch.
-    validation_fraction, n_iter_no_change : of early stopping.
-    class_weight : "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
-    settings : a mapping of further settings, by name: {"coreset": "kcenter"}.
-    random_state : a number, a numpy RandomState or None, as in scikit-learn.
-    device : where it trains: "cpu" or "cuda".
+    strength, tempering, init_std, prior_std, lr, batch_size, epochs, predict_samples : settings of the method, with the
+        same meaning as elsewhere in evcl. None means the method's default; a setting that the method lacks is an error.
+    early_stopping : hold out a stratified part of each task, stop the task after `n_iter_no_change` epochs without a
+        lower NLL on that part, and restore the weights of the best epoch.
+    validation_fraction, n_iter_no_change : parameters of early stopping.
+    class_weight : "balanced", or {label: weight}; within a task, only the ratios matter. As in `evcl.Learner.learn`.
+    settings : further settings by name, for example {"coreset": "kcenter"}.
+    random_state : an integer, a numpy RandomState or None, as in scikit-learn.
+    device : the device to train on, "cpu" or "cuda".
 
     Attributes
     ----------
-    classes_ : the labels, sorted: the columns of `predict_proba`.
-    tasks_ : the names of the tasks learned, in their order.
+    classes_ : the sorted labels, in the order of the columns of `predict_proba`.
+    tasks_ : the names of the learned tasks, in order.
     n_features_in_, feature_names_in_ : as in scikit-learn.
-    learner_ : the `evcl.Learner` inside, which knows the classes by their numbers in `labels_`.
-    labels_ : the labels in the order in which they came.
+    learner_ : the underlying `evcl.Learner`, whose labels are indices into `labels_`.
+    labels_ : the labels in the order of their first appearance.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- learning --------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> EVCLClassifier:  # noqa: N803
-        """Learn one task from the beginning, and forget whatever was learned before."""
+        """Start over and learn one task; everything learned before is discarded."""
         x, y = self._checked(X, y, reset=True)
         return self._learn(None, x, y, [], None)
 
@@ -124,12 +125,12 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes: Any = None,
         task: str | None = None,
     ) -> EVCLClassifier:
-        """Learn one task more.
+        """Learn one more task.
 
-        `classes` names labels that are still to come, if you know them; it is needed only where the first call holds a
-        single class. `task` names the task. A call with the name of the last one adds to it: the two are learned as
-        one task, exactly as if their rows had come in one call. For that the rows of a named task are held until the
-        next task begins; those of a call without a name are not.
+        `classes` lists labels that later calls will have, if you know them; it is needed only if the data of the first
+        call has a single class. `task` names the task. A call with the name of the last task adds rows to it: the task
+        is learned again, exactly as if all its rows had come in one call. For this, the rows of a named task are kept
+        in memory until the next task begins; rows of unnamed tasks are not.
         """
         learner, held = getattr(self, "learner_", None), getattr(self, "_open", None)
         x, y = self._checked(X, y, reset=learner is None)
@@ -169,7 +170,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sizes = np.atleast_1d(self.hidden_layer_sizes).tolist()
         network = mlp(width, sizes)
         if get_method(self.method).jointly:
-            raise EvclError(f"{self.method} trains on all tasks at once, and EVCLClassifier on one after another")
+            raise EvclError(f"{self.method} trains on all tasks at once, but EVCLClassifier learns one at a time")
         return Learner(network, self.method, seed=seed, device=self.device, **{**given, **(self.settings or {})})
 
     def _checked(self, x: Any, y: Any, reset: bool) -> tuple[Any, Any]:
@@ -185,13 +186,13 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
-        """The probability of each class, in the order of `classes_`, averaged over draws of the posterior."""
+        """The probability of each class, in the order of `classes_`, averaged over draws from the posterior."""
         p = self._predictions(X).probabilities.astype(np.float64)[:, np.argsort(self.labels_)]
         return p / p.sum(1, keepdims=True)
 
     def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
-        """How unsure each prediction is, which part of that comes from the weights being unsure (epistemic), and how
-        far the row lies from all that was learned (unfamiliar).
+        """How uncertain each prediction is, how much of that is due to uncertain weights (epistemic), and how far the
+        row lies from all training data (unfamiliar).
         """
         found = self._predictions(X)
         return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
@@ -203,7 +204,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- pickling --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        """The learner as words and plain tensors, as it is saved; unpickled, it is on the CPU."""
+        """The state, with the learner as JSON and plain tensors, as in a saved file. Unpickling puts it on the CPU."""
         state = super().__getstate__().copy()
         if "learner_" in state:
             state["learner_"] = state["learner_"].described()
@@ -220,14 +221,14 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _in_order(parts: list[Any]) -> Any:
-    """The labels of all parts, each once, in the order of the parts."""
+    """The distinct labels of all parts, in order of first appearance."""
     if len({part.dtype.kind in "OSUT" for part in parts}) > 1:
-        raise EvclError("labels must be all numbers or all text, and these are of both kinds")
+        raise EvclError("labels must be all numbers or all text, but these are mixed")
     together = np.concatenate(parts)
     labels = together[np.sort(np.unique(together, return_index=True)[1])]
     if len(labels) < 2:
         raise EvclError(
-            f"there is 1 class only, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
+            f"there is only 1 class, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
         )
     return labels
 

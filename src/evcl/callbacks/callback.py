@@ -1,4 +1,4 @@
-"""Looking on while a task is learned: what is told, and to whom."""
+"""The callback interface: what callbacks are told while a task is learned."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
+    """Measurements at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
 
-    task                    its name; of several learned jointly, all of them
-    epoch, epochs           this one, from 1, and how many there are at most
-    nll                     the mean over the epoch, each example before its step; with class weights, weighted
-    terms                   what the method adds, by name: its terms at the end of the epoch and its losses at the last
-                            step, as the objective has them
+    task                    the task's name; if several are learned jointly, all their names
+    epoch, epochs           the number of this epoch, from 1, and the maximum number of epochs
+    nll                     the mean over the epoch, each example before its step; weighted if there are class weights
+    terms                   what the method adds to the NLL, by name, scaled as in the objective: its terms at the end
+                            of the epoch, its losses at the last step
     lr                      Adam's learning rate
-    validation_nll          of what would be predicted of the validation part now; weighted as `nll` is
-    validation_accuracy     of the same; both None where there is no validation part
-    stage                   which of the method's fits this is: "task", or for example "coreset"
+    validation_nll          the NLL of the current predictions for the validation part; weighted like `nll`
+    validation_accuracy     their accuracy; both are None without a validation part
+    stage                   which of the method's fits this epoch belongs to: "task" or, for example, "coreset"
     """
 
     task: str
@@ -37,7 +37,7 @@ class Epoch:
 
     @property
     def kl(self) -> float:
-        """beta/N KL(q || prior); times N/beta, the KL itself. 0 if the method has none."""
+        """The KL term, beta/N KL(q || prior): multiply by N/beta for the KL itself. 0 if the method has none."""
         return self.terms.get("kl", 0.0)
 
     @property
@@ -57,20 +57,20 @@ class Epoch:
 
 
 class Callback:
-    """Subclass it and override what you need; `learner.learn(..., callbacks=[...])` calls them in their order.
+    """Subclass it and override what you need; `learner.learn(..., callbacks=[...])` calls callbacks in list order.
 
-    An exception in any of them ends the task, and the learner is as it was before it. The learner itself is busy until
-    `end_task`: there it knows the task already, and may predict and be saved.
+    An exception in a callback ends the task, and the learner is left as it was before the task. Callbacks cannot use
+    the learner until `end_task`: by then it has learned the task, and can predict and be saved.
     """
 
     def begin_task(self, task: str, epochs: int) -> None:
-        """A task begins, of at most this many epochs."""
+        """Called when a task begins, with its maximum number of epochs."""
 
     def begin_epoch(self, task: str, epoch: int) -> None:
-        """An epoch begins; the first is 1."""
+        """Called when an epoch begins; the first is 1."""
 
     def end_epoch(self, epoch: Epoch) -> bool | None:
-        """An epoch has ended; True makes it the task's last one. The task is then consolidated as ever."""
+        """Called when an epoch has ended. Return True to make it the task's last; the task is consolidated as usual."""
 
     def end_task(self, task: str, history: Sequence[Epoch]) -> None:
-        """The task is learned and consolidated."""
+        """Called when the task has been learned and consolidated."""
