@@ -169,7 +169,7 @@ def test_numbers_of_a_result_have_ranges(tmp_path, evcl):
     (tmp_path / "result.json").write_text(json.dumps(result))
     status, _, err = evcl("report", tmp_path)
     assert status == 1
-    assert "nll should hold a number per seed, from 0 to 1e+06" in err
+    assert "nll should have one number per seed, from 0 to 1e+06" in err
 
 
 LOADING = """

@@ -341,7 +341,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
         raise torch.AcceleratorError("an illegal memory access")
 
     monkeypatch.setattr(engines, "execute_together", broken)
-    with pytest.raises(EvclError, match="the GPU cannot be used any more"):
+    with pytest.raises(EvclError, match="the GPU can no longer be used"):
         list(work(small(5)[4:], Store(tmp_path), partial(engines.Threads, "fp32")))
     assert Store(tmp_path).look(key(small(5)[4])).kind == "stale"  # nobody's fault but the GPU's: to be run elsewhere
 
