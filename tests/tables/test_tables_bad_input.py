@@ -138,7 +138,7 @@ def test_the_first_file_is_not_guessed_at(evcl):
     assert "no column is left to learn from" in first("label\nyes\nno\n")
     assert "there is no column 'agee' to leave out" in first("age,label\n" + rows, "--drop", "agee")
     texts = "".join(f"name{i}x,{'yes' if i % 2 else 'no'}\n" for i in range(1001))
-    assert "line 1002, column 'name': more than 1,000 different texts are too many categories" in first("name,label\n" + texts)
+    assert "line 1002, column 'name': more than 1,000 distinct categories are too many" in first("name,label\n" + texts)
     classes = "".join(f"{i},c{i}x\n" for i in range(1001))
     assert "more than 1,000 different labels are too many classes" in first("age,label\n" + classes)
 

@@ -247,7 +247,7 @@ class _Fit:
                     self._texts[text] = None
                 if len(self._texts) > MOST_CATEGORIES:
                     where.bad(
-                        row, f"more than {MOST_CATEGORIES:,} different texts are too many categories; --drop leaves it out"
+                        row, f"more than {MOST_CATEGORIES:,} distinct categories are too many; --drop leaves it out"
                     )
         elif values.dtype != object or self._number:
             self._add(_numbers(values, where))
