@@ -305,7 +305,7 @@ def test_a_full_disk_ends_the_search_and_leaves_nothing(server, add, monkeypatch
         return stream
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(EvclError, match=r"No space left on device.*free space, or choose another folder with EVCL_CACHE"):
+    with pytest.raises(EvclError, match=r"No space left on device.*free space, or choose another folder with EVCL"):
         data.fetch("tiny")
     assert len(server.asked) == 1
     assert not list((cache / "downloads" / "tiny").iterdir())

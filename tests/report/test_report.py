@@ -329,7 +329,7 @@ def test_names_are_only_names(tmp_path):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(evcl.EvclError, match=r"holds no result\.json"):
+    with pytest.raises(evcl.EvclError, match=r"has no result\.json"):
         find_results(tmp_path)
     with pytest.raises(evcl.EvclError, match="there is no folder"):
         find_results(tmp_path / "nowhere")
@@ -345,7 +345,7 @@ def test_a_file_that_is_not_a_result_is_refused_by_name(tmp_path):
 
 def test_a_result_without_accuracies_is_not_reported(tmp_path):
     write(tmp_path, replace(result(), accuracy=None))
-    with pytest.raises(evcl.EvclError, match=r"0/result\.json holds no accuracy"):
+    with pytest.raises(evcl.EvclError, match=r"0/result\.json has no accuracy"):
         find_results(tmp_path)
 
 

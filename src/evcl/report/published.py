@@ -1,4 +1,4 @@
-"""The curves of the paper's five figures, and why they are not what its equations give."""
+"""The curves of the paper's five figures, and why they differ from what its equations give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Curve = tuple[float, ...]
 
 @cache
 def published() -> dict[tuple[str, str], Curve]:
-    """(benchmark, method) -> the published average accuracy after each task."""
+    """Maps (benchmark, method) to the published average accuracy after each task."""
     lines = files("evcl.report").joinpath("published.csv").read_text("utf-8").splitlines()
     found: dict[tuple[str, str], dict[int, float]] = {}
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
@@ -20,7 +20,7 @@ def published() -> dict[tuple[str, str], Curve]:
     return {key: tuple(curve[t] for t in sorted(curve)) for key, curve in found.items()}
 
 
-# Paragraphs of the page and of tables.md; `...` marks a name in that code.
+# Paragraphs of the page and of tables.md; `...` marks names in the released code.
 WHY = (
     "Published values are read from the five figures of the paper (Batra and Clark, 2024, arXiv:2406.15972), which "
     "averages three runs. They are not what the paper's equations give, and a difference from them is not a measure of "
