@@ -208,7 +208,7 @@ def test_the_published_curves_are_the_papers():
 
 
 def test_the_reason_for_the_difference_is_given_where_something_published_is_shown():
-    said = "a reading of the code released with the paper"
+    said = "reading the code released with the paper"
     for results, expected in (([result()], True), ([result(benchmark="split-digits")], False)):
         groups = by_benchmark(results)
         assert (said in tables_markdown(groups.values(), "t")) is expected

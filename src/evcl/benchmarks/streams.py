@@ -15,7 +15,7 @@ from evcl.benchmarks.benchmark import Examples, Task
 def split_tasks(
     train: Examples, test: Examples, groups: Sequence[tuple[int, ...]], words: Sequence[str] | None = None
 ) -> list[Task]:
-    """One task, with a head of its own, for each group of classes; `words` are the classes' names."""
+    """One task, with its own head, for each group of classes; `words` are the classes' names."""
     tasks = []
     for group in groups:
         for part, which in ((train, "data"), (test, "test data")):

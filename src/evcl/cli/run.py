@@ -103,7 +103,7 @@ def _found_or_made(
             if first:
                 console.print(DONE.format(folder))
             return result
-        if not first:  # process 0 has removed by now what is overwritten
+        if not first:  # process 0 has removed the old files by now
             checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
         elif resume and not checkpoints.resume:
             console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)

@@ -104,7 +104,7 @@ def learn(
         before = line["accuracy_before"]
         was = "" if before is None else f" ({_percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
-        _say(f"on what was held out: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
+        _say(f"on the held-out rows: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
     tasks = len(found.history)
     _say(f"model: {model} ({model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'})")
 

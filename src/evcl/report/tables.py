@@ -15,16 +15,16 @@ from evcl.report.runs import command, machine, seeds
 
 REFERENCE = "evcl"
 DEFINITIONS = (
-    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; in a table, after "
-    "the last one. Forgetting is how far a task has fallen from its best. NLL is the mean negative log-likelihood and "
-    "ECE the expected calibration error (15 bins), both means over the tasks after the last one. Accuracies, "
-    "forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds (n - 1). Joint "
-    "training sees all tasks at once: a ceiling, not a continual learner."
+    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; tables show it "
+    "after the last task. Forgetting is how far the accuracy on a task has dropped from its best. NLL is the mean "
+    "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
+    "last one. Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the "
+    "seeds (n - 1). Joint training sees all tasks at once: a ceiling, not a continual learner."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
-    "The mean over common seeds of the difference in average accuracy after the last task, seed by seed, ± the "
-    "standard error of that mean, in points. Above 0: {label} is better."
+    "The difference in average accuracy after the last task, computed seed by seed and averaged over the common seeds, "
+    "± the standard error of that mean, in percentage points. Positive values: {label} is better."
 )
 
 
