@@ -446,7 +446,7 @@ X, Y = blobs()
         ("data.csv", {}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not str"),
         ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, and item 0 is a ndarray"),
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
-        ((X, Y), {"head": 7}, "there is no task 7: learned so far: 1, numbered from 0"),
+        ((X, Y), {"head": 7}, "there is no task 7: only 1 learned so far, numbered from 0"),
         ((X, Y), {"task": "something"}, "'something' is already learned: choose another name"),
         ((X, Y), {"task": "new"}, "a task's name must be text other than 'new' and 'infer', not 'new'"),
         ((X, Y), {"task": 3}, "a task's name must be text other than 'new' and 'infer', not 3"),

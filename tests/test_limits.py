@@ -151,7 +151,7 @@ def test_a_network_has_a_size(hidden):
     [
         (np.zeros((3, 20_001), np.uint8), "1 to 20,000 numbers"),
         (np.zeros((3, 0), np.uint8), "1 to 20,000 numbers"),
-        (np.array(["x" * 10_001] * 3), "at most 10,000 letters"),
+        (np.array(["x" * 10_001] * 3), "at most 10,000 characters"),
         (np.frombuffer(np.array([0x110000] * 3, np.uint32).tobytes(), "<U1"), "it holds invalid text"),
         (np.frombuffer(np.array([0xD800] * 3, np.uint32).tobytes(), "<U1"), "it holds invalid text"),
     ],

@@ -239,7 +239,7 @@ class Predictor:
             return next(iter(self._heads))
         if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):
-                raise EvclError(f"there is no task {task}: learned so far: {len(self._tasks)}, numbered from 0")
+                raise EvclError(f"there is no task {task}: only {len(self._tasks)} learned so far, numbered from 0")
             return list(self._tasks.values())[int(task)]
         if not isinstance(task, str):
             raise EvclError(f"a task must be a name or a number, not {task!r}")

@@ -133,7 +133,7 @@ def predict(
             raise EvclError(f"--out {out} would overwrite a file that is read")
     classes = [found.labels[int(code)] for code in learner.classes(task)]
     header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
-    knows = learner.knows_unfamiliar  # if not, there is no such column
+    knows = learner.knows_unfamiliar  # otherwise the column `unfamiliar` is left out
     header += ["entropy", "epistemic", *(["unfamiliar"] if knows else []), *(["task"] if task == INFER else [])]
     total.unfamiliar = 0.0 if knows else None
 
