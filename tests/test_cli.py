@@ -94,7 +94,7 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(evcl):
     before = Path("r/result.json").read_bytes()
     status, out, _ = evcl(*command)
     assert status == 0
-    assert "holds this run already" in out
+    assert "already holds this run" in out
     assert Path("r/result.json").read_bytes() == before
     status, _, err = evcl(*command, "--set", "lr=0.01")
     assert status == 1
@@ -182,7 +182,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         status, out, err = evcl(*run)
     assert status == 1
     assert err.startswith("evcl: r/result.json is the result of another run (split-digits naive) that ended meanwhile")
-    assert "the run is done: it is kept in r/checkpoint, and the same command with --resume goes on from there" in err
+    assert "the run is done: it is saved in r/checkpoint, and the same command with --resume continues from" in err
     assert "forgetting" in out  # the table
     assert Path("r/result.json").read_bytes() == finished
     Path("r/result.json").unlink()
@@ -211,11 +211,11 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         ),
         (["run", "split-digits", "--set", "strength=nan"], "strength must be a finite number"),
         (["run", "split-digits", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
-        (["run", "split-digits", "--epochs", "2", "--set", "epochs=3"], "exclude each other"),
+        (["run", "split-digits", "--epochs", "2", "--set", "epochs=3"], "cannot be used together"),
         (["run", "split-digits", "--epochs", "0"], "epochs must be a whole number of at least 1"),
         (["run", "split-digits", "--epochs", "two"], "integer"),
         (["run", "split-digits", "--seeds", "0"], "--seeds must be a number from 1 to 10000, not 0"),
-        (["run", "split-digits", "--seeds", "2", "--seed-list", "1"], "exclude each other"),
+        (["run", "split-digits", "--seeds", "2", "--seed-list", "1"], "cannot be used together"),
         (
             ["run", "split-digits", "--seed-list", "1,x"],
             "--seed-list takes whole numbers separated by commas, not '1,x'",
@@ -223,7 +223,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         (["run", "split-digits", "--seed-list", "1,1"], "seeds must be different numbers"),
         (["run", "split-digits", "--tasks", "9"], "at most 5"),
         (["run", "split-digits", "--validation", "1.5"], "validation must be"),
-        (["run", "split-digits", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["run", "split-digits", "--resume", "--overwrite"], "--resume and --overwrite cannot be used together"),
         (["run", "split-digits", "--checkpoint-seconds", "-1"], "--checkpoint-seconds must be a finite number of at"),
         (["run", "split-digits", "--checkpoint-seconds", "nan"], "--checkpoint-seconds must be a finite number of at"),
         (["run", "split-digits", "--device", "cpu", "--precision", "tf32"], "must be one of fp32, bf16, not 'tf32'"),
@@ -381,7 +381,7 @@ def test_demo_and_report(evcl):
     fetched = r"<(?:link|img|iframe)(?! rel=\"icon\" href=\"data:,\")|<script[^>]* src|url\((?!#)|@import"
     assert not re.findall(fetched, page)  # nothing is fetched
     status, out, _ = evcl("demo", "--epochs", "1", "--out", "d")
-    assert "8 of 8 results are in d already" in out
+    assert "8 of 8 results are already in d" in out
     first = Path("d/figures/permuted-digits.svg").read_bytes()
     assert evcl("report", "d")[0] == 0
     assert Path("d/figures/permuted-digits.svg").read_bytes() == first

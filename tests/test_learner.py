@@ -149,7 +149,7 @@ def test_the_mean_network_is_plain_and_ends_in_the_head():
         p = plain(torch.from_numpy(x)).softmax(1).numpy()
     np.testing.assert_allclose(p, learner.predict_proba(x), atol=1e-6)
     learner.learn((x, y))
-    with pytest.raises(evcl.EvclError, match="there are 2 heads: say which task, one of 0, 1"):
+    with pytest.raises(evcl.EvclError, match="there are 2 heads: choose a task, one of 0, 1"):
         learner.mean_network()
 
 
@@ -232,7 +232,7 @@ def test_a_network_of_ones_own_is_handed_in_and_checked(tmp_path):
     learner = evcl.EVCL(net(), init="draw", epochs=2)
     learner.learn(blobs())
     learner.save(tmp_path / "m")
-    with pytest.raises(evcl.EvclError, match=r"network of your own: pass it as load\(path, network=...\)"):
+    with pytest.raises(evcl.EvclError, match=r"your own network: pass it as load\(path, network=...\)"):
         evcl.load(tmp_path / "m")
     back = evcl.load(tmp_path / "m", network=net())
     assert np.array_equal(back.predict_proba(blobs()[0]), learner.predict_proba(blobs()[0]))
@@ -446,11 +446,11 @@ X, Y = blobs()
         ("data.csv", {}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not str"),
         ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, and item 0 is a ndarray"),
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
-        ((X, Y), {"head": 7}, "there is no task 7: 1 learned, numbered from 0"),
-        ((X, Y), {"task": "something"}, "'something' is learned already: choose another name"),
-        ((X, Y), {"task": "new"}, "a task's name is some text other than 'new' and 'infer', not 'new'"),
-        ((X, Y), {"task": 3}, "a task's name is some text other than 'new' and 'infer', not 3"),
-        ((X, Y), {"head": [0]}, "a task is named or numbered, not [0]"),
+        ((X, Y), {"head": 7}, "there is no task 7: only 1 learned so far, numbered from 0"),
+        ((X, Y), {"task": "something"}, "'something' is already learned: choose another name"),
+        ((X, Y), {"task": "new"}, "a task's name must be text other than 'new' and 'infer', not 'new'"),
+        ((X, Y), {"task": 3}, "a task's name must be text other than 'new' and 'infer', not 3"),
+        ((X, Y), {"head": [0]}, "a task must be a name or a number, not [0]"),
         ((X, Y), {"epochs": 0}, "epochs must be a whole number of at least 1"),
         ((X, Y), {"epochs": 2.5}, "epochs must be a whole number"),
         ((X, Y.astype(str)), {"head": "something"}, "all integers or all strings"),
@@ -558,9 +558,9 @@ def test_names_heads_and_numbers_do_not_mix():
     benchmark = evcl.benchmarks.get("permuted-digits")
     learner = evcl.Naive(evcl.nn.mlp(64, [5]), epochs=1)
     learner.learn(benchmark[1])  # its head is called "permutation 0"
-    with pytest.raises(evcl.EvclError, match="a head is called 'permutation 0' already"):
+    with pytest.raises(evcl.EvclError, match="a head is already called 'permutation 0'"):
         learner.learn(tuple(benchmark[0].train), task="permutation 0")
-    with pytest.raises(evcl.EvclError, match="'permutation 2' is learned already"):
+    with pytest.raises(evcl.EvclError, match="'permutation 2' is already learned"):
         learner.learn_jointly([benchmark[2], benchmark[2]])
     with pytest.raises(evcl.EvclError, match="learn_jointly takes a benchmark or its tasks, not tuple"):
         learner.learn_jointly([(X, Y)])

@@ -162,7 +162,7 @@ def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
         assert str(error.value).startswith(
             f"task '{name}': {folder} holds the checkpoint of another task ({difference}"
         )
-        assert str(error.value).endswith("): finish that one, or remove the folder")
+        assert str(error.value).endswith("): finish that task, or remove the folder")
         assert "\n" not in str(error.value)
         assert bits(learner) == before
     assert {path: path.read_bytes() for path in folder.iterdir()} == saved

@@ -82,7 +82,7 @@ def test_a_pipe_is_no_hang(tmp_path):
         "report runs": "evcl: runs/a/result.json is not a result of evcl (cannot read runs/a/result.json: ",
         "sweep sweep.toml --out s": "evcl: cannot read sweep.toml: ",
         "learn --model m --target y --data data.csv": "evcl: cannot read data.csv: ",
-        "learn --model m --data imgs": "evcl: imgs/cat/pipe.png: it is no image that can be read (",
+        "learn --model m --data imgs": "evcl: imgs/cat/pipe.png: it is not a readable image (",
     }
     code = "import sys; from evcl.cli import main\nfor words in sys.argv[1:]:\n sys.argv = ['evcl', *words.split()]\n"
     code += " try: main()\n except SystemExit as end: print(end.code)"
@@ -151,9 +151,9 @@ def test_a_network_has_a_size(hidden):
     [
         (np.zeros((3, 20_001), np.uint8), "1 to 20,000 numbers"),
         (np.zeros((3, 0), np.uint8), "1 to 20,000 numbers"),
-        (np.array(["x" * 10_001] * 3), "at most 10,000 letters"),
-        (np.frombuffer(np.array([0x110000] * 3, np.uint32).tobytes(), "<U1"), "what is no text"),
-        (np.frombuffer(np.array([0xD800] * 3, np.uint32).tobytes(), "<U1"), "what is no text"),
+        (np.array(["x" * 10_001] * 3), "at most 10,000 characters"),
+        (np.frombuffer(np.array([0x110000] * 3, np.uint32).tobytes(), "<U1"), "it holds invalid text"),
+        (np.frombuffer(np.array([0xD800] * 3, np.uint32).tobytes(), "<U1"), "it holds invalid text"),
     ],
 )
 def test_an_array_of_a_table_has_a_size(tmp_path, array, message):
@@ -169,7 +169,7 @@ def test_numbers_of_a_result_have_ranges(tmp_path, evcl):
     (tmp_path / "result.json").write_text(json.dumps(result))
     status, _, err = evcl("report", tmp_path)
     assert status == 1
-    assert "nll should hold a number per seed, from 0 to 1e+06" in err
+    assert "nll should have one number per seed, from 0 to 1e+06" in err
 
 
 LOADING = """

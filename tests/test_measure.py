@@ -54,9 +54,9 @@ def test_labels_of_text_one_after_the_other():
 @pytest.mark.parametrize("y", [3, 0.5, True])
 def test_a_number_is_no_array_of_labels(y):
     learner = small()
-    with pytest.raises(evcl.EvclError, match="a task's name is some text other than 'new' and 'infer', not "):
+    with pytest.raises(evcl.EvclError, match="a task's name must be text other than 'new' and 'infer', not "):
         learner.learn(blobs()[0], y)
-    with pytest.raises(evcl.EvclError, match="the task has two names, 'a' and 'b': labels go beside the inputs"):
+    with pytest.raises(evcl.EvclError, match="the task has two names, 'a' and 'b': pass labels with the inputs"):
         learner.learn(blobs(), "a", task="b")
     with pytest.raises(evcl.EvclError, match="there are 60 inputs but 2 labels"):
         learner.learn(blobs()[0], [0, 1])
@@ -172,7 +172,7 @@ def test_a_benchmarks_task_is_measured_on_its_test_set():
 def test_bad_questions_are_refused(known):
     learner, _ = known
     for data, task, message in [
-        ((X, [3] * 4), None, "there are 2 heads: say which task"),
+        ((X, [3] * 4), None, "there are 2 heads: choose a task"),
         ((X, [3] * 4), "c", "unknown task 'c'"),
         ((X, [3] * 3), "a", "there are 4 inputs but 3 labels"),
         ((X[:, :3], [3] * 4), "a", "takes 4 numbers an example, not 3"),

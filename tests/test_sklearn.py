@@ -98,7 +98,7 @@ def test_calls_with_one_task_name_are_one_task(pickled):
                 pieces = pickle.loads(pickle.dumps(pieces))  # noqa: S301
     assert whole.tasks_ == pieces.tasks_ == ("january", "february")
     assert (whole.predict_proba(X) == pieces.predict_proba(X)).all()
-    with pytest.raises(evcl.EvclError, match="'january' is learned already"):
+    with pytest.raises(evcl.EvclError, match="'january' is already learned"):
         pieces.partial_fit(X, NAMES, task="january")
     pieces.partial_fit(X, NAMES)
     assert pieces.tasks_ == ("january", "february", "2")
@@ -118,7 +118,7 @@ def test_new_classes_come_with_a_later_task_and_columns_stay_sorted():
 
 
 def test_classes_names_what_is_still_to_come():
-    with pytest.raises(ValueError, match="1 class only, setosa"):
+    with pytest.raises(ValueError, match="only 1 class, setosa"):
         small().partial_fit(X[Y == 0], NAMES[Y == 0])
     model = small().partial_fit(X[Y == 0], NAMES[Y == 0], classes=np.unique(NAMES))
     assert model.predict_proba(X).shape == (150, 3)
@@ -162,7 +162,7 @@ def test_settings_reach_the_method_and_wrong_ones_are_refused():
         small(method="naive", strength=7).fit(X, NAMES)
     with pytest.raises(ValueError, match="unknown method 'evlc'"):
         small(method="evlc").fit(X, NAMES)
-    with pytest.raises(ValueError, match="joint trains on all tasks at once, and EVCLClassifier on one after another"):
+    with pytest.raises(ValueError, match="joint trains on all tasks at once, but EVCLClassifier learns one at a time"):
         small(method="joint").fit(X, NAMES)
     assert set(SETTINGS) <= {*TRAINING, *BAYESIAN, *ELASTIC}
 

@@ -125,7 +125,7 @@ def test_one_head_needs_no_inference_and_labels_of_two_kinds_allow_none():
     learner.learn((x, y))
     assert (learner.predict(x, "infer") == learner.predict(x)).all()
     learner.learn((x, y.astype(str)))
-    with pytest.raises(evcl.EvclError, match="must be of one kind"):
+    with pytest.raises(evcl.EvclError, match="must have one type"):
         learner.predict(x, "infer")
     with pytest.raises(evcl.EvclError, match="other than 'new' and 'infer', not 'infer'"):
         learner.learn((x, y), task="infer")

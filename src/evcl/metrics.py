@@ -1,7 +1,7 @@
-"""Numbers from the accuracy matrix, or from probabilities and labels: pure functions.
+"""Metrics, as pure functions of the accuracy matrix, or of probabilities and labels.
 
-In the accuracy matrix `a[t][k]` is the accuracy on task k after learning task t; only k <= t is used, and a row that
-was not measured holds NaN.
+In the accuracy matrix, a[t][k] is the accuracy on task k after learning task t. Only k <= t is used, and rows that were
+not measured are NaN.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Floats = NDArray[np.float64]
 def _matrix(accuracy: ArrayLike) -> Floats:
     a = np.asarray(accuracy, dtype=np.float64)
     if a.ndim != 2 or a.shape[0] != a.shape[1] or a.shape[0] == 0:
-        raise ValueError(f"an accuracy matrix is square, with a row a task, not of shape {a.shape}")
+        raise ValueError(f"an accuracy matrix must be square, with one row per task, not of shape {a.shape}")
     return a
 
 
 def accuracy_curve(accuracy: ArrayLike) -> Floats:
-    """After each task, the mean accuracy over the tasks seen so far: `mean_{k<=t} a[t][k]`."""
+    """The mean accuracy over the tasks seen so far, after each task: `mean_{k<=t} a[t][k]`."""
     a = _matrix(accuracy)
     return np.array([a[t, : t + 1].mean() for t in range(len(a))])
 
 
 def average_accuracy(accuracy: ArrayLike) -> float:
-    """The mean accuracy over all tasks after the last one."""
+    """The mean accuracy over all tasks, after the last one is learned."""
     return float(_matrix(accuracy)[-1].mean())
 
 
 def forgetting(accuracy: ArrayLike) -> float:
-    """How far the tasks before the last have fallen from their best (Chaudhry et al., 2018).
+    """How far the accuracy on the tasks before the last has dropped from its best (Chaudhry et al., 2018).
 
     `mean_{k<T} ( max_{k<=t<T} a[t][k] - a[T][k] )`; NaN for a single task.
     """
@@ -52,7 +52,7 @@ def forgetting(accuracy: ArrayLike) -> float:
 
 
 def backward_transfer(accuracy: ArrayLike) -> float:
-    """What later tasks did to the earlier ones (Lopez-Paz and Ranzato, 2017): `mean_{k<T} ( a[T][k] - a[k][k] )`."""
+    """The effect of later tasks on earlier ones (Lopez-Paz and Ranzato, 2017): `mean_{k<T} ( a[T][k] - a[k][k] )`."""
     a = _matrix(accuracy)
     last = len(a) - 1
     if last == 0:

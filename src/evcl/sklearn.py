@@ -1,4 +1,4 @@
-"""The estimator: evcl as scikit-learn knows classifiers. Needs scikit-learn; `import evcl` does not."""
+"""`EVCLClassifier`, a scikit-learn estimator. This module needs scikit-learn; `import evcl` does not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Uncertainty(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A named task that later calls may add to: the learner before it (None: there was none), and its data so far."""
+    """A named task that later calls may add to: the learner before it (None for the first task) and its data so far."""
 
     name: str
     before: Learner | None
@@ -54,10 +54,10 @@ class _Open(NamedTuple):
 
 
 class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A multilayer perceptron that learns task after task and keeps what it knew.
+    """A multilayer perceptron that learns one task after another without forgetting the earlier ones.
 
-    `fit` starts over. Each call of `partial_fit` is one task more, learned without the data of the earlier ones and
-    consolidated by the method; new classes may come with it. Inputs should be scaled, as for any perceptron.
+    `fit` starts over. Each call of `partial_fit` learns one more task, without the data of earlier tasks, and the
+    method consolidates it. A task may add new classes. Inputs should be scaled, as for any perceptron.
 
     `strength`, `tempering`, `init_std`, `prior_std`, `lr`, `batch_size`, `epochs` and `predict_samples` are settings of
     the method, as everywhere in evcl. None is the method's default; one that the method does not have is refused.
@@ -142,7 +142,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- learning --------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> EVCLClassifier:  # noqa: N803
-        """Learn one task from the beginning, and forget whatever was learned before."""
+        """Start over and learn one task; everything learned before is discarded."""
         x, y = self._checked(X, y, reset=True)
         return self._learn(None, x, y, [], None)
 
@@ -153,12 +153,12 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes: Any = None,
         task: str | None = None,
     ) -> EVCLClassifier:
-        """Learn one task more.
+        """Learn one more task.
 
-        `classes` names labels that are still to come, if you know them; it is needed only where the first call holds a
-        single class. `task` names the task. A call with the name of the last one adds to it: the two are learned as
-        one task, exactly as if their rows had come in one call. For that the rows of a named task are held until the
-        next task begins; those of a call without a name are not.
+        `classes` lists labels that later calls will have, if you know them; it is needed only if the data of the first
+        call has a single class. `task` names the task. A call with the name of the last task adds rows to it: the task
+        is learned again, exactly as if all its rows had come in one call. For this, the rows of a named task are kept
+        in memory until the next task begins; rows of unnamed tasks are not.
         """
         learner, held = getattr(self, "learner_", None), getattr(self, "_open", None)
         x, y = self._checked(X, y, reset=learner is None)
@@ -198,7 +198,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sizes = np.atleast_1d(self.hidden_layer_sizes).tolist()
         network = mlp(width, sizes)
         if get_method(self.method).jointly:
-            raise EvclError(f"{self.method} trains on all tasks at once, and EVCLClassifier on one after another")
+            raise EvclError(f"{self.method} trains on all tasks at once, but EVCLClassifier learns one at a time")
         return Learner(network, self.method, seed=seed, device=self.device, **{**given, **(self.settings or {})})
 
     def _checked(self, x: Any, y: Any, reset: bool) -> tuple[Any, Any]:
@@ -214,13 +214,13 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
-        """The probability of each class, in the order of `classes_`, averaged over draws of the posterior."""
+        """The probability of each class, in the order of `classes_`, averaged over draws from the posterior."""
         p = self._predictions(X).probabilities.astype(np.float64)[:, np.argsort(self.labels_)]
         return p / p.sum(1, keepdims=True)
 
     def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
-        """How unsure each prediction is, which part of that comes from the weights being unsure (epistemic), and how
-        far the row lies from all that was learned (unfamiliar).
+        """How uncertain each prediction is, how much of that is due to uncertain weights (epistemic), and how far the
+        row lies from all training data (unfamiliar).
         """
         found = self._predictions(X)
         return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
@@ -249,14 +249,14 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _in_order(parts: list[Any]) -> Any:
-    """The labels of all parts, each once, in the order of the parts."""
+    """The distinct labels of all parts, in order of first appearance."""
     if len({part.dtype.kind in "OSUT" for part in parts}) > 1:
-        raise EvclError("labels must be all numbers or all text, and these are of both kinds")
+        raise EvclError("labels must be all numbers or all text, but these are mixed")
     together = np.concatenate(parts)
     labels = together[np.sort(np.unique(together, return_index=True)[1])]
     if len(labels) < 2:
         raise EvclError(
-            f"there is 1 class only, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
+            f"there is only 1 class, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
         )
     return labels
 

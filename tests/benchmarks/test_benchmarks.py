@@ -69,7 +69,7 @@ def test_stratified_parts_have_the_classes_in_proportion(generator):
     kept, held = stratified(labels, 20, generator)
     assert labels[held].bincount().tolist() == [12, 6, 2]
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(100))
-    with pytest.raises(evcl.EvclError, match="cannot take 100 of 100"):
+    with pytest.raises(evcl.EvclError, match="cannot hold out 100 of 100"):
         stratified(labels, 100, generator)
 
 

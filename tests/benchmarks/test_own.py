@@ -126,7 +126,7 @@ def test_a_registered_benchmark_is_cut_to_what_is_asked(mine):
 def test_a_registered_benchmark_with_fewer_tasks_than_it_says_is_refused():
     _register("mistaken")
     try:
-        with pytest.raises(evcl.EvclError, match=r"mistaken has 2 tasks, not 5: say so in its Entry"):
+        with pytest.raises(evcl.EvclError, match=r"mistaken has 2 tasks, not 5: set tasks and most_tasks in its Entry"):
             get("mistaken")
     finally:
         BENCHMARKS.remove("mistaken")
@@ -135,31 +135,31 @@ def test_a_registered_benchmark_with_fewer_tasks_than_it_says_is_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: from_arrays([]), "there is no task"),
+        (lambda: from_arrays([]), "there are no tasks"),
         (
             lambda: from_arrays([arrays(0, 1)[:3]]),
-            "y_test) for each, and task 0 is not that",
+            "y_test) for each, but task 0 is something else",
         ),
-        (lambda: from_arrays(arrays(0, 1)), "for each, and task 0 is not that"),
-        (lambda: from_arrays(5), "there is no task"),
-        (lambda: from_arrays([arrays(0, 1)], names=["a", "b"]), "1 different names are needed"),
+        (lambda: from_arrays(arrays(0, 1)), "for each, but task 0 is something else"),
+        (lambda: from_arrays(5), "there are no tasks"),
+        (lambda: from_arrays([arrays(0, 1)], names=["a", "b"]), "1 tasks need 1 different names"),
         (lambda: from_arrays([arrays(0, 1)], heads="one"), "heads must be 'separate' or 'shared'"),
-        (lambda: from_arrays([(X, Y, X[:, :3], Y)]), "another shape"),
+        (lambda: from_arrays([(X, Y, X[:, :3], Y)]), "the shape of its inputs differs"),
         (lambda: from_arrays([(X, Y % 2, X, Y)]), "the test labels [2, 3] are not in its training set"),
         (lambda: from_arrays([(X, Y.astype(float), X, Y)]), "task '0', train: labels are float64"),
         (lambda: from_arrays([(X, Y.astype(str), X, Y)]), "these are text"),
         (lambda: from_arrays([(X * np.nan, Y, X, Y)]), "task '0', train: the inputs hold NaN"),
-        (lambda: from_datasets([(iter([]), iter([]))]), "needs len() and an index"),
-        (lambda: split(X, Y, classes=[[0, 9]]), "[9] is not among them"),
-        (lambda: split(X, Y, classes=[[0, 1]], test=1.5), "test must be a part between 0 and 1"),
+        (lambda: from_datasets([(iter([]), iter([]))]), "needs len() and indexing"),
+        (lambda: split(X, Y, classes=[[0, 9]]), "but not [9]"),
+        (lambda: split(X, Y, classes=[[0, 1]], test=1.5), "test must be a fraction between 0 and 1"),
         (lambda: split(X, Y, classes=[[0, 1]], test="0.2"), "not '0.2'"),
         (lambda: split(X, Y, classes=[[0, 1]], test=(X,)), "or a pair (x, y), not 1 things"),
-        (lambda: split(X, Y, classes=[[0, 1]], test=(X[:1], Y[:1])), "the test data has the classes [0]; [1] is not"),
+        (lambda: split(X, Y, classes=[[0, 1]], test=(X[:1], Y[:1])), "the test data has the classes [0], but not [1]"),
         (lambda: split(X, Y, classes=[0, 1]), "groups of whole numbers like [[0, 1], [2, 3]], not [0, 1]"),
-        (lambda: permute(X, Y, test=(X[:, :3], Y)), "another shape"),
+        (lambda: permute(X, Y, test=(X[:, :3], Y)), "the shape of its inputs differs"),
         (lambda: permute(X, Y % 2, test=(X, Y)), "the test labels [2, 3] are not in the training set"),
         (lambda: permute(X, Y, seed=-1), "seed must be"),
-        (lambda: from_datasets([PAIRS, PAIRS]), "(training, test) for each, and task 0 is not that"),
+        (lambda: from_datasets([PAIRS, PAIRS]), "(training, test) for each, but task 0 is something else"),
         (lambda: from_datasets([(TRIPLES, TRIPLES)]), "items must be (x, y)"),
         (lambda: permute(X, Y, tasks=0), "tasks must be a whole number of at least 1"),
     ],

@@ -110,7 +110,7 @@ def test_one_wrong_bit_is_found_by_verify_and_put_right_by_fetch(filled, cache):
     wanted, folder = filled
     path = cache / "tiny" / "train_images.npy"
     _damage(path, "one bit")
-    with pytest.raises(EvclError, match=r"train_images.npy is damaged: its bytes are not those of tiny"):
+    with pytest.raises(EvclError, match=r"train_images.npy is damaged: its checksum is not that of tiny"):
         data.verify("tiny")
     data.fetch("tiny", folder)
     data.verify("tiny")
@@ -188,7 +188,7 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_says_so(add, tmp_path, mon
     add(tiny.entry(tiny.arrays()))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EVCL_CACHE", str(tmp_path / "file"))
-    with pytest.raises(EvclError, match=r"cannot write to the cache .*name another folder with EVCL_CACHE"):
+    with pytest.raises(EvclError, match=r"cannot write to the cache .*choose another folder with EVCL_CACHE"):
         data.fetch("tiny")
 
 

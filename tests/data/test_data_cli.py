@@ -34,7 +34,7 @@ def test_fetch_list_verify(evcl, mine, cache):
     assert "not fetched" in out
     assert "mnist" in out
     status, out, _ = evcl("verify")
-    assert (status, out) == (0, "nothing was fetched yet; see evcl data fetch\n")
+    assert (status, out) == (0, "nothing has been fetched yet; see evcl data fetch\n")
     status, out, _ = evcl("fetch", "tiny", "--data-dir", mine)
     assert (status, out) == (0, f"tiny: verified, 0.0 MB in {cache / 'tiny'}, from folder {mine}\n")
     status, out, _ = evcl("list")
@@ -89,4 +89,4 @@ def test_no_published_split_is_said(evcl, add, tmp_path):
     add(tiny.entry(wanted))
     evcl("fetch", "tiny", "--data-dir", tiny.put(tmp_path / "letters", tiny.letters(wanted)))
     _, out, _ = evcl("verify", "tiny")
-    assert "no published split; 0 images are copies of another" in out
+    assert "no published train/test split; 0 images are duplicates" in out

@@ -154,7 +154,7 @@ def test_npz_takes_no_pickle_and_no_other_array(values, words, tmp_path, add):
         (dict.fromkeys(tiny.IDX, b"\0\0\x08\x01\0\0\0\x09abc"), "holds 3 bytes of data, but says it is of shape"),
         (dict.fromkeys(tiny.IDX, b"\0\0\x08\xff\0"), "but says it is of shape"),
         ({f"{name}.gz": b"\x1f\x8b broken" for name in tiny.IDX}, f"{tiny.IDX[0]}.gz is damaged or not what its name"),
-        ({f"{name}.bin": b"x" * 100 for name in tiny.BATCHES}, "no multiple of 3073"),
+        ({f"{name}.bin": b"x" * 100 for name in tiny.BATCHES}, "not a multiple of 3073"),
         ({"tiny.npz": b"PK broken"}, "tiny.npz is damaged or not what its name says"),
         ({"letters.tar.gz": b"no archive at all"}, "letters.tar.gz is damaged or not what its name says"),
         ({"A/x.png": b"", "B/x.png": b""}, "the images are not all of one size"),

@@ -99,7 +99,7 @@ FAILURES = {
     too_short: "it offers 9 bytes, not",
     too_long: "it sent more bytes, not",
     portal: "it sent 12 bytes, not",
-    circle: "it redirects in a circle",
+    circle: "it redirects in a loop",
     stalls: "it sent nothing for 2 s",
     silent: "it sent nothing for 2 s",
 }
@@ -197,7 +197,7 @@ def test_a_throttled_mirror_waits_for_faster_sources(server, add, monkeypatch):
     _, source = sources.obtain(entry, None, False, tried)
     assert source == mirrors[1]
     assert len(tried) == 1
-    assert "minutes more, so other sources come first" in tried[0]
+    assert "more minutes, so other sources come first" in tried[0]
 
 
 def test_a_throttled_mirror_goes_on_when_there_is_nothing_else(server, add, monkeypatch):
@@ -305,7 +305,7 @@ def test_a_full_disk_ends_the_search_and_leaves_nothing(server, add, monkeypatch
         return stream
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(EvclError, match=r"No space left on device.*make room, or name another folder with EVCL_CACHE"):
+    with pytest.raises(EvclError, match=r"No space left on device.*free space, or choose another folder with EVCL"):
         data.fetch("tiny")
     assert len(server.asked) == 1
     assert not list((cache / "downloads" / "tiny").iterdir())
@@ -419,7 +419,7 @@ def test_files_put_where_the_message_says_are_used(add, cache):
     with pytest.raises(EvclError) as caught:
         data.load("tiny")
     folder = cache / "downloads" / "tiny"
-    assert f"put these files into {folder} and run the same again" in str(caught.value)
+    assert f"put these files into {folder} and run the same command again" in str(caught.value)
     tiny.put(folder, files)
     _same(data.load("tiny", offline=True), wanted)
 
@@ -469,7 +469,7 @@ def test_apt_gives_the_data(client, add, tmp_path):
     [
         ("echo npm warn old >&2; echo npm error code E404 >&2; exit 1", "npm ended with status 1: npm error code E404"),
         ("exit 3", "npm ended with status 3"),
-        ("exit 0", r"it gave 0 files \*.tgz, not one"),
+        ("exit 0", r"it gave 0 files \*.tgz instead of one"),
         ("echo rubbish > tiny-1.0.0.tgz", "tiny-1.0.0.tgz is damaged or not what its name says"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_o
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     kept = tmp_path / "r" / "checkpoint"
-    again = f"it is kept in {kept}, and the same command with --resume goes on from there"
+    again = f"it is saved in {kept}, and the same command with --resume continues from there"
     assert err == f"evcl: interrupted; {again}\n"
     assert nobody_is_left(process.pid)
     abouts = [saved.description for saved in checkpoints(tmp_path).values()]
@@ -226,5 +226,5 @@ def test_processes_that_die_again_and_again_leave_what_they_have_done(tmp_path, 
     _, err = died.communicate(timeout=120)
     assert (died.returncode, err.count("\n")) == (1, 1)
     assert "its process ended by SIGKILL, 3 times" in err
-    assert "the same command with --resume goes on from there" in err
+    assert "the same command with --resume continues from there" in err
     assert gone_on_with(command, tmp_path) == never_interrupted(tmp_path / "whole", (0, 1), 40)

@@ -450,7 +450,7 @@ def test_the_command_goes_on_and_cleans_up(evcl):
     assert written("r") == written("whole")
     assert [path.name for path in Path("r").iterdir()] == ["result.json"]
     status, out, _ = evcl(*COMMAND, "--out", "r", "--resume")
-    assert (status, "holds this run already" in out) == (0, True)
+    assert (status, "already holds this run" in out) == (0, True)
     status, out, _ = evcl(*COMMAND, "--out", "new", "--resume")
     assert (status, "new holds no checkpoint: the run starts from the beginning" in out) == (0, True)
 
@@ -476,7 +476,7 @@ def test_a_result_that_cannot_be_written_is_not_lost(evcl, monkeypatch):
         status, out, err = evcl(*COMMAND, "--out", "r")
     assert status == 1
     assert err.startswith(
-        "evcl: cannot write r/result.json: No space left on device; the run is done: it is kept in r/"
+        "evcl: cannot write r/result.json: No space left on device; the run is done: it is saved in r/"
     )
     assert "evcl" in out  # the table
     assert evcl(*COMMAND, "--out", "r", "--resume")[0] == 0

@@ -341,7 +341,7 @@ def test_threads_run_several_programs_at_once_and_a_broken_gpu_ends_them(tmp_pat
         raise torch.AcceleratorError("an illegal memory access")
 
     monkeypatch.setattr(engines, "execute_together", broken)
-    with pytest.raises(EvclError, match="the GPU cannot be used any more"):
+    with pytest.raises(EvclError, match="the GPU can no longer be used"):
         list(work(small(5)[4:], Store(tmp_path), partial(engines.Threads, "fp32")))
     assert Store(tmp_path).look(key(small(5)[4])).kind == "stale"  # nobody's fault but the GPU's: to be run elsewhere
 
@@ -445,7 +445,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     command = ["sweep", file(text), "--device", "cpu"]
     status, out, err = evcl(*command)
     assert (status, err.count("\n")) == (1, 1)
-    assert "1 of 2 cells failed: evcl status" in err
+    assert "1 of 2 cells failed: see evcl status" in err
     assert "failed: diverged" in out
     assert "2 cells, 1 done, 1 failed, 0 to do" in out
     (failed,) = (tmp_path / "sweep").glob("cells/*/failed-1.json")
@@ -454,7 +454,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     assert evcl(*command, "--retry-failed")[0] == 1
     assert failed.with_name("failed-2.json").exists()
     wrong = {"--workers": "0", "--engine": "spark", "--address": "1.2.3.4:5"}
-    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "goes with"), strict=True):
+    for (option, value), message in zip(wrong.items(), ("from 1 to 4096", "local or ray", "needs"), strict=True):
         status, _, err = evcl(*command, option, value)
         assert (status, err.count("\n")) == (2, 1)
         assert message in err

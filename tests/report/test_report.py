@@ -208,7 +208,7 @@ def test_the_published_curves_are_the_papers():
 
 
 def test_the_reason_for_the_difference_is_given_where_something_published_is_shown():
-    said = "a reading of the code released with the paper"
+    said = "reading the code released with the paper"
     for results, expected in (([result()], True), ([result(benchmark="split-digits")], False)):
         groups = by_benchmark(results)
         assert (said in tables_markdown(groups.values(), "t")) is expected
@@ -277,7 +277,7 @@ def test_the_command_makes_the_result_again(arguments, tmp_path, monkeypatch, ca
     run(["evcl", "run", *arguments.split(), "--out", "r"])
     (found,) = find_results(Path("r"))
     said = shlex.split(command(found))
-    assert "r holds this run already" in run([*said, "--out", "r"])
+    assert "r already holds this run" in run([*said, "--out", "r"])
     assert said.count("--set") == arguments.count("--set")  # what the preset says is not said again
 
 
@@ -329,7 +329,7 @@ def test_names_are_only_names(tmp_path):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(evcl.EvclError, match=r"holds no result\.json"):
+    with pytest.raises(evcl.EvclError, match=r"has no result\.json"):
         find_results(tmp_path)
     with pytest.raises(evcl.EvclError, match="there is no folder"):
         find_results(tmp_path / "nowhere")
@@ -345,7 +345,7 @@ def test_a_file_that_is_not_a_result_is_refused_by_name(tmp_path):
 
 def test_a_result_without_accuracies_is_not_reported(tmp_path):
     write(tmp_path, replace(result(), accuracy=None))
-    with pytest.raises(evcl.EvclError, match=r"0/result\.json holds no accuracy"):
+    with pytest.raises(evcl.EvclError, match=r"0/result\.json has no accuracy"):
         find_results(tmp_path)
 
 

@@ -59,11 +59,11 @@ CASES = {
     ),
     "an unknown category": (
         GOOD + "30,leeds,yes\n",
-        "new.csv: line 42, column 'city': 'leeds' was not there in the first task (bath, york); --unknown missing",
+        "new.csv: line 42, column 'city': 'leeds' was not in the first task (bath, york); --unknown missing",
     ),
     "text in a number column": (
         HEADER + "30,bath,yes\nold,bath,no\n",
-        "new.csv: line 3, column 'age': 'old' is not a number, and the column is one of numbers",
+        "new.csv: line 3, column 'age': 'old' is not a number, but the column is numeric",
     ),
     "infinity": (HEADER + "inf,bath,yes\n", "new.csv: line 2, column 'age': infinity"),
     "too large for a float": (HEADER + "1e300,bath,yes\n", "new.csv: line 2, column 'age': 1e300 is too large"),
@@ -83,7 +83,7 @@ CASES = {
     "too many columns": (",".join(f"c{i}" for i in range(10_001)), "line 1: 10001 columns, and the most is 10000"),
     "a fraction as a class": (
         HEADER + "30,bath,1.5\n",
-        "line 2, column 'label': 1.5 is a number with a fraction, and classes are expected: there is no regression",
+        "line 2, column 'label': 1.5 is a number with a fraction, but classes are expected: there is no regression",
     ),
 }
 
@@ -121,7 +121,7 @@ def test_a_target_that_is_missing(model):
     assert model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[0] == 0  # it needs none
     found = refused(model, "learn", "--model", "new", "--data", "good.csv", "--target", "lable")
     assert found == "good.csv: there is no column 'lable', the target; it has 'age', 'city', 'label'"
-    assert "name the column of classes with --target" in refused(model, "learn", "--model", "new", "--data", "good.csv")
+    assert "name its label column with --target" in refused(model, "learn", "--model", "new", "--data", "good.csv")
 
 
 def test_the_first_file_is_not_guessed_at(evcl):
@@ -133,14 +133,14 @@ def test_the_first_file_is_not_guessed_at(evcl):
     found = first("age,label\n" + rows + "12O,yes\n")
     assert "first.csv: line 52, column 'age': '12O' is text where the column began with numbers" in found
     assert "--category age" in found
-    assert "column 'age': nothing in it is there" in first("age,x,label\n,1,yes\n,2,no\n")
+    assert "column 'age': all its values are missing" in first("age,x,label\n,1,yes\n,2,no\n")
     assert "every label is 'yes'" in first("age,label\n1,yes\n2,yes\n")
     assert "no column is left to learn from" in first("label\nyes\nno\n")
     assert "there is no column 'agee' to leave out" in first("age,label\n" + rows, "--drop", "agee")
     texts = "".join(f"name{i}x,{'yes' if i % 2 else 'no'}\n" for i in range(1001))
-    assert "line 1002, column 'name': more than 1,000 different texts are no category" in first("name,label\n" + texts)
+    assert "line 1002, column 'name': more than 1,000 distinct categories are too many" in first("name,label\n" + texts)
     classes = "".join(f"{i},c{i}x\n" for i in range(1001))
-    assert "more than 1,000 different labels are no classes" in first("age,label\n" + classes)
+    assert "more than 1,000 different labels are too many classes" in first("age,label\n" + classes)
 
 
 def test_a_parquet_file_cut_short_and_others(model):
@@ -150,14 +150,14 @@ def test_a_parquet_file_cut_short_and_others(model):
     for cut in (len(content) // 2, 3, 0):
         Path("new.parquet").write_bytes(content[:cut])
         found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
-        assert found.startswith("new.parquet: it is cut short or no Parquet file (")
+        assert found.startswith("new.parquet: it is truncated or not a Parquet file (")
     damaged = bytearray(content)
     damaged[4:60] = b"\xff" * 56
     Path("new.parquet").write_bytes(damaged)
     assert refused(model, "learn", "--model", "m", "--data", "new.parquet").startswith("new.parquet: ")
     pq.write_table(table.set_column(0, "age", pa.array(["30", "31"])), "new.parquet")
     found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
-    assert found == "new.parquet: row 1, column 'age': it holds text, and the model learned it as numbers"
+    assert found == "new.parquet: row 1, column 'age': it holds text, but the model learned it as numbers"
     pq.write_table(table.set_column(0, "age", pa.array([1, 2], pa.timestamp("ms"))), "new.parquet")
     found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
     assert found == "new.parquet: column 'age': it holds timestamp[ms], not numbers or text; --drop leaves it out"
@@ -169,8 +169,8 @@ def test_a_bad_npz(model):
         ({"age": np.array([1, None]), "city": y, "label": y}, "new.npz: array 'age': it holds object"),
         ({"age": np.ones(3), "city": y, "label": y}, "new.npz: its arrays have different numbers of rows"),
         ({"age": np.ones((2, 2)), "city": y, "label": y}, "new.npz: column 'age': its values have shape (2,), not ()"),
-        ({"age": np.float64(3), "label": y}, "new.npz: array 'age': it is one number"),
-        ({"age": np.asfortranarray(np.ones((2, 2)))}, "new.npz: array 'age': it is stored column by column"),
+        ({"age": np.float64(3), "label": y}, "new.npz: array 'age': it is a single number"),
+        ({"age": np.asfortranarray(np.ones((2, 2)))}, "new.npz: array 'age': it is stored in column-major order"),
     ):
         np.savez("new.npz", **arrays)
         assert message in refused(model, "learn", "--model", "m", "--data", "new.npz")
@@ -182,10 +182,10 @@ def test_a_bad_npz(model):
     )
     content = bytearray(Path("new.npz").read_bytes())
     Path("new.npz").write_bytes(content[:1000])
-    assert "new.npz: it is cut short or no NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
+    assert "new.npz: it is truncated or not an NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
     content[2000] ^= 255
     Path("new.npz").write_bytes(content)
-    assert "new.npz: it is cut short or no NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
+    assert "new.npz: it is truncated or not an NPZ file" in refused(model, "learn", "--model", "m", "--data", "new.npz")
 
 
 def test_an_image_that_is_none(evcl):
@@ -196,24 +196,24 @@ def test_an_image_that_is_none(evcl):
     assert evcl(*learn)[0] == 0
     again = [*learn, "--task", "again"]
     Path("pets/dog/9.png").write_bytes(b"this is no image")
-    assert refused(evcl, *again).startswith("pets/dog/9.png: it is no image that can be read (")
+    assert refused(evcl, *again).startswith("pets/dog/9.png: it is not a readable image (")
     content = Path("pets/dog/1.png").read_bytes()
     Path("pets/dog/9.png").write_bytes(content[:50])
-    assert refused(evcl, *again).startswith("pets/dog/9.png: it is no image that can be read (")
+    assert refused(evcl, *again).startswith("pets/dog/9.png: it is not a readable image (")
     image("pets/dog/9.png", size=(5000, 4000))
-    assert refused(evcl, *again) == "pets/dog/9.png: 5000 x 4000 pixels, and the most is 16,000,000 in all"
+    assert refused(evcl, *again) == "pets/dog/9.png: 5000 x 4000 pixels, but the maximum is 16,000,000 in all"
     Path("pets/dog/9.png").unlink()
     image("pets/dog/9.tiff", mode="F")
-    assert refused(evcl, *again).startswith("pets/dog/9.tiff: its pixels have 32 bits, and no range that is known")
+    assert refused(evcl, *again).startswith("pets/dog/9.tiff: its pixels have 32 bits, with no known range")
     Path("pets/dog/9.tiff").unlink()
     Path("pets/.hidden").write_text("the system's, passed over")
     image("pets/loose.png")
-    assert refused(evcl, *again) == "pets: loose.png: the image is in no folder of a class"
+    assert refused(evcl, *again) == "pets: loose.png: the image is not in the folder of a class"
     Path("empty").mkdir()
     assert refused(evcl, "learn", "--model", "m", "--data", "empty") == "empty: the folder holds no images"
     Path("good.csv").write_text(GOOD)
     found = refused(evcl, "learn", "--model", "m", "--data", "good.csv")
-    assert found == "good.csv: the model learns from images, and this is a table"
+    assert found == "good.csv: the model learns from images, but this is a table"
 
 
 def test_a_model_file_that_is_none(model):
@@ -230,7 +230,7 @@ def test_a_model_file_that_is_none(model):
     plain = package.EVCL(package.nn.mlp(4, [4]), epochs=1)
     plain.learn((np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 2))
     plain.save("m")
-    assert "m was saved from Python and does not say how a table becomes its inputs" in refused(model, "inspect", "m")
+    assert "m was saved from Python and does not say how to encode a table" in refused(model, "inspect", "m")
     for note in ("{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "columns": []}'):
         plain.save("m", {"evcl.tables": note})
         assert refused(model, "inspect", "m").startswith("cannot load m: ")
@@ -255,10 +255,10 @@ def test_what_a_model_was_made_with_stays(model):
         "--image-side": "9",
     }  # fmt: skip
     for option, value in options.items():
-        assert f"and {option} is chosen when a model is made" in refused(model, *learn, option, value)
+        assert f"and {option} is fixed when a model is created" in refused(model, *learn, option, value)
     assert "m learns 'label', not --target age" in refused(model, *learn, "--target", "age")
     assert "--drop age: the model learns from this column" in refused(model, *learn, "--drop", "age")
-    assert "'good' is learned already: if this is another task, name it with --task" in refused(model, *learn[:-2])
+    assert "'good' is already learned: if this is another task, name it with --task" in refused(model, *learn[:-2])
 
 
 def test_files_that_are_not_there_or_not_known(model):
@@ -268,7 +268,7 @@ def test_files_that_are_not_there_or_not_known(model):
     found = refused(model, *learn, "table.xlsx")
     assert found.startswith("table.xlsx: its name should end in .csv, .tsv, .parquet, .npz, or it should be a folder")
     found = refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "good.csv")
-    assert found == "--out good.csv would write over what is read"
+    assert found == "--out good.csv would overwrite a file that is read"
     found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
     assert found == "cannot write no/where/m: there is no folder no/where"
     found = refused(model, "learn", "--model", ".", "--data", "good.csv", "--target", "label")
@@ -380,5 +380,5 @@ def test_a_model_that_changed_under_a_learn_is_not_written_over(model, monkeypat
 
     monkeypatch.setattr(Model, "learn", learn)
     status, _, err = model("learn", "--model", "m", "--data", "good.csv", "--task", "b")
-    assert (status, "m has changed while this was learned: nothing is written" in err) == (1, True)
+    assert (status, "m was changed by another process meanwhile: nothing is written" in err) == (1, True)
     assert Path("m").read_bytes() == other

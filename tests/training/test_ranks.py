@@ -157,7 +157,7 @@ def test_only_run_is_for_torchrun(evcl, monkeypatch):
         monkeypatch.setenv(name, value)
     status, _, err = evcl("list")
     assert status == 2
-    assert err == "evcl: torchrun is for evcl run: start evcl list by itself\n"
+    assert err == "evcl: torchrun works only with evcl run: start evcl list without it\n"
 
 
 def test_what_torchrun_should_have_set(monkeypatch, evcl):

@@ -1,4 +1,4 @@
-"""Arrays in, a sequence of tasks out."""
+"""Benchmarks: sequences of tasks, made from arrays."""
 
 from evcl._core.randomness import generator
 from evcl.benchmarks.benchmark import (

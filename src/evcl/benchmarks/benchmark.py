@@ -1,4 +1,4 @@
-"""A benchmark is a sequence of tasks; a task is named examples to learn from and to be tested on."""
+"""A benchmark is a sequence of tasks; a task has a name, training examples and test examples."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from evcl._core.settings import SEED, VALIDATION, Setting
 class Examples:
     """Inputs [N, ...] and labels [N].
 
-    Images stay uint8 until they are used, and a permuted task holds the permutation, not a copy of the inputs.
+    Images stay uint8 until they are used, and a permuted task stores the permutation, not a copy of the inputs.
     """
 
     inputs: Tensor
     labels: Tensor
     permutation: Tensor | None = None
-    pixels: tuple[float, float] | None = None  # what 0 and 255 become, for uint8 inputs
+    pixels: tuple[float, float] | None = None  # the values that 0 and 255 map to, for uint8 inputs
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def x(self) -> Tensor:
-        """The inputs as the task shows them; made anew at each call, so that nothing is kept."""
+        """The inputs as the task presents them, computed at each access so that no copy stays in memory."""
         x = self.inputs if self.permutation is None else self.inputs[:, self.permutation]
         if self.pixels is None:
             return x
@@ -77,12 +77,12 @@ class Task:
 
     @property
     def held_out(self) -> Examples:
-        """What a run is measured on: the validation part where there is one, else the test set."""
+        """The examples that a run is measured on: the validation part if there is one, else the test set."""
         return self.test if self.validation is None else self.validation
 
 
 class Benchmark(Sequence[Task]):
-    """Tasks in order: `len`, index, slice, iterate."""
+    """A sequence of tasks: supports `len`, indexing, slicing and iteration."""
 
     def __init__(
         self,
@@ -93,16 +93,18 @@ class Benchmark(Sequence[Task]):
         network: Callable[[], nn.Module] | None = None,
         seed: int = 0,
     ) -> None:
-        """`hidden`: the trunk's hidden layers in the published protocol; or `network` makes a trunk that is no MLP."""
+        """`hidden`: widths of the MLP trunk's hidden layers in the published protocol. For any other trunk, `network`
+        is a function that makes it.
+        """
         self.name, self.seed = name, seed
         if (hidden is None) == (network is None):
-            raise EvclError(f"benchmark {name!r} needs hidden= (of an MLP) or network= (what makes one), not both")
+            raise EvclError(f"benchmark {name!r} needs either hidden= (widths of an MLP) or network= (makes one)")
         self.hidden, self.network = tuple(hidden or ()), network
         self._tasks = tuple(tasks)
 
     @property
     def inputs(self) -> int:
-        """Numbers an example."""
+        """The number of input values per example."""
         return self._tasks[0].train.inputs[0].numel()
 
     def __len__(self) -> int:
@@ -118,9 +120,9 @@ class Benchmark(Sequence[Task]):
         return self._tasks[index]
 
     def hold_out(self, part: float) -> Benchmark:
-        """The same tasks, each with a stratified part of its training set as `validation`, always the same one.
+        """The same tasks, each with a stratified part of its training set moved to `validation`. The split is fixed.
 
-        Tasks that share their inputs (permuted ones) go on sharing them.
+        Tasks that share their inputs (permuted ones) still share them afterwards.
         """
         part = float(VALIDATION.check("validation", part))
         cut: dict[tuple[int, int], tuple[Examples, Examples]] = {}
@@ -145,24 +147,24 @@ class Benchmark(Sequence[Task]):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a benchmark."""
+    """The arguments with which a benchmark is built."""
 
     seed: int
     tasks: int
-    classes: tuple[tuple[int, ...], ...] | None  # None: the usual groups
+    classes: tuple[tuple[int, ...], ...] | None  # None: the benchmark's default groups
     data_dir: Path | None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered benchmark: `build(request)` makes it, of at least `request.tasks` tasks."""
+    """A registered benchmark: `build(request)` makes it, with at least `request.tasks` tasks."""
 
     name: str
     summary: str
     build: Callable[[Request], Benchmark]
-    seeded: bool  # the tasks depend on the seed (permutations); otherwise all seeds see the same
-    tasks: int = 5  # where nothing else is said
-    most_tasks: int = 2_000  # each is measured after each: 2,000,000 times, and 4,000,000 numbers in the result
+    seeded: bool  # whether the tasks depend on the seed (permutations); if not, all seeds see the same tasks
+    tasks: int = 5  # the default number
+    most_tasks: int = 2_000  # each is measured after every later one: 2,000,000 times; the result has 4,000,000 numbers
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")
@@ -170,7 +172,7 @@ BENCHMARKS: Registry[Entry] = Registry("benchmark")
 
 
 def register(entry: Entry, *, overwrite: bool = False) -> Entry:
-    """Add a benchmark of one's own: it then works in `evcl run`."""
+    """Register your own benchmark, so that `evcl run` knows it."""
     if not isinstance(entry, Entry):
         raise EvclError(f"register takes an evcl.benchmarks.Entry, not {type(entry).__name__}")
     BENCHMARKS.add(entry.name, entry, overwrite=overwrite)
@@ -185,10 +187,11 @@ def get(
     classes: Sequence[Sequence[int]] | None = None,
     data_dir: str | Path | None = None,
 ) -> Benchmark:
-    """The benchmark of this name, its data fetched if need be.
+    """Build the benchmark with this name, fetching its data if needed.
 
-    `tasks` is the number of tasks; `validation` takes that part out of every training set, stratified; `classes`
-    gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]; `data_dir` holds data files.
+    `tasks` is the number of tasks. `validation` is the fraction to hold out of every training set, stratified.
+    `classes` gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]. `data_dir` is a local folder
+    with data files.
     """
     entry = BENCHMARKS[name]
     groups = None if classes is None else check_groups(classes)
@@ -200,43 +203,43 @@ def get(
         classes=groups,
         data_dir=None if data_dir is None else Path(data_dir),
     )
-    VALIDATION.check("validation", validation)  # before anything is fetched
+    VALIDATION.check("validation", validation)  # fail before fetching anything
     made = entry.build(request)
     if len(made) < request.tasks:
-        raise EvclError(f"{name} has {len(made)} tasks, not {request.tasks}: say so in its Entry (tasks, most_tasks)")
+        raise EvclError(f"{name} has {len(made)} tasks, not {request.tasks}: set tasks and most_tasks in its Entry")
     return made[: request.tasks].hold_out(validation)
 
 
 def check_tasks(entry: Entry, tasks: int | None) -> int:
-    """The number of tasks asked for, or the usual one; a number that the benchmark cannot give is refused."""
+    """The number of tasks, or the default if None. Raises if the benchmark does not have that many."""
     limits = Setting(entry.tasks, "tasks", low=1, high=entry.most_tasks)
     return int(limits.check(f"tasks of {entry.name}", entry.tasks if tasks is None else tasks))
 
 
 def check_groups(classes: Any) -> tuple[tuple[int, ...], ...]:
-    """Groups of classes, a task each: at least two different whole numbers a group, and no group twice."""
+    """Groups of classes, one per task. Raises unless each has at least two distinct integers and no group repeats."""
     try:
         groups = tuple(tuple(operator.index(label) for label in group) for group in classes)
     except TypeError:
         raise EvclError(f"classes must be groups of whole numbers like [[0, 1], [2, 3]], not {classes!r}") from None
     if not groups:
-        raise EvclError("classes must be groups like [[0, 1], [2, 3]], and there is none")
+        raise EvclError("classes must be groups like [[0, 1], [2, 3]], but there are none")
     for group in groups:
         if len(group) < 2 or len(set(group)) != len(group):
-            raise EvclError(f"a group must be at least two different classes, not {list(group)}")
+            raise EvclError(f"a group must have at least two different classes, not {list(group)}")
     if len(set(groups)) != len(groups):
-        raise EvclError("the groups of classes must differ: each is a task's name")
+        raise EvclError("the groups of classes must differ: each names a task")
     return groups
 
 
 def stratified(labels: Tensor, count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows in two parts, the second of `count`, each class in proportion: (kept, held), both sorted.
+    """Split the rows in two, with each class in proportion: (kept, held), both sorted; `held` has `count` rows.
 
-    Quotas are rounded down, and the largest remainders get one more, the smaller class first on a tie.
+    Class quotas are rounded down; the largest remainders get one more, and on a tie the smaller class comes first.
     """
     classes, sizes = labels.unique(return_counts=True)
     if not 0 < count < len(labels):
-        raise EvclError(f"cannot take {count} of {len(labels)} examples: both parts need at least one")
+        raise EvclError(f"cannot hold out {count} of {len(labels)} examples: both parts need at least one")
     exact = sizes.double() * count / len(labels)
     quotas = exact.floor().long()
     extra = (quotas - exact).argsort(stable=True)[: count - int(quotas.sum())]

@@ -1,4 +1,4 @@
-"""A stream of one's own data: tasks that are there already, or one data set split or permuted into tasks."""
+"""Benchmarks from your own data: from ready-made tasks, or from one data set that is split or permuted into tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evcl._core.settings import SEED
 from evcl.benchmarks.benchmark import Benchmark, Examples, Task, check_groups, stratified
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
-HIDDEN = (100, 100)  # the trunk that `evcl run` gives a stream, where nothing else is said
+HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`
 
 
 def from_arrays(
@@ -24,16 +24,16 @@ def from_arrays(
     heads: Literal["separate", "shared"] = "separate",
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
-    """A task for each (x_train, y_train, x_test, y_test). With `heads="shared"` one head serves them all.
+    """One task for each (x_train, y_train, x_test, y_test). With `heads="shared"`, all tasks share one head.
 
-    Inputs are [N, ...] numbers, labels [N] integers. Numbers are taken as they are: scale pixels first.
+    Inputs are numbers [N, ...], labels integers [N]. Inputs are used unchanged: scale pixels first.
     """
     if heads not in ("separate", "shared"):
         raise EvclError(f"heads must be 'separate' or 'shared', not {heads!r}")
     tasks = _listed(tasks, "(x_train, y_train, x_test, y_test)", 4)
     names = [str(k) for k in range(len(tasks))] if names is None else [str(name) for name in names]
     if len(set(names)) != len(tasks):
-        raise EvclError(f"there are {len(tasks)} tasks, so {len(tasks)} different names are needed, not {names}")
+        raise EvclError(f"{len(tasks)} tasks need {len(tasks)} different names, not {names}")
     read = []
     for name, (x, y, x_test, y_test) in zip(names, tasks, strict=True):
         read.append((_examples(x, y, f"task {name!r}, train"), _examples(x_test, y_test, f"task {name!r}, test")))
@@ -44,13 +44,13 @@ def from_arrays(
         if missing := sorted(set(test.labels.tolist()) - set(classes)):
             raise EvclError(f"task {name!r}: the test labels {missing} are not in its training set")
         if train.inputs.shape[1:] != read[0][0].inputs.shape[1:] or test.inputs.shape[1:] != train.inputs.shape[1:]:
-            raise EvclError(f"task {name!r}: its inputs have another shape than those of task {names[0]!r}")
+            raise EvclError(f"task {name!r}: the shape of its inputs differs from that of task {names[0]!r}")
         made.append(Task(name, names[0] if heads == "shared" else name, tuple(classes), train, test))
     return Benchmark("own", made, hidden=hidden)
 
 
 def from_datasets(tasks: Sequence[tuple[Any, Any]], **options: Any) -> Benchmark:
-    """A task for each (training, test) pair of torch data sets with items (x, y); options as in `from_arrays`."""
+    """One task for each (training, test) pair of torch data sets with items (x, y); options as in `from_arrays`."""
     pairs = _listed(tasks, "(training, test)", 2)
     return from_arrays([(*_stacked(train), *_stacked(test)) for train, test in pairs], **options)
 
@@ -63,7 +63,7 @@ def split(
     test: float | tuple[Any, Any] = 0.2,
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
-    """One task for each group of classes. `test` is a part to hold out, stratified, or a pair (x, y)."""
+    """One task for each group of classes. `test` is a fraction to hold out, stratified, or a pair (x, y)."""
     return Benchmark("own", split_tasks(*_parts(x, y, test), check_groups(classes)), hidden=hidden)
 
 
@@ -76,7 +76,7 @@ def permute(
     seed: int = 0,
     hidden: Sequence[int] = HIDDEN,
 ) -> Benchmark:
-    """The same data, its numbers in another order in each task, through one head."""
+    """The same data in every task, with the input values in a different random order; all tasks share one head."""
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise EvclError(f"tasks must be a whole number of at least 1, not {tasks!r}")
     seed = int(SEED.check("seed", seed))
@@ -92,11 +92,11 @@ def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Exa
     if isinstance(test, (tuple, list)) and len(test) == 2:
         given = _examples(*test, "the test data")
         if given.inputs.shape[1:] != whole.inputs.shape[1:]:
-            raise EvclError("the test data: its inputs have another shape than the data")
+            raise EvclError("the test data: the shape of its inputs differs from the training data's")
         return whole, given
     if not isinstance(test, (int, float)) or not 0 < test < 1:
         came = f"{len(test)} things" if isinstance(test, (tuple, list)) else repr(test)
-        raise EvclError(f"test must be a part between 0 and 1, or a pair (x, y), not {came}")
+        raise EvclError(f"test must be a fraction between 0 and 1, or a pair (x, y), not {came}")
     kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, "test"))
     return whole.select(kept), whole.select(held)
 
@@ -106,30 +106,30 @@ def _examples(x: Any, y: Any, what: str) -> Examples:
         tensor = inputs.inputs(x, torch.float32, "cpu")
         labels = inputs.labels(y, len(tensor))
         if isinstance(labels[0], str):
-            raise EvclError("a benchmark's labels are integers, and these are text: number them first")
+            raise EvclError("a benchmark's labels must be integers, but these are text: number them first")
     except EvclError as error:
         raise EvclError(f"{what}: {error}") from None
     return Examples(tensor, torch.tensor(labels))
 
 
 def _listed(tasks: Any, what: str, size: int) -> list[Any]:
-    """A list of tuples of this size, one a task."""
+    """A list of tuples of this size, one per task."""
     found = list(tasks) if isinstance(tasks, Iterable) else []
     if not found:
-        raise EvclError(f"there is no task: give a list with {what} for each")
+        raise EvclError(f"there are no tasks: give a list with {what} for each")
     for k, task in enumerate(found):
         if not isinstance(task, (tuple, list)) or len(task) != size:
-            raise EvclError(f"the tasks must be a list with {what} for each, and task {k} is not that")
+            raise EvclError(f"the tasks must be a list with {what} for each, but task {k} is something else")
     return found
 
 
 def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise EvclError(f"a data set needs len() and an index, and {type(dataset).__name__} has not both")
+        raise EvclError(f"a data set needs len() and indexing, but {type(dataset).__name__} does not have both")
     items = [dataset[i] for i in range(len(dataset))]
     if not items:
         raise EvclError("a data set is empty")
     try:
         return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise EvclError(f"a data set's items must be (x, y), x numbers of one shape: {error}") from None
+        raise EvclError(f"a data set's items must be (x, y), with all x of one shape: {error}") from None

@@ -1,4 +1,4 @@
-"""The benchmarks by name: the paper's, from verified data sets, and the embedded digits."""
+"""The registered benchmarks: those of the paper, from verified data sets, and those of the built-in digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evcl.benchmarks.streams import permuted_tasks, split_tasks
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
-UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # ranges of pixels
+UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
 
 
 def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float]) -> Examples:
@@ -29,7 +29,7 @@ def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float
 
 
 def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Load:
-    """A data set that comes in two parts."""
+    """A loader for a data set with a published train/test split."""
 
     def parts(data_dir: Path | None) -> Parts:
         found = (data.load_grey28 if grey else data.load)(name, data_dir)
@@ -40,10 +40,10 @@ def _published(name: str, pixels: tuple[float, float], grey: bool = False) -> Lo
 
 
 def _notmnist(data_dir: Path | None) -> Parts:
-    """notMNIST-small without copies, 80% to train and 20% to test, stratified, always the same.
+    """notMNIST-small without duplicates, 80% to train and 20% to test, stratified; the split is fixed.
 
-    The first copy of an image is kept, and an image that carries several letters is dropped: otherwise test images
-    would be training images.
+    Of identical images only the first is kept, and an image labelled with several letters is dropped: otherwise test
+    images would also be training images.
     """
     found = data.load("notmnist", data_dir)
     letters: dict[bytes, set[int]] = {}
@@ -60,7 +60,7 @@ def _notmnist(data_dir: Path | None) -> Parts:
 
 @cache
 def _digits(_: Path | None = None) -> Parts:
-    """scikit-learn's digits, 1,400 to train and 397 to test, stratified, always the same."""
+    """scikit-learn's digits, 1,400 to train and 397 to test, stratified; the split is fixed."""
     images, labels = data.digits()
     whole = Examples(torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long())
     train, test = stratified(whole.labels, 397, generator(0, "digits"))
@@ -75,7 +75,7 @@ def _split(
     groups: tuple[tuple[int, ...], ...] = PAIRS,
     words: str = "",
 ) -> Entry:
-    """One head for each group of classes."""
+    """A benchmark with one task, and one head, for each group of classes."""
 
     def build(request: Request) -> Benchmark:
         wanted = (groups if request.classes is None else request.classes)[: request.tasks]
@@ -86,7 +86,7 @@ def _split(
 
 
 def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> Entry:
-    """A random order of the pixels for each task, one head."""
+    """A benchmark with a random pixel order for each task, and one head for all."""
 
     def build(request: Request) -> Benchmark:
         if request.classes is not None:
@@ -110,14 +110,14 @@ LETTERS = "A B C D E F G H I J"
 PAIRS_OF_LETTERS = ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))
 
 ENTRIES = (  # the order of `evcl list`
-    _permuted("permuted-mnist", "MNIST, a random pixel order a task, one head", _mnist, (100, 100)),
-    _split("split-mnist", "MNIST, 0/1 2/3 4/5 6/7 8/9, a head a task", _mnist, (256, 256)),
+    _permuted("permuted-mnist", "MNIST, one random pixel order per task, one head", _mnist, (100, 100)),
+    _split("split-mnist", "MNIST, 0/1 2/3 4/5 6/7 8/9, one head per task", _mnist, (256, 256)),
     _split(
-        "split-notmnist", "notMNIST, A/F B/G C/H D/I E/J, a head a task", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS
+        "split-notmnist", "notMNIST, A/F B/G C/H D/I E/J, one head per task", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS
     ),
     _split("split-fashion-mnist", "Fashion-MNIST, top/trouser to bag/boot", _fashion, DEEP, words=FASHION),
     _split("split-cifar10", "CIFAR-10 as 28x28 grey, plane/car to ship/truck", _grey_cifar10, DEEP, words=CIFAR10),
     _split("split-cifar10-rgb", "CIFAR-10 in colour, the same pairs", _cifar10, DEEP, words=CIFAR10),
-    _permuted("permuted-digits", "8x8 digits, a random pixel order a task, one head", _digits, (100, 100)),
-    _split("split-digits", "8x8 digits, 0/1 2/3 4/5 6/7 8/9, a head a task", _digits, (100, 100)),
+    _permuted("permuted-digits", "8x8 digits, one random pixel order per task, one head", _digits, (100, 100)),
+    _split("split-digits", "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task", _digits, (100, 100)),
 )

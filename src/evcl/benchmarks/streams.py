@@ -15,13 +15,13 @@ from evcl.benchmarks.benchmark import Examples, Task
 def split_tasks(
     train: Examples, test: Examples, groups: Sequence[tuple[int, ...]], words: Sequence[str] | None = None
 ) -> list[Task]:
-    """One task, with a head of its own, for each group of classes; `words` are the classes' names."""
+    """One task, with its own head, for each group of classes; `words` are the classes' names."""
     tasks = []
     for group in groups:
         for part, which in ((train, "data"), (test, "test data")):
             known = part.labels.unique().tolist()
             if missing := sorted(set(group) - set(known)):
-                raise EvclError(f"the {which} has the classes {known}; {missing} is not among them")
+                raise EvclError(f"the {which} has the classes {known}, but not {missing}")
         name = "/".join(str(c) if words is None else words[c] for c in group)
         wanted = torch.tensor(group)
         parts = [part.select(torch.isin(part.labels, wanted).nonzero().flatten()) for part in (train, test)]
@@ -30,7 +30,7 @@ def split_tasks(
 
 
 def permuted_tasks(train: Examples, test: Examples, tasks: int, seed: int) -> list[Task]:
-    """The same data with its pixels in another order, a random one a task, all through one head."""
+    """The same data with its pixels in a different random order for each task; all tasks share one head."""
     classes = tuple(train.labels.unique().tolist())
     made = []
     for k in range(tasks):

@@ -1,4 +1,4 @@
-"""Callbacks: what a task reports while it is learned, and who listens."""
+"""Callbacks: the events of training a task, and loggers that write them to files."""
 
 from evcl.callbacks.callback import Callback, Epoch
 from evcl.callbacks.logs import CsvLog, TensorBoard

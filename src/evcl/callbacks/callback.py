@@ -1,4 +1,4 @@
-"""Looking on while a task is learned: what is told, and to whom."""
+"""The callback interface: what callbacks are told while a task is learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Callback", "Epoch"]
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
+    """Measurements at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
 
     Attributes:
         task: the task's name; if several are learned jointly, all of their names
@@ -43,7 +43,7 @@ class Epoch:
 
     @property
     def kl(self) -> float:
-        """beta/N KL(q || prior); times N/beta, the KL itself. 0 if the method has none."""
+        """The KL term, beta/N KL(q || prior): multiply by N/beta for the KL itself. 0 if the method has none."""
         return self.terms.get("kl", 0.0)
 
     @property
@@ -63,20 +63,20 @@ class Epoch:
 
 
 class Callback:
-    """Subclass it and override what you need; `learner.learn(..., callbacks=[...])` calls them in their order.
+    """Subclass it and override what you need; `learner.learn(..., callbacks=[...])` calls callbacks in list order.
 
-    An exception in any of them ends the task, and the learner is as it was before it. The learner itself is busy until
-    `end_task`: there it knows the task already, and may predict and be saved.
+    An exception in a callback ends the task, and the learner is left as it was before the task. Callbacks cannot use
+    the learner until `end_task`: by then it has learned the task, and can predict and be saved.
     """
 
     def begin_task(self, task: str, epochs: int) -> None:
-        """A task begins, of at most this many epochs."""
+        """Called when a task begins, with its maximum number of epochs."""
 
     def begin_epoch(self, task: str, epoch: int) -> None:
-        """An epoch begins; the first is 1."""
+        """Called when an epoch begins; the first is 1."""
 
     def end_epoch(self, epoch: Epoch) -> bool | None:
-        """An epoch has ended; True makes it the task's last one. The task is then consolidated as ever."""
+        """Called when an epoch has ended. Return True to make it the task's last; the task is consolidated as usual."""
 
     def end_task(self, task: str, history: Sequence[Epoch]) -> None:
-        """The task is learned and consolidated."""
+        """Called when the task has been learned and consolidated."""

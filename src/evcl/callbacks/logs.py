@@ -1,4 +1,4 @@
-"""Callbacks that write each epoch's metrics to files: a CSV table, or TensorBoard's. `evcl run --log` makes them."""
+"""Callbacks that log each epoch's metrics to a CSV file or to TensorBoard. `evcl run --log` uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("task", "stage", "epoch", "loss", "nll", "terms", "lr", "validation_n
 
 
 class CsvLog(Callback):
-    """`learner.learn(..., callbacks=[CsvLog("epochs.csv")])`: one line per epoch, added to the end of the file at once.
+    """`learner.learn(..., callbacks=[CsvLog("epochs.csv")])`: one line per epoch, appended as soon as it ends.
 
     The column `terms` holds what the method adds to the NLL, as "kl=0.012 elastic=0.003".
     """
@@ -36,10 +36,10 @@ class CsvLog(Callback):
             self._rows.writerow(COLUMNS)
 
     def begin_task(self, task: str, epochs: int) -> None:
-        self._task = None  # the same one may have been interrupted
+        self._task = None  # the same task may have been interrupted before
 
     def begin_epoch(self, task: str, epoch: int) -> None:
-        """A task that is resumed, or learned again, replaces its lines from here on."""
+        """When a task is resumed or learned again, remove its old lines from this epoch on."""
         if task == self._task:
             return
         self._task = task
@@ -66,8 +66,8 @@ class CsvLog(Callback):
 class TensorBoard(Callback):
     """`learner.learn(..., callbacks=[TensorBoard("runs/first")])`, then `tensorboard --logdir runs`.
 
-    One curve per metric and task: `nll/january` over the epochs of January. `writer` is anything with `add_scalar`,
-    `flush` and `close`, instead of torch's `SummaryWriter` on the folder.
+    One curve per metric and task: `nll/january` over the epochs of January. `writer` is any object with `add_scalar`,
+    `flush` and `close`, to use instead of torch's `SummaryWriter` for the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, writer: Any = None) -> None:
@@ -88,18 +88,18 @@ class TensorBoard(Callback):
         self.writer.flush()
 
     def close(self) -> None:
-        """Of use in a program that runs on for long: what is written is on disk at the end of each epoch."""
+        """Close the writer. Needed only in a long-running program: metrics are flushed to disk after each epoch."""
         self.writer.close()
 
 
 class Log(NamedTuple):
-    """What `evcl run --log` asks for: a file or folder per seed, in this folder."""
+    """The log that `evcl run --log` asks for: one file or folder per seed, inside `folder`."""
 
     kind: str
     folder: Path
 
     def clear(self) -> None:
-        """Remove what earlier logs wrote there, and nothing else."""
+        """Remove the files of earlier logs from the folder, and nothing else."""
         for path in self.folder.glob("seed-*"):
             if not path.stem.removeprefix("seed-").isdecimal():
                 continue

@@ -1,4 +1,4 @@
-"""The command line: `app` has the main commands, and each other file a group of them."""
+"""The command line. `app.py` registers the commands; the other files each define a group of them."""
 
 from evcl.cli.app import main
 

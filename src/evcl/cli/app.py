@@ -1,4 +1,4 @@
-"""The command line: one command after another is added here, and what goes wrong becomes one line."""
+"""The command line: registers every command, and turns every error into a one-line message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
 
-# What typer raises for wrong usage: click's class, or that of typer's own copy of click, whichever this version has.
+# The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -48,7 +48,7 @@ def _interrupted(*_: object) -> None:
 def list_(
     plugin: Plugins = None,
 ) -> None:
-    """Methods, benchmarks and presets, a line each."""
+    """List the methods, benchmarks and presets, one per line."""
     experiments.load_plugins(plugin or [])
     for kind, entries in (
         ("methods", {m.name: m.summary for m in methods.METHODS.values()}),
@@ -72,18 +72,18 @@ def root(
         raise typer.Exit
     console.quiet = ranks.own() > 0
     if ranks.world() > 1 and context.invoked_subcommand != "run":
-        raise Usage(f"torchrun is for evcl run: start evcl {context.invoked_subcommand or ''} by itself")
+        raise Usage(f"torchrun works only with evcl run: start evcl {context.invoked_subcommand or ''} without it")
     if context.invoked_subcommand is None:
         console.print(context.get_help())
         raise typer.Exit(2)
 
 
 def main() -> None:
-    """Run the command line: exit status 0, 1 (it failed) or 2 (wrong usage), with one line saying why."""
+    """Run the command line. Exit status: 0 on success, 1 on failure, 2 on wrong usage. Errors print one line."""
     debug = "--debug" in sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without "±" prints a "?"
+            stream.reconfigure(errors="replace")  # a terminal that cannot show "±" prints "?"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     try:
@@ -104,8 +104,8 @@ PATIENCE = 30.0  # seconds
 
 
 def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> None:
-    """One line. What is wrong in all processes of a run is said by the first: torchrun ends the others when it ends, so
-    that one which is still there after a while is the only one that failed.
+    """Print one line and exit. If all processes of a run fail alike, only process 0 prints: torchrun ends the others
+    when it exits. So the others wait first; one that still runs after `wait` seconds is the only one that failed.
     """
     rank = 0
     with contextlib.suppress(EvclError):

@@ -1,4 +1,4 @@
-"""`evcl data`: what is there, where it came from, and whether it is intact."""
+"""`evcl data`: list the data sets, fetch them, and verify the cached files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evcl import data
 from evcl._core.errors import EvclError
 from evcl.data.progress import megabytes
 
-app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verify.")
+app = typer.Typer(rich_markup_mode=None, help="List, fetch and verify data sets.")
 
 
 @app.command("list")
 def list_() -> None:
-    """Every data set: what the cache holds of it, where that came from, and its licence."""
+    """List every data set: what the cache holds, where it was fetched from, and its licence."""
     for name, entry in data.CATALOG.items():
         here = data.status(name)
         state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
@@ -30,15 +30,13 @@ def list_() -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Which data sets; see evcl data list.")],
-    data_dir: Annotated[
-        Path | None, typer.Option(help="A folder of your own that holds the files [EVCL_DATA].")
-    ] = None,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets to fetch; see evcl data list.")],
+    data_dir: Annotated[Path | None, typer.Option(help="A local folder that holds the data files [EVCL_DATA].")] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use nothing but that folder and the cache [EVCL_OFFLINE=1].")
+        bool, typer.Option("--offline", help="Use only --data-dir and the cache [EVCL_OFFLINE=1].")
     ] = False,
 ) -> None:
-    """Bring data sets into the cache, from the first source that gives the right bytes."""
+    """Fetch data sets into the cache, from the first source whose files have the right checksums."""
     _known(names)
     if data_dir is not None and not data_dir.is_dir():
         raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
@@ -53,21 +51,21 @@ def fetch(
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Which data sets [all that were fetched].")
+        list[str] | None, typer.Argument(metavar="NAME", help="Data sets to verify [all that were fetched].")
     ] = None,
 ) -> None:
-    """Check every byte in the cache, and count images that occur more than once."""
+    """Check every byte in the cache, and count duplicate images."""
     _known(names or [])
     wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
     if not wanted:
-        typer.echo("nothing was fetched yet; see evcl data fetch")
+        typer.echo("nothing has been fetched yet; see evcl data fetch")
 
     def one(name: str) -> str:
         found = data.verify(name)
         if found.test_images:
             twice = f"{found.shared} of {found.test_images} test images are also training images"
         else:
-            twice = f"no published split; {found.copies} images are copies of another"
+            twice = f"no published train/test split; {found.copies} images are duplicates"
         return f"{name}: intact, {megabytes(found.bytes)}, from {found.source}; {twice}"
 
     _each(wanted, one)
@@ -82,7 +80,7 @@ def _known(names: list[str]) -> None:
 
 
 def _each(names: list[str], one: Callable[[str], str]) -> None:
-    """A line for each data set; one that fails does not keep the others from their turn."""
+    """Print one line per data set. If one fails, still process the others, then raise."""
     failed = []
     for name in names:
         try:

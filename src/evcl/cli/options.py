@@ -1,4 +1,4 @@
-"""What the commands share: wrong usage, options, seeds and --set."""
+"""What the commands share: the usage error, common options, and parsing of seeds and --set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Plugins = Annotated[
     list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")]
+Precision = Annotated[str | None, typer.Option(help="Precision of products: fp32 [CPU], tf32 [GPU] or bf16.")]
 
 
 class Usage(EvclError):
@@ -24,7 +24,7 @@ class Usage(EvclError):
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """What goes wrong in here is the command's fault, not the run's."""
+    """Turn errors inside this block into `Usage` errors: the command is wrong, not the run."""
     try:
         yield
     except EvclError as error:
@@ -53,7 +53,7 @@ def chosen_seeds(count: int | None, listed: str | None) -> list[int]:
     if listed is None:
         return first_seeds(3 if count is None else count)
     if count is not None:
-        raise Usage("--seeds and --seed-list exclude each other")
+        raise Usage("--seeds and --seed-list cannot be used together")
     try:
         return [int(seed) for seed in listed.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""evcl demo, reproduce, tune and report: many runs, and what is shown of them."""
+"""`evcl demo`, `reproduce`, `tune` and `report`: commands that make many runs or report on them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("evcl-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("evcl-demo"),
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, whatever the folder holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, ignoring earlier results.")] = False,
 ) -> None:
-    """Four methods learn five tasks on the embedded data, three seeds each: a table, figures and a page."""
+    """Train four methods on five tasks of the built-in data, three seeds each: a table, figures and a page."""
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
@@ -53,7 +53,7 @@ def demo(
             else:
                 results.append(found)
         if results:
-            console.print(f"{len(results)} of {len(configs)} results are in {out} already (--overwrite trains again)")
+            console.print(f"{len(results)} of {len(configs)} results are already in {out} (--overwrite trains again)")
         if todo:
             with progress([config for config, _ in todo]) as on_event:
                 for index, result in experiments.execute_all([config for config, _ in todo], on_event):
@@ -64,14 +64,14 @@ def demo(
 
 
 def reproduce(
-    benchmark: Annotated[list[str] | None, typer.Argument(help="Some benchmarks, or all of the paper's [all].")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 [5].")] = None,
+    benchmark: Annotated[list[str] | None, typer.Argument(help="Benchmarks, or all: those of the paper [all].")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Run only this method. May be repeated.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
-    quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: all of it in minutes.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of the results, figures and page.")] = Path("reproduction"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again what the folder holds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: takes minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -79,7 +79,9 @@ def reproduce(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """The whole paper: every method on its benchmarks, then tables, figures and a page; it can be stopped any time."""
+    """Reproduce the paper: run every method on its benchmarks, then write tables, figures and a page. Can be stopped
+    at any time.
+    """
     experiments.load_plugins(plugin or [])
     asked = [
         one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
@@ -109,10 +111,10 @@ def tune(
         Path, typer.Argument(help="A TOML file that says what is searched; experiments/paper/search has some.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of what was found, a file a benchmark [beside the search].")
+        Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
     ] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="Only this one of the search's benchmarks.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again what the folder holds.")] = False,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Tune only on this benchmark of the search.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again, replacing earlier results.")] = False,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -120,7 +122,7 @@ def tune(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Choose settings on validation data: the same number of trials for every method; benchmarks done are kept."""
+    """Choose settings on validation data, with equally many trials per method. Finished benchmarks are kept."""
     experiments.load_plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)
@@ -131,7 +133,7 @@ def tune(
     make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
     folder = out or search.parent / search.stem
     if folder == search:
-        raise Usage("--out: a search without a suffix needs a folder of another name")
+        raise Usage("--out is needed: the default folder is the search file without its suffix, and this file has none")
     found = []
     torch.set_num_threads(1)
     for name in names:
@@ -140,13 +142,13 @@ def tune(
             found.append(experiments.read_found(path, wanted))
         else:
             experiments.check_writable(folder)
-            console.print(f"{name}: {wanted.trials + wanted.refine} trials a method, {len(wanted.seeds)} seeds each")
+            console.print(f"{name}: {wanted.trials + wanted.refine} trials per method, {len(wanted.seeds)} seeds each")
             store = experiments.Store(folder / experiments.HIDDEN)
             if overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with trials_bar() as on_part:
                 found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
-            if path.exists() and not overwrite:  # it came meanwhile: of this search it is as good, another's stays
+            if path.exists() and not overwrite:  # another process wrote it meanwhile: raise if it is another search's
                 experiments.read_found(path, wanted)
             experiments.write_found(path, found[-1])
         print_trials(found[-1])
@@ -156,8 +158,8 @@ def tune(
         console.print(f"one recipe for all, {method}: {one_line(settings)}\n  {each}", soft_wrap=True)
 
 
-def report(folder: Annotated[Path, typer.Argument(help="A folder that holds results, at any depth.")]) -> None:
-    """Tables, figures and a page from every result below a folder."""
+def report(folder: Annotated[Path, typer.Argument(help="A folder with results in it, at any depth.")]) -> None:
+    """Write tables, figures and a page from every result below a folder."""
     from evcl.report import find_results
 
     print_tables(find_results(folder))

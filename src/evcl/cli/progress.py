@@ -1,4 +1,4 @@
-"""What the commands show: progress bars on a terminal, plain lines elsewhere, and tables of results."""
+"""What the commands print: progress bars on a terminal, plain lines elsewhere, and tables of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ console = Console(highlight=False)
 
 @contextmanager
 def progress(configs: list[Config]) -> Iterator[Any]:
-    """A bar a run on a terminal, a line a task elsewhere; yields `on_event(index, event)`."""
+    """Show one bar per run on a terminal, one line per task elsewhere; yields `on_event(index, event)`."""
     if not console.is_terminal:
         yield lambda index, event: _line(configs[index], event)
         return
@@ -55,7 +55,7 @@ def _line(config: Config, event: Event) -> None:
 
 @contextmanager
 def forecast_bar(total: int) -> Iterator[Any]:
-    """One bar for all runs with the time that is left; yields what hears of events and of results."""
+    """Show one bar for all runs, with the remaining time; yields the callbacks `on_event` and `on_result`."""
 
     def on_result(count: int, config: Config, result: Result) -> None:
         mean = result.average_accuracy.mean
@@ -83,7 +83,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def trials_bar() -> Iterator[Any]:
-    """One bar for many trials; yields what hears of their events."""
+    """Show one bar for all trials; yields the callback that takes their events."""
     if not console.is_terminal:
         yield lambda i, event: None
         return
@@ -116,7 +116,7 @@ def print_tables(results: list[Result]) -> None:
 
 
 def write_report_of(folder: Path, title: str) -> None:
-    """Tables, figures and a page of every result below a folder; says where they are."""
+    """Write tables, figures and a page from every result below a folder, and print where they are."""
     from evcl.report import write_report
 
     written = write_report(folder, title)

@@ -1,4 +1,4 @@
-"""evcl run."""
+"""`evcl run`: train one method on one benchmark."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from evcl.experiments import Config, Result
 
 
 def run(
-    benchmark: Annotated[str, typer.Argument(help="Which stream of tasks; see evcl list.")],
-    method: Annotated[str, typer.Option(help="Which method; see evcl list.")] = "evcl",
-    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (3 if nothing is said).")] = None,
-    seed_list: Annotated[str | None, typer.Option(help="These seeds: 0,7,9.")] = None,
+    benchmark: Annotated[str, typer.Argument(help="The benchmark, a stream of tasks; see evcl list.")],
+    method: Annotated[str, typer.Option(help="The method; see evcl list.")] = "evcl",
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None,
+    seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="How many tasks.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     validation: Annotated[
-        float | None, typer.Option(help="Hold out this part of each training set, and measure on it.")
+        float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result [runs/BENCHMARK/METHOD].")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result [runs/BENCHMARK/METHOD].")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder's result.")] = False,
     plugin: Plugins = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the folder's checkpoint, if it has one.")
+        bool, typer.Option("--resume", help="Resume from the folder's checkpoint, if it has one.")
     ] = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="From one checkpoint to the next; 0: at the ends of tasks only.")
+        float, typer.Option(help="Seconds between checkpoints; 0: only after each task.")
     ] = 60.0,
     device: Device = "auto",
     precision: Precision = None,
-    data_dir: Annotated[Path | None, typer.Option(help="A folder that holds data files [EVCL_DATA].")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")] = None,
     log: Annotated[
-        str | None, typer.Option(help="Write each epoch's metrics to the folder's log: csv or tensorboard.")
+        str | None, typer.Option(help="Write each epoch's metrics to a log in the folder: csv or tensorboard.")
     ] = None,
 ) -> None:
-    """Train one method on one benchmark; the result is result.json in the folder."""
+    """Train one method on one benchmark, and write result.json to the folder."""
     if resume and overwrite:
-        raise Usage("--resume and --overwrite exclude each other")
+        raise Usage("--resume and --overwrite cannot be used together")
     if data_dir is not None:
         if not data_dir.is_dir():
             raise Usage(f"--data-dir: there is no folder {data_dir}")
@@ -62,7 +62,7 @@ def run(
     for name, value in (("epochs", epochs), ("validation", validation)):
         if value is not None:
             if name in given:
-                raise Usage(f"--{name} and --set {name} exclude each other")
+                raise Usage(f"--{name} and --set {name} cannot be used together")
             given[name] = value
     with usage():
         numbers = chosen_seeds(seeds, seed_list)
@@ -83,14 +83,14 @@ def run(
     console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
 
-DONE = "{} holds this run already; nothing to do (--overwrite runs it again)"
+DONE = "{} already holds this run; nothing to do (--overwrite runs it again)"
 
 
 def _found_or_made(
     config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: ranks.Ranks | None
 ) -> Result | None:
-    """A run's result: found, or made here. Of several processes that share the run (`group`), the first looks and
-    writes, and alone has it.
+    """Return a run's result, read from the folder or made now. If several processes share the run (`group`), only
+    process 0 reads and writes the folder and gets the result; the others get None.
     """
     first = group is None or group.rank == 0
     with experiments.claimed(folder) if first else contextlib.nullcontext():
@@ -103,26 +103,26 @@ def _found_or_made(
             if first:
                 console.print(DONE.format(folder))
             return result
-        if not first:  # now that the first has removed what is to be overwritten
+        if not first:  # process 0 has removed the old files by now
             checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
         elif resume and not checkpoints.resume:
             console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
         if first and config.log is not None and not checkpoints.resume:
-            config.log.clear()  # of a run that is made anew
+            config.log.clear()  # the run starts over, and so does its log
         return _kept(config, folder, checkpoints, replaces, group)
 
 
 def _kept(
     config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: ranks.Ranks | None
 ) -> Result | None:
-    """The result of a run, written, if it `replaces` another in its place; until then its checkpoints are kept."""
-    again = f"it is kept in {checkpoints.folder}, and the same command with --resume goes on from there"
+    """Run, write the result (over an earlier one if `replaces`) and return it. Checkpoints are kept until then."""
+    again = f"it is saved in {checkpoints.folder}, and the same command with --resume continues from there"
     try:
         with progress([config]) as on_event:
             ((_, result),) = experiments.execute_all([config], on_event, checkpoints=checkpoints, ranks=group)
     except (Interrupted, experiments.Stopped):
-        raise Interrupted(again if checkpoints.programs() else "there was nothing to keep yet") from None
-    except Diverged:  # as it would again
+        raise Interrupted(again if checkpoints.programs() else "there was nothing to save yet") from None
+    except Diverged:  # if resumed, it would diverge again
         checkpoints.remove()
         raise
     except experiments.Died as error:

@@ -1,4 +1,4 @@
-"""`evcl sweep` and `evcl status`: many cells, here or on a cluster, and where they stand."""
+"""`evcl sweep` and `evcl status`: run many cells, here or on a cluster, and show their state."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from evcl.cli.options import Usage, usage
 from evcl.cli.progress import console
 from evcl.experiments import Config, Event, Failure, Result
 
-SHOWN = 20  # rows of a benchmark's table, and failures
-Workers = Annotated[int | None, typer.Option(help="Processes at a time, on a CPU [as many as cores].")]
-EngineName = Annotated[str, typer.Option("--engine", help="local (processes of this machine) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option(help="Of the Ray cluster [one is started here].")]
+SHOWN = 20  # at most this many rows per table, and this many failures
+Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
+EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]
 
 
 def engine(name: str, address: str | None, workers: int | None, device: str, precision: str | None) -> tuple[Any, ...]:
-    """What makes the engine, and the device and precision of the cells on it."""
+    """Return a factory for the engine, and the device and precision that its cells use."""
     if workers is not None and not 1 <= workers <= 4096:
         raise Usage(f"--workers must be a number from 1 to 4096, not {workers}")
     if name not in ("local", "ray"):
         raise Usage(f"--engine must be local or ray, not {name!r}")
     if name == "local":
         if address is not None:
-            raise Usage("--address goes with --engine ray")
+            raise Usage("--address needs --engine ray")
         with usage():
             device, precision = experiments.where(device, precision)
         return partial(experiments.local, device, precision, workers=workers), device, precision
@@ -49,27 +49,27 @@ def engine(name: str, address: str | None, workers: int | None, device: str, pre
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file that says what is run: see docs/SCALE.md.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the results [beside the file, of its name].")] = None,
+    file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see docs/SCALE.md.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the results [named like the file, beside it].")] = None,
     engine_name: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try cells again that failed before.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="Of the products: fp32 [on a CPU], tf32 [on a GPU] or bf16.")
+        str | None, typer.Option(help="Precision of matrix products: fp32 [on CPU], tf32 [on GPU] or bf16.")
     ] = None,
     plugin: Annotated[
         list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
     ] = None,
 ) -> None:
-    """Run every cell that a file asks for, once; any number of processes may work on one folder."""
+    """Run every cell of a sweep file, once. Any number of processes may work on one folder."""
     experiments.load_plugins(plugin or [])
     folder = out or file.parent / file.stem
     if folder == file:
-        raise Usage("--out: a sweep without a suffix needs a folder of another name")
+        raise Usage("--out is needed: the default folder is the sweep file without its suffix, and this file has none")
     with usage():
-        experiments.read_sweep(file)  # before a cluster is waited for
+        experiments.read_sweep(file)  # find mistakes before waiting for a cluster
     make, device, precision = engine(engine_name, address, workers, device, precision)
     with usage():
         cells = experiments.read_sweep(file, device, precision)
@@ -84,12 +84,15 @@ def sweep(
             on_end(i, cells[i], outcome)
     _print(experiments.standing(folder))
     if failed:
-        raise EvclError(f"{failed} of {len(cells)} cells failed: evcl status {folder}; --retry-failed tries them again")
+        raise EvclError(f"{failed} of {len(cells)} cells failed: see evcl status {folder}; --retry-failed retries them")
 
 
 @contextmanager
 def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
-    """A line a cell and, on a terminal, a bar for all; yields what hears of events and of ends."""
+    """On a terminal, one bar for all cells and one line per failure; elsewhere, one line per cell.
+
+    Yields two callbacks: for the events of running cells, and for cells that have ended.
+    """
     ended = 0
 
     def line(cell: Config, outcome: Result | Failure) -> None:
@@ -129,8 +132,8 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
         yield heard, end
 
 
-def status(folder: Annotated[Path, typer.Argument(help="A folder of evcl sweep, reproduce or tune.")]) -> None:
-    """Where the cells of a folder stand: done, running and by whom, stale, failed and why, and to do."""
+def status(folder: Annotated[Path, typer.Argument(help="A folder that evcl sweep, reproduce or tune made.")]) -> None:
+    """Show the state of a folder's cells: done, running (and where), stale, failed (and why) or to do."""
     _print(experiments.standing(folder))
 
 
@@ -159,7 +162,7 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
-    """The average accuracy over seeds of each choice of settings, best first."""
+    """Print the average accuracy over seeds for each choice of settings, best first."""
     names = experiments.varied([each.cell for each in cells])
     rows: dict[tuple[str, ...], list[experiments.Standing]] = {}
     for each in cells:

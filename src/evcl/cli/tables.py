@@ -1,4 +1,4 @@
-"""`evcl learn`, `predict` and `inspect`: one's own data."""
+"""`evcl learn`, `predict` and `inspect`: models of your own data."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from evcl.cli.options import Usage, settings, usage
 from evcl.cli.progress import console
 from evcl.tables.encoding import Category
 
-VALIDATION = Setting(0.1, "part of a file that is held out", high=0.5)
+VALIDATION = Setting(0.1, "fraction of the file to hold out", high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
 
-ModelFile = Annotated[Path, typer.Option("--model", help="The model file, a .safetensors.")]
-Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with a folder a class.")]
+ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
+Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with one folder per class.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
-Unknown = Annotated[str, typer.Option(help="A category that the first task did not have is an error, or missing.")]
+Unknown = Annotated[str, typer.Option(help="Treat a category that the first task did not have as error or missing.")]
 
 
 def learn(
     model: ModelFile,
     data: Data,
-    target: Annotated[str | None, typer.Option(help="The column of classes, when the model is made.")] = None,
-    task: Annotated[str | None, typer.Option(help="The task's name [the file's].")] = None,
+    target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None,
     head: Annotated[
-        str | None, typer.Option(help="An earlier task whose head it shares, or new [the last task's].")
+        str | None, typer.Option(help="An earlier task whose head to share, or new [the last task].")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Which method; see evcl list [evcl].")] = None,
+    method: Annotated[str | None, typer.Option(help="The method; see evcl list [evcl].")] = None,
     hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="What everything random derives from [0].")] = None,
-    validation: Annotated[float, typer.Option(help="Hold out this part of the file, and measure on it.")] = 0.1,
+    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
+    validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1,
     drop: Drop = None,
     category: Annotated[
-        list[str] | None, typer.Option(help="Take this column as a category, though it looks like numbers.")
+        list[str] | None, typer.Option(help="Treat this column as categorical, even if it looks numeric.")
     ] = None,
-    image_side: Annotated[int | None, typer.Option(help="Longest side of images as they are learned [64].")] = None,
+    image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
     unknown: Unknown = "error",
 ) -> None:
-    """Learn a file as one task more; the first time, make the model."""
+    """Learn a file as one more task; the first time, create the model."""
     with usage():
         VALIDATION.check("--validation", validation)
         chosen = methods.get(method or "evcl")
         if chosen.jointly:
-            raise Usage(f"{chosen.name} trains on all tasks at once, and evcl learn on one after another")
+            raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
         given = settings(set_ or [])
         if epochs is not None:
             epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
@@ -90,8 +90,8 @@ def learn(
             )
     except Interrupted:
         folder = tables.checkpoint_folder(model)
-        kept = f"; the task is kept in {folder}, and the same command goes on from there" if folder.is_dir() else ""
-        raise Interrupted(f"the model is as it was{kept}") from None
+        kept = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
+        raise Interrupted(f"the model is unchanged{kept}") from None
     line = found.history[-1]
     if len(found.history) == 1:
         _fact("columns", _columns(found))
@@ -104,7 +104,7 @@ def learn(
         before = line["accuracy_before"]
         was = "" if before is None else f" ({_percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
-        _say(f"on what was held out: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
+        _say(f"on the held-out rows: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
     tasks = len(found.history)
     _say(f"model: {model} ({model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'})")
 
@@ -112,18 +112,18 @@ def learn(
 def predict(
     model: ModelFile,
     data: Data,
-    out: Annotated[Path, typer.Option(help="The CSV file that the predictions are written to.")],
-    task: Annotated[str | None, typer.Option(help="Whose head predicts, or infer [the only one, or infer].")] = None,
+    out: Annotated[Path, typer.Option(help="The CSV file to write predictions to.")],
+    task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None,
     drop: Drop = None,
     unknown: Unknown = "error",
 ) -> None:
-    """Predict every row of a file: its class, the probability of each, how uncertain it is, how unfamiliar the row."""
+    """Predict every row of a file: its class, the class probabilities, how uncertain they are, how unfamiliar it is."""
     torch.set_num_threads(1)
     found = tables.predict(model, data, out, task=task, drop=drop or [], lenient=_lenient(unknown))
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
-        _say("no column unfamiliar: the model does not know what its rows are like (an earlier evcl began it)")
+        _say("no column unfamiliar: an earlier evcl began this model, and did not record what its rows are like")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
         _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")
@@ -131,7 +131,7 @@ def predict(
 
 
 def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl learn.")]) -> None:
-    """What a model has learned, when, how well, and how surely."""
+    """Show what a model has learned, when, how accurate it is, and how certain."""
     found = tables.load_model(model)
     learner = found.learner
     defaults = {name: setting.default for name, setting in learner.method.known_settings.items()}
@@ -155,11 +155,11 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
             measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console.print(table)
-    console.print("Measured on what was held out of each file, when it was learned. Entropies are in nats.")
+    console.print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
 
 
 def _columns(model: tables.Model) -> str:
-    """How each column was taken: a number spelt with a comma, say, shows as a category."""
+    """How each column was read; for example, a number written with a decimal comma shows up as a category."""
     return _shortened(
         [
             f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
@@ -203,7 +203,7 @@ def _lenient(unknown: str) -> bool:
 
 @contextmanager
 def _progress(task: str) -> Iterator[list[Callback]]:
-    """A bar over the epochs on a terminal; elsewhere nothing, the result is a line anyway."""
+    """Show a bar over the epochs on a terminal; elsewhere nothing, because the result is printed anyway."""
     if not console.is_terminal:
         yield []
         return

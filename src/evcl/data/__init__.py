@@ -1,4 +1,4 @@
-"""Bytes in, verified uint8 arrays out."""
+"""Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays."""
 
 from evcl.data.catalog import CATALOG
 from evcl.data.datasets import Dataset, Status, Verified, fetch, load, load_grey28, status, verify

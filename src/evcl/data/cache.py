@@ -1,8 +1,8 @@
-"""The cache: verified arrays, one .npy file each, memory-mapped on use, and a JSON file that says where they came from.
+"""The cache: verified arrays, one .npy file each, memory-mapped when used, and a JSON file that names their source.
 
     FOLDER/mnist/train_images.npy  …  source.json
 
-A file is written whole or not at all, and source.json last, so that a folder with it is complete.
+Files are written atomically, and source.json last, so a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evcl.data.catalog import Entry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 
 SOURCE = "source.json"
-MOST_JSON_BYTES = 100_000  # of it
+MOST_JSON_BYTES = 100_000  # size limit of a JSON file in the cache
 
 
 def folder(entry: Entry) -> Path:
@@ -35,7 +35,7 @@ def sha256(array: UInt8) -> str:
 
 
 def check(entry: Entry, arrays: Arrays) -> None:
-    """Refuse arrays that are not the catalogue's, bit for bit."""
+    """Raise unless the arrays are bit-identical to those in the catalogue."""
     for name, expected in entry.arrays.items():
         if name not in arrays:
             raise SourceFailed(f"{name} missing")
@@ -47,14 +47,14 @@ def check(entry: Entry, arrays: Arrays) -> None:
 
 
 def write(entry: Entry, arrays: Arrays, source: str) -> None:
-    """Put arrays that `check` has passed into the cache."""
+    """Write arrays that have passed `check` to the cache."""
     for name in entry.arrays:
         save(folder(entry) / f"{name}.npy", arrays[name])
     write_json(folder(entry) / SOURCE, {"data set": entry.name, "source": source})
 
 
 def save(path: Path, array: UInt8) -> None:
-    """One array as .npy. Not `np.save`, which reports a full disk as a count of elements."""
+    """Save one array as .npy. Not with `np.save`, which reports a full disk as a number of elements."""
     array = np.ascontiguousarray(array)
 
     def _write(temporary: Path) -> None:
@@ -84,13 +84,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, shape: tuple[int, ...]) -> UInt8:
-    """Map one array into memory; its header and size are checked, its bytes are not (`evcl data verify` does that).
+    """Memory-map one array. Its header and size are checked, but not its bytes (`evcl data verify` does that).
 
-    Copy on write: torch wants writable memory, and nothing written to it reaches the file.
+    The map is copy-on-write: torch needs writable memory, and nothing written to it reaches the file.
     """
     try:
         check_regular(path)
-        array: UInt8 = np.lib.format.open_memmap(path, mode="c")  # no pickle, and no .zip, as np.load would take
+        array: UInt8 = np.lib.format.open_memmap(path, mode="c")  # unlike np.load, reads no pickle and no .zip
     except BROKEN:
         raise SourceFailed(f"{path} is {'damaged' if path.exists() else 'missing'}") from None
     if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:
@@ -99,23 +99,23 @@ def load(path: Path, shape: tuple[int, ...]) -> UInt8:
 
 
 def read(entry: Entry) -> Arrays:
-    """The cached arrays, memory-mapped; SourceFailed says what is missing or damaged."""
+    """The cached arrays, memory-mapped. Raises SourceFailed if something is missing or damaged."""
     read_json(folder(entry) / SOURCE)
     return {name: load(folder(entry) / f"{name}.npy", array.shape) for name, array in entry.arrays.items()}
 
 
 def read_intact(entry: Entry) -> Arrays:
-    """The cached arrays after every byte was checked."""
+    """The cached arrays, with every byte checked."""
     arrays = read(entry)
     for name, expected in entry.arrays.items():
         if sha256(arrays[name]) != expected.sha256:
-            raise SourceFailed(f"{folder(entry) / name}.npy is damaged: its bytes are not those of {entry.name}")
+            raise SourceFailed(f"{folder(entry) / name}.npy is damaged: its checksum is not that of {entry.name}")
     return arrays
 
 
 @contextmanager
 def locked(entry: Entry) -> Iterator[None]:
-    """One process at a time fetches a data set; the others wait, and then find it in the cache."""
+    """Lock a data set, so that one process at a time fetches it; the others wait and then find it in the cache."""
     from filelock import FileLock, Timeout
 
     place = folder(entry)
@@ -129,10 +129,10 @@ def locked(entry: Entry) -> Iterator[None]:
             lock.acquire()
     except OSError as error:
         raise EvclError(
-            f"cannot write to the cache {place} ({error.strerror or error}): name another folder with EVCL_CACHE"
+            f"cannot write to the cache {place} ({error.strerror or error}): choose another folder with EVCL_CACHE"
         ) from error
     try:
-        for left in place.glob(".*.tmp"):  # by a process that was killed while it wrote
+        for left in place.glob(".*.tmp"):  # left by a process that was killed while writing
             left.unlink(missing_ok=True)
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Every data set as data: its files and where they lie, and the arrays they must decode to.
+"""The catalogue of data sets: their files, where to find them, and the arrays that they must decode to.
 
-The arrays' sha256, over C-contiguous uint8 bytes, is the final word: whatever the source, the bytes are these.
+The sha256 of each array, over its C-contiguous uint8 bytes, decides: the bytes are the same whatever the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Array:
 
 @dataclass(frozen=True)
 class File:
-    """One file as the web mirrors hold it."""
+    """One file, as the web mirrors have it."""
 
     name: str
     size: int
@@ -36,14 +36,14 @@ class File:
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a data set comes: files of one kind, loose or in one of the archives.
+    """One form in which a data set is distributed: files of one kind, loose or in one of the archives.
 
-    kind      idx       `members` are the files of ARRAYS, in that order, plain or with .gz
+    kind      idx       `members` are the files for ARRAYS, in that order, plain or with .gz
               cifar     `members` are CIFAR-10 binary files; the last one is the test set
-              sheets    `members` are PNG files with an image a row, the last one the test set, then two JSON files of
-                        labels
-              letters   `members` are folders of PNG files, a class each
-              npz       `members` is one file, `keys` its names for ARRAYS
+              sheets    `members` are PNG files with one image per row, the last one the test set, then two JSON files
+                        of labels
+              letters   `members` are folders of PNG files, one per class
+              npz       `members` is one file; `keys` are its names for ARRAYS
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Package:
-    """The same data in a package registry; `client` is npm or apt, and its own settings say where that is."""
+    """The same data in a package registry; `client` is npm or apt, whose own configuration names the registry."""
 
     client: str
     name: str
@@ -67,7 +67,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set. Where there is no published split, there are no test arrays, and the training arrays hold all."""
+    """A data set. Without a published split, there are no test arrays, and the training arrays hold everything."""
 
     name: str
     summary: str
@@ -75,12 +75,12 @@ class Entry:
     citation: str
     arrays: dict[str, Array]
     files: tuple[File, ...]
-    mirrors: tuple[str, ...]  # a file's address is a mirror and its name; tried in this order
+    mirrors: tuple[str, ...]  # URL prefixes of the files, tried in this order
     forms: tuple[Form, ...]
-    folders: tuple[str, ...]  # where they may lie below a user's folder
-    most_bytes: int  # nothing of this data set unpacks to more
+    folders: tuple[str, ...]  # subfolders of a user's folder to search
+    most_bytes: int  # upper limit on the unpacked size of this data set
     package: Package | None = None
-    installed: str | None = None  # where a system package puts the files
+    installed: str | None = None  # the folder where a system package installs the files
 
     @property
     def bytes(self) -> int:
@@ -188,7 +188,7 @@ CATALOG.add(
         forms=(_idx(), _npz("fashion-mnist.npz")),
         folders=("fashion-mnist", "FashionMNIST/raw", ""),
         most_bytes=64 * MIB,
-        # Recompressed by the packager, so that only the decoded arrays have the published hashes.
+        # The packager recompressed the files, so only the decoded arrays match the published hashes.
         package=Package("apt", "dataset-fashion-mnist", None, _idx()),
         installed="/usr/share/datasets/fashion-mnist",
     ),
@@ -224,7 +224,7 @@ CATALOG.add(
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             ),
         ),
-        # Its faster mirrors carry only the pickled version, which is never read.
+        # Faster mirrors have only the pickled version, which is never read.
         mirrors=("https://www.cs.toronto.edu/~kriz/",),
         forms=(
             Form(

@@ -1,4 +1,4 @@
-"""Data sets by name: fetched once, verified, and from then on mapped from the cache."""
+"""Data sets by name: fetched once, verified, and from then on memory-mapped from the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Status:
-    """What the cache holds of a data set. `problem` is empty where all is well."""
+    """What the cache holds of a data set. `problem` is empty if nothing is wrong."""
 
     name: str
     folder: Path
@@ -44,9 +44,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Verified:
-    """A data set whose every byte was checked.
+    """A data set of which every byte was checked.
 
-    `shared` counts the test images that are also training images, `copies` the training images that repeat an
+    `shared` counts test images that are also training images; `copies` counts training images that duplicate an
     earlier one.
     """
 
@@ -59,10 +59,10 @@ class Verified:
 
 
 def load(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Dataset:
-    """The data set of this name, fetched if the cache does not have it.
+    """Load the data set with this name, fetching it if the cache does not have it.
 
-    The cache answers first where it is complete: whatever the source, the bytes are the same.
-    `offline` (or EVCL_OFFLINE=1) uses nothing but the user's folder (`data_dir`, or EVCL_DATA) and the cache.
+    A complete cache is used first, because the bytes are the same whatever the source.
+    With `offline` (or EVCL_OFFLINE=1), only the user's folder (`data_dir`, or EVCL_DATA) and the cache are used.
     """
     entry = CATALOG[name]
     _check_folder(data_dir)
@@ -73,12 +73,12 @@ def load(name: str, data_dir: Path | None = None, offline: bool | None = None) -
 
 
 def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Status:
-    """Bring a data set into the cache; what is there already is checked byte for byte, and replaced if damaged."""
+    """Fetch a data set into the cache. If it is already there, every byte is checked, and damaged data is replaced."""
     entry = CATALOG[name]
     _check_folder(data_dir)
     with contextlib.suppress(SourceFailed):
         _intact(entry)
-        return status(name)  # without a lock, which a cache that only others can write to would not give
+        return status(name)  # needs no lock, so it also works with a read-only cache
     with cache.locked(entry):
         problem = ""
         try:
@@ -86,7 +86,7 @@ def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) 
         except SourceFailed as error:
             problem = f"cache {cache.folder(entry)}: {error}"
         if problem:
-            _drop_grey(entry)  # it may have been made of damaged bytes
+            _drop_grey(entry)  # they may have been made from damaged data
             arrays, source = sources.obtain(entry, data_dir, _offline(offline), [problem])
             cache.write(entry, arrays, source)
             if source in entry.mirrors:
@@ -112,7 +112,7 @@ def status(name: str) -> Status:
 
 
 def verify(name: str) -> Verified:
-    """Check every byte that the cache holds of this data set, and count images that occur more than once."""
+    """Check every cached byte of this data set, and count duplicate images."""
     entry = CATALOG[name]
     try:
         arrays = _intact(entry)
@@ -127,13 +127,13 @@ def verify(name: str) -> Verified:
 
 
 def load_grey28(name: str = "cifar10", data_dir: Path | None = None, offline: bool | None = None) -> Dataset:
-    """A colour data set as 28 x 28 grey images (see `grey28`), made once and then mapped from the cache."""
+    """A colour data set as 28 x 28 grey images (see `grey28`), made once and then memory-mapped from the cache."""
     entry = CATALOG[name]
     found = load(name, data_dir, offline)
     try:
         train, test = _read_grey(entry)
     except SourceFailed:
-        fetch(name, data_dir, offline)  # which checks every byte of what the grey images are made from
+        fetch(name, data_dir, offline)  # checks every byte of the colour images
         found = load(name, data_dir, offline)
         with cache.locked(entry):
             train, test = _make_grey(entry, found)
@@ -155,26 +155,26 @@ def _grey_paths(entry: Entry) -> dict[str, Path]:
 
 
 def _read_grey(entry: Entry, intact: bool = False) -> list[UInt8]:
-    """The cached grey images; `intact` also checks their bytes against what was written."""
+    """The cached grey images; with `intact`, their checksums are checked too."""
     noted = cache.read_json(cache.folder(entry) / GREY)
     read = []
     for key, path in _grey_paths(entry).items():
         images = cache.load(path, (entry.arrays[key].shape[0], 28, 28))
         if intact and cache.sha256(images) != noted.get(path.name):
-            raise SourceFailed(f"{path} is damaged: its bytes are not those that were written")
+            raise SourceFailed(f"{path} is damaged: its bytes changed after they were written")
         read.append(images)
     return read
 
 
 def _intact(entry: Entry) -> dict[str, UInt8]:
-    """The cached arrays after every byte was checked, those of the grey images too."""
+    """The cached arrays, with every byte checked, including those of the grey images."""
     arrays = cache.read_intact(entry)
     _verify_grey(entry)
     return arrays
 
 
 def _verify_grey(entry: Entry) -> None:
-    """Check the bytes of the grey images, where there are any."""
+    """Check the bytes of the grey images, if there are any."""
     if (cache.folder(entry) / GREY).exists():
         _read_grey(entry, intact=True)
 
@@ -195,7 +195,7 @@ def _digests(images: UInt8) -> list[bytes]:
 
 def _check_folder(data_dir: Path | None) -> None:
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
-        raise EvclError(f"there is no folder {data_dir}: name one that holds the files, or leave it out")
+        raise EvclError(f"there is no folder {data_dir}: pass one that holds the files, or leave it out")
 
 
 def _offline(given: bool | None) -> bool:

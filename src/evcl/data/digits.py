@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: they come with the package, so that nothing has to be downloaded."""
+"""scikit-learn's handwritten digits: they come with that package, so nothing has to be downloaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""File formats in, uint8 arrays out. None of them is pickle, and no archive is ever unpacked to disk.
+"""Decode files into uint8 arrays. Pickle is never read, and no archive is ever unpacked to disk.
 
-Reading goes in two steps: `collect` gathers a form's members as bytes, from a folder or a tar archive, and `decode`
-makes arrays of them. Whatever a file claims, no more than the catalogue's `most_bytes` is unpacked.
+Reading has two steps: `collect` reads a form's members as bytes, from a folder or a tar archive, and `decode` turns
+them into arrays. Whatever size a file claims, no more than the catalogue's `most_bytes` is unpacked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evcl.data.catalog import ARRAYS, Entry, Form
 
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]
-# What the readers of the standard library, NumPy and Pillow raise on bytes that are not what they should be.
+# What the standard library, NumPy and Pillow raise when they read malformed bytes.
 BROKEN = (
     *(OSError, EOFError, TypeError, ValueError, KeyError, SyntaxError, ArithmeticError, RuntimeError),
     *(zlib.error, lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, tokenize.TokenError),
@@ -38,11 +38,11 @@ BROKEN = (
 
 
 class SourceFailed(EvclError):
-    """This source cannot give the data set, and why; the next one is tried."""
+    """A source cannot give the data set, for the reason in the message; the next source is tried."""
 
 
 def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
-    """The arrays of one folder or archive, or None where a folder has nothing of this form."""
+    """The arrays from a folder or an archive; None if a folder has no files of this form."""
     with _reading(place.name):
         contents = collect(place, form, entry.most_bytes)
         if not contents and place.is_file():
@@ -52,7 +52,7 @@ def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Whatever a reader raises becomes SourceFailed with the name of the file; the innermost name stays."""
+    """Turn any error of a reader into SourceFailed with the file's name; nested uses keep the innermost name."""
     try:
         yield
     except SourceFailed:
@@ -64,7 +64,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
-    """Member name to content, for those of the form's members that are there; gzip is undone."""
+    """Map the names of the form's members that exist to their contents, uncompressed if they are gzip files."""
     found = {}
     for name, stream in _tar(place, most) if place.is_file() else _folder(place, form):
         key = _key(name, form)
@@ -77,7 +77,7 @@ def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
 
 
 def decode(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
-    """Arrays from the contents of a form's members."""
+    """Decode the contents of a form's members into arrays."""
     if form.kind == "letters":
         return _letters(contents, form, entry)
     missing = [name for name in form.members if name not in contents]
@@ -98,7 +98,7 @@ def decode(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
 
 
 def _key(name: str, form: Form) -> str | None:
-    """What the form calls this path, or None where it is no member. A path that climbs is nobody's member."""
+    """The form's name for this path, or None if it is not a member. An absolute path, or one with "..", never is."""
     path = PurePosixPath(name)
     if ".." in path.parts or path.is_absolute():
         return None
@@ -121,7 +121,7 @@ def _folder(folder: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _tar(path: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """Regular files only: links, devices and folders are passed over."""
+    """Yield the regular files of an archive; links, devices and folders are skipped."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -137,7 +137,7 @@ class _Stream(Protocol):
 
 
 class _Limit:
-    """A stream that refuses to be read past a limit: tarfile believes the sizes that an archive claims."""
+    """A stream that raises when read past a limit, because tarfile trusts the sizes that an archive claims."""
 
     def __init__(self, stream: _Stream, most: int, name: str) -> None:
         self._stream, self._left, self._most, self._name = stream, most, most, name
@@ -161,7 +161,7 @@ def _too_large(name: str, most: int) -> SourceFailed:
     return SourceFailed(f"{name} unpacks to more than the {most} bytes this data set can have")
 
 
-# One function a kind
+# One function per kind
 
 
 def _idx(blob: bytes, name: str) -> UInt8:
@@ -179,13 +179,13 @@ def _cifar(blob: bytes, name: str) -> tuple[UInt8, UInt8]:
     """CIFAR-10 binary: a label byte, then the red, green and blue planes of 32 x 32; images come out colour last."""
     size = 1 + 3 * 32 * 32
     if not blob or len(blob) % size:
-        raise SourceFailed(f"{name} holds {len(blob)} bytes, which is no multiple of {size}")
+        raise SourceFailed(f"{name} holds {len(blob)} bytes, which is not a multiple of {size}")
     rows = np.frombuffer(blob, np.uint8).reshape(-1, size)
     return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
 
 
 def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
-    """PNG sheets with an image a row, in the order of the labels."""
+    """PNG sheets with one image per row, in the order of the labels."""
     shape = entry.arrays["train_images"].shape[1:]
     parts: list[UInt8] = []
     for blob, member in zip(blobs, form.members, strict=True):
@@ -204,7 +204,7 @@ def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
 
 
 def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
-    """A folder of PNG files a class, in the order of the file names; those that cannot be read are left out."""
+    """One folder of PNG files per class, in the order of the file names; unreadable files are left out."""
     images, labels = [], []
     for key in sorted(contents, key=lambda key: tuple(key.split("/"))):
         try:
@@ -219,7 +219,7 @@ def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
 
 
 def _npz(blob: bytes, form: Form, entry: Entry) -> Arrays:
-    """The arrays of an .npz file. Its headers are held against the catalogue before anything is read."""
+    """The arrays of an .npz file. Their headers are checked against the catalogue before any data is read."""
     arrays = {}
     with zipfile.ZipFile(io.BytesIO(blob)) as archive:
         for name, key in zip(ARRAYS, form.keys, strict=False):
@@ -236,12 +236,12 @@ def _npz(blob: bytes, form: Form, entry: Entry) -> Arrays:
 
 
 def _no_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.uint8]]:
-    raise SourceFailed("its arrays are in a version of the .npy format that plain uint8 arrays do not need")
+    raise SourceFailed("its arrays use a version of the .npy format that plain uint8 arrays do not need")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Pillow warns of images with many pixels, and we refuse them."""
+    """Silence Pillow's warnings about images with many pixels, for which we raise errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -260,7 +260,7 @@ def _pixels(blob: bytes, mode: str, most: int) -> UInt8:
 
 
 def _join(parts: list[tuple[UInt8, UInt8]]) -> Arrays:
-    """Parts of images and labels; the last one is the test set."""
+    """Join parts of images and labels; the last part is the test set."""
     train, (test_images, test_labels) = parts[:-1], parts[-1]
     return {
         "train_images": np.concatenate([images for images, _ in train]),
@@ -275,9 +275,9 @@ def first_line(error: BaseException) -> str:
 
 
 def grey28(images: UInt8) -> UInt8:
-    """Colour images [N, H, W, 3] as grey ones [N, 28, 28]: Pillow's bilinear resize, then its luma.
+    """Convert colour images [N, H, W, 3] to grey ones [N, 28, 28]: Pillow's bilinear resize, then its luma.
 
-    Pillow does not promise the same rounding in every version, so these arrays have no published hash.
+    Pillow's rounding may differ between versions, so these arrays have no published hash.
     """
     from PIL import Image
 

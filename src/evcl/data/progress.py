@@ -1,4 +1,4 @@
-"""What a fetch says while it works: a bar on a terminal, plain lines elsewhere, on stderr."""
+"""Progress of a fetch, on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def bar(label: str, done: int, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields `advance(bytes)`."""
+    """Show the progress of a download; yields `advance(bytes)`."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

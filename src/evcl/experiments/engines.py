@@ -1,10 +1,12 @@
-"""Where programs run. A program is some cells (configurations of one seed) that train side by side, as replicas.
+"""Engines run programs. A program is a set of cells (configurations of one seed) that train side by side as replicas.
 
-An engine is four verbs: how many more programs it could `start`, starting one, waiting until some have `ended`, and
-`close`. Who uses it decides what is started when, so that several who share the work take no more than they can do.
+An engine has four methods: `free` says how many more programs it can take, `start` starts one, `ended` waits until some
+have ended, and `close` ends the rest. The caller decides what to start and when, so that processes that share the work
+claim no more than they can run.
 
-On a CPU: a process a cell, one thread each, since two threads inside one small product are slower than one. On a GPU:
-a few programs run at a time, each in a thread: one alone leaves gaps. `ray_engine.py` has the one for a cluster.
+On a CPU, each cell is a process with one thread, because two threads are slower than one on small matrix products. On a
+GPU, several programs run at a time, each in a thread, because one alone leaves the GPU idle at times. `ray_engine.py`
+has the engine for a cluster.
 """
 
 from __future__ import annotations
@@ -34,33 +36,33 @@ from evcl.experiments.result import Result
 from evcl.experiments.run import Config, Event, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
-REPLICAS, PROGRAMS = 100, 6  # on a GPU: of one program, and programs at a time
-GRACE = 60.0  # seconds that processes have to save themselves
-RETRIES = 2  # of a program whose process died, which need not be its own fault
-Outcome = list[Result] | Exception  # of a program: a result for each cell, or why there is none
-OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, where they stand
+REPLICAS, PROGRAMS = 100, 6  # on a GPU: at most per program, and programs at a time
+GRACE = 60.0  # seconds that processes have to save a checkpoint when they are stopped
+RETRIES = 2  # of a program whose process died, perhaps for reasons outside the program
+Outcome = list[Result] | Exception  # of a program: one result per cell, or the error
+OnEvent = Callable[[int, Sequence[int], Event], None]  # program, which of its cells, their progress
 
 
 class Died(EvclError):
-    """The process that ran a program ended before it, again and again."""
+    """The process that ran a program died, and did so again at each retry."""
 
 
 class Engine(Protocol):
     """Runs programs, several at a time."""
 
-    replicas: int  # cells of one program, at most
+    replicas: int  # at most this many cells per program
 
     def free(self) -> int:
-        """How many more could be started now."""
+        """How many more programs can be started now."""
 
     def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
-        """Begin a program, which is known by its number from now on; it may save itself on its way."""
+        """Start a program, identified by `number` from now on; with `checkpoints`, it saves its progress there."""
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
-        """Programs that have ended; waits until there is one, or this many seconds."""
+        """The programs that have ended; waits for at least one, but no longer than `timeout` seconds."""
 
     def close(self) -> None:
-        """End what still runs, once it has saved itself."""
+        """Stop the programs that still run, after they have saved a checkpoint."""
 
 
 def cores() -> int:
@@ -71,14 +73,14 @@ def cores() -> int:
 def local(
     device: str, precision: str, on_event: OnEvent, workers: int | None = None, allow_divergence: bool = True
 ) -> Engine:
-    """This machine."""
+    """The engine for this machine: threads on a GPU, processes on a CPU."""
     if device == "cuda":
         return Threads(precision, on_event, allow_divergence)
     return Processes(workers or cores(), on_event, allow_divergence)
 
 
 class Inline:
-    """This process, one program after the other, each when it is asked for what has ended."""
+    """Runs programs in this process, one at a time, inside the call of `ended`."""
 
     replicas = 1
 
@@ -122,7 +124,7 @@ class Inline:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed takes this process with it: whoever goes on with its work has the checkpoints alone."""
+    """End this process when its parent is killed, so that only the process that takes over writes the checkpoints."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -134,8 +136,8 @@ def _end_with_parent() -> None:
 
 
 def _work(pipe: Connection, allow_divergence: bool) -> None:
-    """A worker: programs come in through the pipe; events and outcomes go out. SIGTERM ends it, once what it runs has
-    saved itself (see `execute_together`).
+    """The loop of a worker process: receive programs through the pipe, send back events and outcomes. SIGTERM ends it
+    after the current program has saved a checkpoint (see `execute_together`).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -155,7 +157,7 @@ def _work(pipe: Connection, allow_divergence: bool) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """An error that another process can read, with its traceback as a note."""
+    """An error that another process can unpickle, with its traceback as a note."""
     plain = all(isinstance(arg, str | int | None) for arg in error.args)
     if not plain or type(error).__module__ not in ("builtins", "evcl._core.errors"):
         error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
@@ -167,11 +169,11 @@ def portable(error: Exception) -> Exception:
 class _Worker:
     process: Any
     pipe: Connection
-    number: int | None = None  # the program that it runs
+    number: int | None = None  # of the program it runs
 
 
 class Processes:
-    """A pool of processes that knows which program each one runs: one that dies takes no other with it."""
+    """A pool of processes that knows which program each one runs, so that a process that dies affects no other."""
 
     replicas = 1
 
@@ -179,7 +181,7 @@ class Processes:
         self.most, self.on_event, self.allow_divergence = workers, on_event, allow_divergence
         self.workers: list[_Worker] = []
         self.running: dict[int, tuple[Sequence[Config], Checkpoints | None]] = {}
-        self.died: dict[int, int] = {}  # how often
+        self.died: dict[int, int] = {}  # program -> how often its process died
         self._lost: list[tuple[int, Outcome]] = []
 
     def free(self) -> int:
@@ -193,7 +195,7 @@ class Processes:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, self.allow_divergence), daemon=True)
             process.start()
-            theirs.close()  # so that the pipe ends with the process
+            theirs.close()  # so that the pipe closes when the process ends
             idle = _Worker(process, ours)
             self.workers.append(idle)
         idle.number = number
@@ -225,7 +227,7 @@ class Processes:
         return found
 
     def _bury(self, worker: _Worker) -> None:
-        """A worker has died: its program is run again, or given up."""
+        """Handle a dead worker: run its program again, or give it up after too many deaths."""
         self.workers.remove(worker)
         worker.pipe.close()
         worker.process.join()
@@ -241,7 +243,7 @@ class Processes:
         self._lost.append((number, Died(f"its process ended {how}, {RETRIES + 1} times; too little memory?")))
 
     def close(self) -> None:
-        """Those that save themselves may take their time, unless Ctrl-C is pressed again."""
+        """Stop the workers. They have `GRACE` seconds to save checkpoints, unless Ctrl-C is pressed again."""
         workers, self.workers = self.workers, []
         end = time.monotonic() + GRACE
         try:
@@ -250,7 +252,7 @@ class Processes:
                     worker.process.terminate()
                 for worker in workers:
                     while worker.process.is_alive() and time.monotonic() < end:
-                        self._hear(worker)  # a pipe that nobody reads fills up
+                        self._hear(worker)  # otherwise a full pipe would block it
         finally:
             for worker in workers:
                 worker.process.kill()
@@ -259,7 +261,7 @@ class Processes:
                 worker.pipe.close()
 
     def _hear(self, worker: _Worker) -> None:
-        """What a worker that ends still says, such as that it could not save itself."""
+        """Pass on the last events of a worker that is stopping, such as that it could not save a checkpoint."""
         with contextlib.suppress(EOFError, OSError):
             while worker.pipe.poll(0.05):
                 came = worker.pipe.recv()
@@ -272,7 +274,7 @@ class Processes:
 
 
 class Threads:
-    """A few programs at a time on one GPU, in this process."""
+    """Runs several programs at a time on one GPU, in threads of this process."""
 
     replicas = REPLICAS
 
@@ -282,7 +284,7 @@ class Threads:
         self.stopped = threading.Event()
         self.pending: dict[Future[list[Result]], int] = {}
         self.stack = ExitStack()
-        self.stack.enter_context(matmul_precision(precision))  # torch keeps one for the whole process
+        self.stack.enter_context(matmul_precision(precision))  # a setting of the whole process in torch
         self.pool = self.stack.enter_context(ThreadPoolExecutor(PROGRAMS))
         self.stack.callback(lambda: self.pool.shutdown(wait=False, cancel_futures=True))
         self.stack.callback(self.stopped.set)
@@ -316,8 +318,8 @@ class Threads:
         found: list[tuple[int, Outcome]] = []
         for future in done:
             error = future.exception()
-            if isinstance(error, torch.AcceleratorError):  # after which nothing runs in this process any more
-                raise EvclError(f"the GPU cannot be used any more: {error}") from error
+            if isinstance(error, torch.AcceleratorError):  # the GPU is unusable in this process from now on
+                raise EvclError(f"the GPU can no longer be used: {error}") from error
             if error is not None and not isinstance(error, Exception):
                 raise error
             found.append((self.pending.pop(future), error or future.result()))

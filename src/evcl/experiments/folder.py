@@ -1,4 +1,4 @@
-"""The folder of a run: whose result it holds, who works in it, and writing a result there."""
+"""The folder of a run: which result it holds, the lock for the process that works in it, and writing a result."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from evcl._core.files import check_regular, locked, write_atomically
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.run import Config
 
-LOCK = ".evcl-run.lock"  # in the folder of a result, while a run is at work there
+LOCK = ".evcl-run.lock"  # in a result's folder while a run works there
 
 
 def is_of(result: Result, config: Config) -> bool:
-    """Whether a result is that of a configuration. Its preset, whose settings are all there, may have another name."""
+    """Whether a result belongs to a configuration. The preset's name may differ: only its settings count."""
     wanted = {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device}
     same = (result.benchmark, result.method, result.seeds) == (config.benchmark, config.method, list(config.seeds))
     return same and result.config | wanted == result.config
 
 
 def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str = RESULT) -> Result | None:
-    """Make sure that the folder can take this run's result; returns the result if it is there already."""
+    """Check that this run's result can be written to the folder. Returns the result if it is already there."""
     found = None
     try:
         if (folder / name).exists():
@@ -42,7 +42,7 @@ def open_folder(folder: Path, config: Config, overwrite: bool = False, name: str
 
 
 def check_writable(folder: Path) -> None:
-    """Make sure, before hours of training, that a result can be written there; nothing is left behind."""
+    """Check, before hours of training, that a result can be written there. Leaves nothing behind."""
     try:
         with _made(folder):
             probe = folder / ".evcl-writable"
@@ -54,13 +54,13 @@ def check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """The folder is there for as long as this lasts, and if it was made for it, only then or with something in it."""
+    """Make the folder if it does not exist. On exit, remove it again if it was made here and is empty."""
     made: list[Path] = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         yield
-    finally:  # a run that fails leaves nothing behind; `write_result` makes them again
+    finally:  # a failed run leaves nothing behind; `write_result` makes the folders again
         for path in made:
             with contextlib.suppress(OSError, ValueError):
                 path.rmdir()
@@ -68,9 +68,9 @@ def _made(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """One run at a time in the folder of a result: a second is refused, so that neither is lost."""
+    """Lock a result's folder for one run at a time. A second run raises, so that neither result is overwritten."""
     with contextlib.ExitStack() as stack:
-        # Where nothing can be written, `open_folder` says so if it matters; some file systems have no locks.
+        # If the folder is not writable, `open_folder` raises where it matters. Some file systems have no locks.
         with contextlib.suppress(OSError, NotImplementedError):
             stack.enter_context(_made(folder))
             stack.enter_context(locked(folder / LOCK, f"{folder}: another evcl is at work on it"))
@@ -78,8 +78,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def write_result(folder: Path, result: Result, overwrite: bool = False) -> Path:
-    """Write `result.json`, whole or not at all. One that came there since `open_folder` looked is not replaced, unless
-    with `overwrite`: if it is of the same run it is as good, and if of another this is an error.
+    """Write `result.json` atomically. Without `overwrite`, a result written since `open_folder` looked is not replaced:
+    one of the same run is as good and is kept, one of another run is an error.
     """
     path, text = folder / RESULT, to_json(result)
     if path.exists() and not overwrite:

@@ -1,4 +1,4 @@
-"""The whole paper: every method, benchmark and seed, kept cell by cell, so that it can be stopped and started again."""
+"""Reproduce the paper: every method, benchmark and seed. Each cell is stored when done, so work can be interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPER_METHODS = (
 
 
 class Forecast:
-    """How long a set of runs will still take: at the speed so far, each run counted by its `work`."""
+    """The remaining time of a set of runs, estimated from the speed so far; each run is weighted by its `work`."""
 
     def __init__(self, work: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
         self.work, self.clock = list(work), clock
@@ -33,33 +33,33 @@ class Forecast:
         self.start = clock()
 
     def update(self, index: int, done: float) -> None:
-        """Run `index` is done to this part, from 0 to 1."""
+        """Record that this fraction of run `index` is done, from 0 to 1."""
         self.done[index] = max(self.done[index], done)
 
     @property
     def part(self) -> float:
-        """Of all work, what is done, from 0 to 1."""
+        """The fraction of all work that is done, from 0 to 1."""
         whole = sum(self.work)
         return sum(w * d for w, d in zip(self.work, self.done, strict=True)) / whole if whole else 1.0
 
     def remaining(self) -> float | None:
-        """Seconds; None while nothing is done."""
+        """The estimated remaining seconds; None while nothing is done."""
         return (self.clock() - self.start) * (1 - self.part) / self.part if self.part > 0 else None
 
 
 def work(config: Config) -> float:
-    """About how much there is to do in a run: examples shown, times weights, times products a weight."""
+    """A rough measure of a run's work: examples processed, times weights, times products per weight."""
     method = methods.get(config.method)
     weights, shown = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
-    tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, on all so far
+    tuned = sum(kept * (k + 1) for k in range(config.tasks))  # after each task, the coresets of all tasks so far
     shown = tuned if method.shares == "coresets" else shown + tuned
     return float(shown * weights * (2.2 if method.bayesian else 1) * config.settings.epochs * len(config.seeds))
 
 
 @cache
 def _sizes(benchmark: str, tasks: int) -> tuple[int, int]:
-    """Weights of the network's trunk, and examples of all tasks."""
+    """The number of weights in the trunk, and of training examples in all tasks."""
     stream = benchmarks.get(benchmark, 0, tasks)
     weights = sum(p.numel() for p in network(stream).parameters())
     return weights, sum(len(task.train) for task in stream)
@@ -72,14 +72,14 @@ def reproduce(
     overwrite: bool = False,
     engine: MakeEngine | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """(index, result) of each configuration, as it is found or ends; results lie in FOLDER/BENCHMARK/METHOD.
+    """Yield (index, result) for each configuration as it is found or ends; results are in FOLDER/BENCHMARK/METHOD.
 
-    A seed is kept when it is done, in a store of its own beside them, so that several processes can share the work. A
-    configuration that diverged has no accuracy and no result file.
+    Each seed is saved as soon as it is done, in a store in the same folder, so that several processes can share the
+    work. A configuration that diverged has no accuracy and no result file.
     """
     store = Store(folder / HIDDEN)
     places = [folder / config.benchmark / config.method for config in configs]
-    if overwrite:  # at once, so that what is done from now on is kept if this is stopped
+    if overwrite:  # all of it now, so that later work survives an interruption
         for config, place in zip(configs, places, strict=True):
             open_folder(place, config, overwrite=True)
             (place / RESULT).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Several runs at once: every seed a cell of its own, or a replica beside others, and the seeds' results as one."""
+"""Run several configurations at once, each seed as its own cell, and merge the results of a configuration's seeds."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def execute_all(
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """(index, result) of each configuration as it ends; `on_event(index, event)` hears of all of them.
+    """Yield (index, result) for each configuration as it ends; `on_event(index, event)` is called for all of them.
 
-    A run that fails ends all of them. With `allow_divergence` it is reported when the others have ended, and a run that
-    diverged has no accuracy. A `store` keeps the seeds that are done; what failed before is tried again. The engine is
-    this machine if none is given. Several processes (`ranks`) train one configuration after the other, its seeds side
-    by side. Without a store the seeds of one configuration may save themselves in `checkpoints`.
+    If a run fails, all end. With `allow_divergence`, failures are raised only after the other runs have ended, and a
+    run that diverged has no accuracy. A `store` keeps finished seeds; seeds that failed before are tried again. The
+    default engine is this machine. With `ranks`, several processes together train one configuration after the other,
+    its seeds side by side. Without a store, a single configuration can save its progress in `checkpoints`.
     """
     if checkpoints is not None and len(configs) > 1:
-        raise ValueError("checkpoints are those of one configuration")
+        raise ValueError("checkpoints work with one configuration only")
     if ranks is not None:
         for i, config in enumerate(configs):
             yield i, execute(config, partial(on_event, i), allow_divergence, ranks, checkpoints)
@@ -69,7 +69,7 @@ def _gathered(
     allow_divergence: bool,
     failed: list[str],
 ) -> Iterator[tuple[int, Result]]:
-    """The results of configurations, all of whose seeds are among the cells."""
+    """Yield the merged result of each configuration when all its seeds have ended; `cells` must hold all of them."""
     parts: dict[int, dict[int, float]] = {i: dict.fromkeys(configs[i].seeds, 0.0) for i, _ in cells}
     ended: dict[int, dict[int, Result]] = {i: {} for i in parts}
 

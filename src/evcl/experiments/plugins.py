@@ -1,4 +1,4 @@
-"""A user's own methods and benchmarks on the command line: Python files or modules named in EVCL_PLUGINS."""
+"""Plugins: a user's own methods and benchmarks, in Python files or modules listed in EVCL_PLUGINS."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ VARIABLE = "EVCL_PLUGINS"
 
 
 def load_plugins(more: Sequence[str] = ()) -> None:
-    """Import what EVCL_PLUGINS names, separated by ':' (';' on Windows); each registers what it brings.
+    """Import the plugins listed in EVCL_PLUGINS, separated by ':' (';' on Windows); each registers what it defines.
 
-    `more` are added to EVCL_PLUGINS, where processes that this one starts find them.
+    `more` plugins are added to EVCL_PLUGINS, so that processes started from this one load them too.
     """
     if more:
         os.environ[VARIABLE] = os.pathsep.join(filter(None, [os.environ.get(VARIABLE), *more]))

@@ -1,4 +1,4 @@
-"""Named settings for a benchmark and a method: `tuned` (chosen on validation data), `default` and `paper`."""
+"""Presets, named settings per benchmark and method: `tuned` (chosen on validation data), `default` and `paper`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from evcl.methods.teacher import DISTILLATION
 
 SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
-    "default": "nothing but the defaults, which are the same for every benchmark",
-    "paper": "the protocol of the EVCL paper to the letter",
+    "default": "the defaults only, the same for every benchmark",
+    "paper": "exactly the protocol of the EVCL paper",
 }
 """The presets, each with one line about it."""
 
@@ -26,13 +26,13 @@ def _table() -> dict[str, Any]:
 
 
 def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) -> dict[str, Any]:
-    """The settings that a preset gives a method on a benchmark; a more particular table wins.
+    """The settings that a preset gives a method on a benchmark; more specific tables win.
 
-    A benchmark's tables may be for one number of tasks only (`"permuted-mnist:10"`), and then stand for its others.
+    A benchmark may have tables for one number of tasks (`"permuted-mnist:10"`), which then replace its other tables.
 
-    In a preset `"*"` stands for every benchmark or every method, `bayesian`, `elastic`, `distillation` and `coreset`
-    for the methods that have those settings. A word that a method does not offer is not given to it: it may be named
-    after its coreset.
+    In a preset, `"*"` stands for every benchmark or every method; `bayesian`, `elastic`, `distillation` and `coreset`
+    stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
+    after its coreset, for example, has only that one.
     """
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")

@@ -1,4 +1,4 @@
-"""Which cells train side by side, as replicas of one program."""
+"""Group cells into programs, whose cells train side by side as replicas."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from evcl.methods.together import kind
 
 
 def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
-    """The cells of each program, at most this many: configurations of one shape that have the same seeds.
+    """The cells of each program, at most `replicas` of them: configurations of one shape with the same seeds.
 
-    A program's cells come one configuration after the other, and those of each in the same order of seeds.
+    A program's cells are ordered by configuration, and within each configuration by the same order of seeds.
     """
     if replicas == 1:
         return [[i] for i in range(len(cells))]
@@ -27,7 +27,7 @@ def bundle(cells: Sequence[Config], replicas: int) -> list[list[int]]:
 
 
 def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
-    """Which cells differ only in their seed, at most this many together."""
+    """Groups of cells that differ only in their seed, at most `most` per group."""
     groups: dict[tuple[str, str], list[list[int]]] = {}
     for i, cell in enumerate(cells):
         about = json.dumps(describe(replace(cell, seeds=())), sort_keys=True)
@@ -39,10 +39,10 @@ def _by_configuration(cells: Sequence[Config], most: int) -> list[list[int]]:
 
 
 def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
-    """Which configurations can share a program of at most this many replicas: those whose methods are of one kind, and
-    that differ in real numbers and in words of their methods' own.
+    """Groups of configurations that can share a program of at most `replicas` replicas: those whose methods are of one
+    kind, and that differ only in real-valued settings and in text settings that only their methods read.
 
-    Settings that one of the methods does not know do not matter: EVCL and VCL train side by side.
+    A setting that one of the methods does not have does not separate them: EVCL and VCL train side by side.
     """
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
@@ -63,8 +63,8 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
 
 
 def _shared(name: str, value: Any) -> Any:
-    """What all replicas of a program must have alike: whole numbers, words that training itself reads, and of a
-    setting that a rule may decide whether it does.
+    """The part of a setting that all replicas of a program must share, or None: integers, text that training itself
+    reads and, for a setting that may be "auto", whether it is a number.
     """
     if isinstance(value, str):
         return value if name in TRAINING or name in BAYESIAN else None

@@ -1,4 +1,4 @@
-"""Programs as tasks of a Ray cluster (the extra `ray`): Ray places them, and runs them again when a worker dies."""
+"""Run programs as tasks on a Ray cluster (the extra `ray`). Ray places them, and retries them when a worker dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
-PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # to the nodes
+PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NATIVE")  # sent to the nodes
 
 
 def connect(address: str | None, workers: int | None = None) -> None:
@@ -28,7 +28,7 @@ def connect(address: str | None, workers: int | None = None) -> None:
         raise EvclError("--engine ray needs Ray: pip install 'evcl[ray]'") from None
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new default, without a warning
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; silences its warning
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"address": "local", "include_dashboard": False, "num_cpus": workers or cores()}
@@ -43,16 +43,16 @@ def connect(address: str | None, workers: int | None = None) -> None:
 
 
 def _reach(address: str | None) -> None:
-    """Somebody listens at HOST:PORT: Ray itself would wait for many minutes."""
+    """Check that something listens at HOST:PORT, because Ray itself would wait for many minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon:
         if not (port.isascii() and port.isdecimal() and int(port) < 65536):
-            raise ValueError("--address is HOST:PORT, ray://HOST:PORT or auto")
+            raise ValueError("--address must be HOST:PORT, ray://HOST:PORT or auto")
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def device_of_cluster() -> str:
-    """cuda where the cluster has GPUs."""
+    """cuda if the cluster has GPUs, else cpu."""
     return "cuda" if _resources("GPU") > 0 else "cpu"
 
 
@@ -64,10 +64,10 @@ def _resources(kind: str) -> int:
 
 
 def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Mapping[str, str]) -> Outcome:
-    """A task, on whatever node. What is wrong with a cell is its outcome; only a death is Ray's to deal with."""
+    """A Ray task. An error in a cell is returned as its outcome; Ray handles only the death of a worker."""
     os.environ.update(variables)
     torch.set_num_threads(1)
-    if checkpoints is not None and not checkpoints.folder.parent.is_dir():  # this node does not see the store
+    if checkpoints is not None and not checkpoints.folder.parent.is_dir():  # the store is not visible from this node
         checkpoints = None
     try:
         load_plugins()
@@ -80,7 +80,7 @@ def _run(cells: Sequence[Config], checkpoints: Checkpoints | None, variables: Ma
 
 
 class Ray:
-    """Tasks of one core each, and on GPUs one GPU each. There are no events: a program is heard of when it ends."""
+    """Ray tasks with one core each and, on GPUs, one GPU each. There are no events: only the outcome is reported."""
 
     def __init__(self, device: str, on_event: OnEvent) -> None:
         import ray
@@ -94,7 +94,7 @@ class Ray:
         self.pending: dict[Any, int] = {}
 
     def free(self) -> int:
-        """As many more as wait in line beside those that run: a node that comes has something to do at once."""
+        """Includes a few programs beyond the cluster's capacity, so that a node that joins can start at once."""
         room = _resources(self.kind)
         return max(room + max(room // 4, 2) - len(self.pending), 0)
 
@@ -114,7 +114,7 @@ class Ray:
             return outcome
         except self.ray.exceptions.RayError as error:
             first = str(error).strip().partition("\n")[0]
-            return Died(f"Ray gave it up after {RETRIES + 1} times: {type(error).__name__}: {first}")
+            return Died(f"Ray gave up after {RETRIES + 1} attempts: {type(error).__name__}: {first}")
 
     def close(self) -> None:
         for ref in self.pending:

@@ -1,4 +1,4 @@
-"""What `result.json` holds: its type, and the one place that reads and checks such a file."""
+"""The type of `result.json`, and the only code that reads and checks such a file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Summary(Struct, frozen=True):
 
     @property
     def measured(self) -> list[float]:
-        """The values of the seeds that have one."""
+        """The values of the seeds for which it was measured."""
         return [value for value in self.per_seed if value is not None]
 
 
@@ -112,13 +112,13 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def validation(self) -> float:
-        """The part of each training set that was held out and measured on; 0: measured on the test sets."""
+        """The fraction of each training set that was held out to measure on; 0 means measured on the test sets."""
         part: float = self.config.get("validation", 0.0)
         return part
 
     @property
     def diverged(self) -> bool:
-        """Whether a seed's loss stopped being a number."""
+        """Whether a seed diverged: its loss became NaN or infinite."""
         return self.accuracy is not None and self.average_accuracy.mean is None
 
     def measure(self, name: str) -> Summary:
@@ -128,7 +128,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def summarise(values: Sequence[float | None]) -> Summary:
-    """The seeds' values of a measure; without a mean if one of them is missing or not finite."""
+    """Summarise a measure's values over the seeds. There is no mean if a value is missing or not finite."""
     finite = [value if value is not None and math.isfinite(value) else None for value in values]
     found = [value for value in finite if value is not None]
     if len(found) < len(finite):
@@ -137,7 +137,7 @@ def summarise(values: Sequence[float | None]) -> Summary:
 
 
 def merge(results: Sequence[Result]) -> Result:
-    """The results of one configuration's seeds as one result."""
+    """Merge the results of one configuration's seeds into one result."""
     matrices = [result.accuracy for result in results if result.accuracy is not None]
     measures = {name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in MEASURES}
     return replace(
@@ -150,7 +150,7 @@ def merge(results: Sequence[Result]) -> Result:
 
 
 def to_json(content: Result | Mapping[str, Any]) -> str:
-    """The text of a file. By `json`, not by msgspec, which prints some floats in another way."""
+    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently."""
     return json.dumps(msgspec.to_builtins(content), indent=1, allow_nan=False) + "\n"
 
 
@@ -159,7 +159,7 @@ class _Version(Struct):
 
 
 def read_result(path: Path) -> Result:
-    """A result file, checked to be one: its types, its sizes, and that its numbers are finite and in range."""
+    """Read and check a result file: its types, its sizes, and that its numbers are finite and in range."""
     try:
         text = read_text(path, MOST_RESULT_BYTES)
         schema = msgspec.json.decode(text, type=_Version).schema
@@ -173,21 +173,21 @@ def read_result(path: Path) -> Result:
 
 
 def _check(result: Result) -> None:
-    """What the types do not say."""
+    """Check what the types cannot express."""
     count, tasks, validation = len(result.seeds), result.config.get("tasks"), result.config.get("validation", 0.0)
     if not count or len(set(result.seeds)) != count:
-        raise ValueError("seeds should be whole numbers, one or more, that differ")
+        raise ValueError("seeds should be one or more different whole numbers")
     if type(tasks) is not int or tasks < 1:
         raise ValueError("config.tasks should be a whole number, at least 1")
     if type(validation) not in (int, float) or not 0 <= validation < 1:
-        raise ValueError("config.validation should be a part of 1")
+        raise ValueError("config.validation should be at least 0 and less than 1")
     if result.seconds < 0:
         raise ValueError("seconds should be at least 0")
     for name, (low, high) in RANGES.items():
         summary = result.measure(name)
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
-            raise ValueError(f"{name} should hold a number per seed, from {low:g} to {high:g}")
+            raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
     if result.accuracy is None:
         return
     accuracy = np.array(result.accuracy, dtype=np.float64)  # None becomes NaN

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: whose they are, where they lie, and whether a run can be resumed from them."""
+"""The checkpoints of a run: which run they belong to, where they are, and whether the run can resume from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from evcl.experiments.run import Config
 
 FOLDER = "checkpoint"  # beside the result
-SECONDS = Setting(60.0, "between two checkpoints; 0: at the ends of tasks only", high=1e6)
+SECONDS = Setting(60.0, "seconds between two checkpoints; 0: only after each task", high=1e6)
 """The setting of how often a run saves itself."""
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Everything that decides a result. The preset does not: its settings are here."""
+    """Everything that determines a result. The preset's name is not part of it; its settings are."""
     return {
         "benchmark": config.benchmark,
         "method": config.method,
@@ -37,14 +37,14 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def owner(config: Config) -> dict[str, Any]:
-    """What a checkpoint belongs to."""
+    """The description of the configuration that a checkpoint belongs to."""
     about = describe(config)
     settings: dict[str, Any] = about.pop("settings")
     return {**about, **settings}
 
 
 def program_name(configs: Sequence[Config]) -> str:
-    """The folder of a program's checkpoints; a program of one seed is called after it."""
+    """The name of a program's checkpoint folder; a program of one seed is named after that seed."""
     if len(configs) == len(configs[0].seeds) == 1:
         return f"seed-{configs[0].seed}"
     words = json.dumps([owner(config) for config in configs])
@@ -54,8 +54,8 @@ def program_name(configs: Sequence[Config]) -> str:
 def open_checkpoints(
     folder: Path, config: Config, seconds: float = 60.0, resume: bool = False, overwrite: bool = False
 ) -> Checkpoints:
-    """The checkpoints of a run whose result lies in `folder`; its `resume` says whether there is something to go on
-    from. Those of another run are an error; so are any, if it does not `resume` and does not `overwrite` them.
+    """The checkpoints of a run whose result belongs in `folder`. Their `resume` says whether there is one to resume
+    from. Raises if they belong to another run, or if there are any without `resume` or `overwrite`.
     """
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:

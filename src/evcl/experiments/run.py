@@ -1,4 +1,4 @@
-"""A configuration in, a result out: one benchmark, one method, several seeds."""
+"""Run a configuration (one benchmark, one method, several seeds) and return its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _drawing = threading.Lock()  # there is one generator for all threads
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a result, checked."""
+    """Everything that determines a result, checked."""
 
     benchmark: str
     method: str
@@ -57,7 +57,7 @@ class Config:
     settings: Settings  # the method's, and `validation`
     device: str = "cpu"
     precision: str = "fp32"
-    log: Log | None = field(default=None, compare=False)  # which decides nothing
+    log: Log | None = field(default=None, compare=False)  # does not affect the result
 
     @property
     def name(self) -> str:
@@ -65,12 +65,12 @@ class Config:
 
     @property
     def cells(self) -> list[Config]:
-        """One for each seed: a cell is a configuration of one seed."""
+        """One cell per seed: a cell is a configuration of one seed."""
         return [replace(self, seeds=(seed,)) for seed in self.seeds]
 
     @property
     def seed(self) -> int:
-        """A cell's."""
+        """The seed, if this is a cell."""
         (seed,) = self.seeds
         return seed
 
@@ -85,9 +85,9 @@ def configure(
     device: str = "cpu",
     precision: str | None = None,
 ) -> Config:
-    """A checked configuration: the preset's settings, with the `given` ones in their place.
+    """A checked configuration: the preset's settings, overridden by the `given` ones.
 
-    `precision` is that of the products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
+    `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
     known = {**chosen.known_settings, "validation": VALIDATION}
@@ -102,9 +102,9 @@ def configure(
 
 
 def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
-    """The device and the precision of its products, checked; `auto` and None become what is meant.
+    """Check the device and the precision of matrix products, and replace `auto` and None by the actual values.
 
-    `elsewhere`: on other machines than this one, which need not have such a device.
+    `elsewhere`: the cells run on other machines, so this one need not have such a device.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -121,15 +121,15 @@ def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[
 
 @dataclass(frozen=True)
 class Event:
-    """Where a run stands: after an epoch, and with `accuracy` (the mean over the tasks seen) after a task.
+    """The progress of a run: after an epoch or, with `accuracy` (the mean over the tasks seen), after a task.
 
-    With a `note`, it stands where it stood, and there is something that a user should know.
+    With a `note`, there is no progress, but a message for the user.
     """
 
-    seeds: tuple[int, ...]  # those that it is about
+    seeds: tuple[int, ...]  # the seeds that it concerns
     task: int
     tasks: int
-    done: float  # part of the whole run, from 0 to 1
+    done: float  # fraction of the whole run, from 0 to 1
     accuracy: float | None = None
     note: str | None = None
 
@@ -163,16 +163,16 @@ def execute_together(
     ranks: Ranks | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> list[Result]:
-    """The results of cells that share a program (see `bundle`), each a replica of it; they share its time.
+    """The results of cells that share a program (see `bundle`), each as a replica. Its time is divided among them.
 
-    If a cell diverges, raise; with `allow_divergence`, record its accuracy as missing. `on_event(indices, event)` hears
-    of the cells of one configuration. `ranks`: the processes that train them together, each of which calls this. With
-    `checkpoints` the program saves itself on the way, at Ctrl-C and at SIGTERM, in a folder of its own, and can resume
-    from there. The caller removes them once the results are written.
+    If a cell diverges, raise; with `allow_divergence`, record its accuracy as missing. `on_event(indices, event)` is
+    called with the cells of one configuration. `ranks`: the processes that train the cells together, all of which call
+    this function. With `checkpoints`, the program saves its state regularly, at Ctrl-C and at SIGTERM, in its own
+    folder, and can resume from there. The caller removes the checkpoints once the results are written.
     """
     configs = _configurations(cells)
     lead, count = configs[0], len(configs[0].seeds)
-    groups = [range(i, i + count) for i in range(0, len(cells), count)]  # of each configuration its cells
+    groups = [range(i, i + count) for i in range(0, len(cells), count)]  # the cells of each configuration
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
         benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
@@ -198,7 +198,7 @@ def execute_together(
         on_event(group, event)
 
     class Reporter(Observer):
-        """Tells where the cells stand in a round whose last task is `task`."""
+        """Reports the cells' progress in a round whose last task is `task`."""
 
         def __init__(self, task: int) -> None:
             self.task = task
@@ -244,17 +244,17 @@ def execute_together(
 
 
 def _configurations(cells: Sequence[Config]) -> list[Config]:
-    """What a program's cells are the seeds of."""
+    """The configurations whose seeds are a program's cells."""
     seeds = tuple(dict.fromkeys(cell.seed for cell in cells))
     configs = [replace(cell, seeds=seeds) for cell in cells[:: len(seeds)]]
     if [cell for config in configs for cell in config.cells] != list(cells):
-        raise ValueError("a program's cells are configurations one after the other, each with the same seeds")
+        raise ValueError("a program's cells must be ordered by configuration, each with the same seeds")
     return configs
 
 
 def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
-    """The trunk that learns a stream. One of the stream's own may draw from torch's generator, as torch's layers do:
-    it always draws the same, and the generator is left as it was.
+    """The trunk that learns a stream. A stream's own network may draw from torch's generator, as torch's layers do: it
+    always draws the same numbers, and the generator's state is restored afterwards.
     """
     if stream.network is None:
         return nn.mlp(stream.inputs, stream.hidden)
@@ -264,7 +264,7 @@ def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
 
 
 def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
-    """What a result says of it."""
+    """The description of the trunk in a result."""
     if stream.network is None:
         return {"hidden": list(stream.hidden)}
     return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
@@ -284,7 +284,7 @@ def environment(device: str) -> Environment:
 
 @cache
 def _processor() -> str:
-    """The CPU's name, as far as the platform tells it."""
+    """The CPU's name, as far as the platform reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -295,9 +295,9 @@ def _processor() -> str:
 def _result(
     cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, machine: Environment
 ) -> Result:
-    """What a cell came to, as replica r of its program."""
+    """The result of a cell, which is replica r of its program."""
     matrix = found.accuracy[r].numpy()
-    diverged = bool(np.isnan(matrix[-1]).all())  # the predictions are those from before
+    diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
 
     def per_task(measure: Callable[[Any, Any], float]) -> float:
         """The mean over tasks, after the last one."""

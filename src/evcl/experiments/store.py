@@ -1,19 +1,19 @@
-"""Results on disk that any number of processes, on any number of machines, fill together.
+"""A store of results on disk, shared by any number of processes on any number of machines.
 
-A cell is a configuration of one seed. Its folder is named by its key, and what happens to it is files that are made
-once and never changed or removed, so that there is no moment at which two processes can both be right:
+A cell is a configuration of one seed. Its folder is named by its key. What happens to a cell is recorded in files that
+are created once and never changed or removed, so two processes can never both believe that they own it:
 
-    DIR/sweeps/HASH.json            what cells there are to be
-    DIR/owners/HOST-PID-RANDOM.json a process that runs some; touched every BEAT seconds, removed when it ends
-    DIR/cells/KEY/claim-1.json      who runs the cell
-    DIR/cells/KEY/failed-1.json     how that ended, if badly
-    DIR/cells/KEY/claim-2.json      who took it over from an owner that was gone, or tries again what failed
-    DIR/cells/KEY/checkpoint/       where it saves itself until then; this alone is changed and removed
-    DIR/cells/KEY/result.json       how it ended, if well
+    DIR/sweeps/HASH.json            the list of cells to run
+    DIR/owners/HOST-PID-RANDOM.json a process that runs cells; touched every BEAT seconds, removed when it ends
+    DIR/cells/KEY/claim-1.json      the owner that runs the cell
+    DIR/cells/KEY/failed-1.json     why that attempt failed, if it did
+    DIR/cells/KEY/claim-2.json      the owner that took over from a dead owner, or that retries after a failure
+    DIR/cells/KEY/checkpoint/       the checkpoints of the unfinished cell; only this folder is changed and removed
+    DIR/cells/KEY/result.json       the result, if the cell succeeded
 
-The last claim counts. It is made by `write_once`, so of several who see the same stale claim one takes it over. An
-owner that only slept and comes back hears from `complete` that a result is there already, and its own is dropped; its
-failure counts for nothing, since its claim is not the last.
+The last claim counts. `write_once` creates it, so if several processes see the same stale claim, only one takes over.
+If an owner was only suspended and comes back, `complete` tells it that there already is a result, and its own is
+dropped. Its failure would be ignored, because its claim is no longer the last.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from evcl.experiments.resume import FOLDER, describe
 from evcl.experiments.run import Config
 from evcl.training import Checkpoints
 
-NUMBERS = 3  # the numerical version: raised when the same settings give other numbers
-BEAT, MISSED = 15.0, 8  # seconds between an owner's signs of life, and how many may be missed
-MOST_BYTES = 256_000_000  # of a file: a list of 100,000 cells has a quarter of that
+NUMBERS = 3  # the numerical version: increased whenever the same settings give different numbers
+BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
+MOST_BYTES = 256_000_000  # per file; a list of 100,000 cells takes a quarter of that
 CELLS = "cells"
 """The folder in which a sweep keeps its cells."""
 HIDDEN = ".cells"
@@ -54,7 +54,7 @@ HIDDEN = ".cells"
 
 @dataclass(frozen=True)
 class Failure:
-    """How a cell ended badly; `result` is that of a loss that was lost."""
+    """Why a cell failed; if it diverged, `result` holds its result, with the accuracy missing."""
 
     message: str
     result: Result | None = None
@@ -62,14 +62,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to run a cell: its key, and which of its claims this is."""
+    """The right to run a cell: the cell's key, and the number of this claim."""
 
     key: str
     number: int
 
 
 def key(config: Config) -> str:
-    """The name of a run: the same for the same settings in the same numerical version, and else another."""
+    """The name of a run: identical exactly if the settings and the numerical version are identical."""
     return _hash({"numbers": NUMBERS, **describe(config)})
 
 
@@ -86,9 +86,9 @@ class Owner:
     """A process that runs cells."""
 
     name: str
-    machine: str  # where its number means something: host, boot and name space
+    machine: str  # where its pid is valid: host, boot and PID namespace
     pid: int
-    started: str  # when, so that a number that is used again is not taken for it; "" where that is not known
+    started: str  # its start time, so that a reused pid is not mistaken for it; "" if unknown
     beat: float
 
     @property
@@ -96,14 +96,14 @@ class Owner:
         return self.machine == _machine()
 
     def dead(self) -> bool:
-        """Whether the process is known to have ended; of another machine's nothing is known."""
+        """Whether the process is known to have ended; for a process on another machine that is unknown, so False."""
         if not self.here or os.name != "posix":
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except (OSError, OverflowError):  # another user's, say
+        except (OSError, OverflowError):  # for example, the process belongs to another user
             pass
         return _started(self.pid) not in ("", self.started)
 
@@ -112,12 +112,12 @@ def _machine() -> str:
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))  # containers may share a host's name, not its processes
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))  # containers may share a host's name but not its pids
     return " ".join(parts)
 
 
 def _started(pid: int) -> str:
-    """When a process started, as its machine counts; "" where that is not told. A zombie has ended."""
+    """The start time of a process, in its machine's units; "" if unknown. A zombie counts as ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -126,13 +126,13 @@ def _started(pid: int) -> str:
 
 
 class Heartbeats:
-    """For how long files have not changed, by a clock of one's own: the clocks of two machines are never compared.
+    """How long files have not changed, measured by this process's clock: clocks of two machines are never compared.
 
-    A look adds at most a beat, so that a watcher who slept does not take its own sleep for the other's silence.
+    Each check adds at most one beat, so that a suspended watcher does not mistake its own pause for the owner's.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[str, tuple[int, float, float]] = {}  # what changed last, when looked at, silent since
+        self.seen: dict[str, tuple[int, float, float]] = {}  # file -> (stamp, last check, seconds unchanged)
 
     def of(self, name: str, stamp: int, beat: float) -> float:
         now = time.monotonic()
@@ -147,7 +147,7 @@ class Heartbeats:
 
 @dataclass(frozen=True)
 class CellState:
-    """Where a cell stands: `todo`, `running`, `stale` (claimed, and its owner gone), `failed` or `done`."""
+    """The state of a cell: `todo`, `running`, `stale` (claimed, but its owner is gone), `failed` or `done`."""
 
     kind: str
     claims: int = 0
@@ -155,11 +155,11 @@ class CellState:
 
 
 class Store:
-    """A folder of results that is shared with others; `with Store(folder) as store` while cells are run."""
+    """A folder of results shared by several processes. Run cells inside `with Store(folder) as store`."""
 
     def __init__(self, folder: Path, beat: float = BEAT) -> None:
         self.folder, self.beat = folder, beat
-        self.me: Owner | None = None  # from the first claim on
+        self.me: Owner | None = None  # set at the first claim
         self._silence = Heartbeats()
         self._ended = threading.Event()
 
@@ -167,12 +167,12 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave what is claimed and not done to the others, at once."""
+        """Release unfinished claims at once, so that other processes can take them over."""
         self._ended.set()
         if self.me is not None:
             with contextlib.suppress(OSError):
                 self._owner_path(self.me.name).unlink()
-        self.me, self._ended = None, threading.Event()  # it may be opened again, as another owner
+        self.me, self._ended = None, threading.Event()  # it may be entered again, as another owner
 
     def cell(self, key: str) -> Path:
         return self.folder / CELLS / key
@@ -183,14 +183,14 @@ class Store:
     # --- what there is to do
 
     def declare(self, configs: Iterable[Config]) -> None:
-        """Say what cells there are to be; those of earlier times stay."""
+        """Add cells to the list of cells to run; cells declared earlier stay."""
         each = [{"key": key(config), "preset": config.preset, **describe(config)} for config in configs]
         text = json.dumps({"schema": 1, "numbers": NUMBERS, "cells": each}, indent=0) + "\n"
         self._make(self.folder / "sweeps")
         write_once(self.folder / "sweeps" / f"{_hash(each)}.json", text)
 
     def declared(self) -> dict[str, dict[str, Any]]:
-        """What cells there are to be, by their keys."""
+        """All declared cells, by key."""
         found: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "sweeps").glob("*.json")):
             content = _read(path)
@@ -203,7 +203,7 @@ class Store:
     # --- one cell
 
     def look(self, key: str) -> CellState:
-        """Where a cell stands, by one look: an owner elsewhere is gone if its last sign is old, by our clock."""
+        """The state of a cell, from one check: a remote owner counts as gone if its heartbeat is old by our clock."""
         names = _names(self.cell(key))
         last = _last(names)
         if RESULT in names:
@@ -218,7 +218,9 @@ class Store:
         return CellState("stale" if owner is None or silent or owner.dead() else "running", last, name)
 
     def take(self, config: Config, retry: bool = False) -> Claim | Result | Failure | None:
-        """The right to run a cell; or how it ended already; or None while another runs it."""
+        """Claim a cell. Returns the claim; or the cell's result or failure, if it has ended; or None while another
+        process runs it.
+        """
         name = key(config)
         folder = self.cell(name)
         names = _names(folder)
@@ -233,33 +235,33 @@ class Store:
         claim = {"owner": self._register().name}
         if not write_once(folder / f"claim-{last + 1}.json", json.dumps(claim) + "\n"):
             return None
-        if (folder / RESULT).exists():  # of one who was taken for gone, between our look and our claim
+        if (folder / RESULT).exists():  # written after our check by an owner presumed dead
             return self.result(config)
         return Claim(name, last + 1)
 
     def complete(self, claim: Claim, result: Result) -> bool:
-        """Keep a result; False if there is one already: then this one is dropped."""
+        """Store a result. Returns False if there already is one; this one is then dropped."""
         self._make(self.cell(claim.key))
         kept = write_once(self.cell(claim.key) / RESULT, to_json(result))
         self._saved(claim.key).remove()
         return kept
 
     def fail(self, claim: Claim, failure: Failure) -> None:
-        """Keep how a cell failed."""
+        """Store why a cell failed."""
         content = {"message": failure.message, "result": failure.result}
         self._make(self.cell(claim.key))
         write_once(self.cell(claim.key) / f"failed-{claim.number}.json", to_json(content))
         self._saved(claim.key).remove()
 
     def checkpoints(self, config: Config) -> Checkpoints | None:
-        """Where a cell saves itself on its way: whoever takes it over goes on from there."""
+        """The checkpoints of a cell: a process that takes the cell over resumes from them."""
         return self._saved(key(config))
 
     def _saved(self, key: str) -> Checkpoints:
         return Checkpoints(self.cell(key) / FOLDER, resume=True)
 
     def result(self, config: Config) -> Result:
-        """A result that is there, checked to be of this configuration."""
+        """Read a stored result, and check that it belongs to this configuration."""
         path = self.cell(key(config)) / RESULT
         found = read_result(path)
         if not is_of(found, config):
@@ -267,7 +269,7 @@ class Store:
         return replace(found, preset=config.preset)
 
     def accuracy(self, key: str) -> float | None:
-        """The average accuracy of a cell that is done."""
+        """The average accuracy of a finished cell."""
         return read_result(self.cell(key) / RESULT).average_accuracy.mean
 
     def failure(self, key: str, number: int) -> Failure:
@@ -278,11 +280,11 @@ class Store:
             raise EvclError(f"{path} cannot be read: {error}") from error
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Remove what there is of cells, so that they are run again."""
+        """Remove everything stored about these cells, so that they are run again."""
         for folder in map(self.cell, keys):
             away = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
             try:
-                folder.rename(away)  # at once: what is half removed is no cell
+                folder.rename(away)  # atomic: a half-removed folder must not look like a cell
                 shutil.rmtree(away)
             except FileNotFoundError:
                 continue
@@ -292,16 +294,16 @@ class Store:
     # --- who runs what
 
     def others(self) -> bool:
-        """Whether some other process has been at work here and has not said that it ended."""
+        """Whether another process has registered here and has not signed off."""
         return any(self.me is None or name != f"{self.me.name}.json" for name in _names(self.folder / "owners"))
 
     def _claimed_by(self, key: str, number: int) -> str:
         return str(_read(self.cell(key) / f"claim-{number}.json").get("owner"))
 
     def _owner(self, name: str) -> tuple[Owner | None, int]:
-        """An owner and its last sign of life, in ns of the file system's clock; None if it has ended."""
+        """An owner (None if it has ended) and its last heartbeat, in nanoseconds of the file system's clock."""
         try:
-            with open_regular(self._owner_path(name)) as file:  # opening asks the server, not a cache
+            with open_regular(self._owner_path(name)) as file:  # on a network file system, opening bypasses the cache
                 content, stamp = parsed(file.read(MOST_BYTES).decode()), os.fstat(file.fileno()).st_mtime_ns
             machine, pid, started = str(content["machine"]), int(content["pid"]), str(content["started"])
             return Owner(name, machine, pid, started, float(content["beat"])), stamp
@@ -311,14 +313,14 @@ class Store:
             raise EvclError(f"{self._owner_path(name)} cannot be read: {error}") from error
 
     def _gone(self, name: str) -> bool:
-        """Whether an owner has ended, or has given no sign of life for MISSED beats while we watched."""
+        """Whether an owner has ended, or has missed MISSED heartbeats while we watched."""
         owner, stamp = self._owner(name)
         if owner is None or owner.dead():
             return True
         return self._silence.of(name, stamp, owner.beat) > MISSED * owner.beat
 
     def _register(self) -> Owner:
-        """This process among the owners; its signs of life begin."""
+        """Register this process as an owner, and start its heartbeat."""
         if self.me is None:
             host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
             name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -332,7 +334,7 @@ class Store:
 
     def _live(self, path: Path, ended: threading.Event) -> None:
         while not ended.wait(self.beat):
-            with contextlib.suppress(OSError):  # the folder may come back; if not, the next result says so
+            with contextlib.suppress(OSError):  # the folder may reappear; if not, writing the next result raises
                 os.utime(path)
 
     def _make(self, folder: Path) -> None:
@@ -343,7 +345,7 @@ class Store:
 
 
 class NullStore(Store):
-    """A store that keeps nothing: every cell is to be run, here and now. Its checkpoints, if any, are the caller's."""
+    """A store that keeps nothing: every cell is run here and now. Its checkpoints, if any, belong to the caller."""
 
     def __init__(self, checkpoints: Checkpoints | None = None) -> None:
         super().__init__(Path())
@@ -378,7 +380,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _last(names: Iterable[str]) -> int:
-    """The number of the last claim, 0 if there is none."""
+    """The number of the last claim; 0 if there is none."""
     numbers = [name[6:-5] for name in names if name.startswith("claim-") and name.endswith(".json")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 

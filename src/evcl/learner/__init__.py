@@ -1,4 +1,4 @@
-"""The object a user holds: a network that learns one task after another."""
+"""The learner, the main object of the library: a network that learns one task after another."""
 
 from evcl.learner.kinds import EVCL, EWC, VCL, Naive
 from evcl.learner.learner import NEW, Learner

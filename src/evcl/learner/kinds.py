@@ -1,4 +1,4 @@
-"""A class for each method that people name: `evcl.EVCL(network)` is `evcl.Learner(network, "evcl")`."""
+"""One class for each common method: `evcl.EVCL(network)` is `evcl.Learner(network, "evcl")`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class EVCL(Learner):
 
 
 class VCL(Learner):
-    """Variational continual learning: a Gaussian over each weight, carried on as the next prior."""
+    """Variational continual learning: a Gaussian over each weight, which becomes the next task's prior."""
 
     def __init__(self, network: nn.Module, **options: Unpack[VCLOptions]) -> None:
         super().__init__(network, "vcl", **options)
 
 
 class EWC(Learner):
-    """Elastic weight consolidation: plain weights, held where earlier tasks need them."""
+    """Elastic weight consolidation: point weights, with a penalty on changing those that earlier tasks need."""
 
     def __init__(self, network: nn.Module, **options: Unpack[EWCOptions]) -> None:
         super().__init__(network, "ewc", **options)
 
 
 class Naive(Learner):
-    """Plain training, task after task: what forgetting looks like."""
+    """Plain training on one task after another, with nothing against forgetting: the baseline."""
 
     def __init__(self, network: nn.Module, **options: Unpack[NaiveOptions]) -> None:
         super().__init__(network, "naive", **options)

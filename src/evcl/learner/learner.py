@@ -1,4 +1,4 @@
-"""The object a user holds: it learns tasks, and predicts."""
+"""The learner: it learns tasks, predicts, and is saved."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from evcl.nn import MLP, Names, head_names
 from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
 from evcl.training.checkpointer import AnotherOwner
 
-DENSITY = "density."  # in a file, the prefix of what it says of the rows learned from
-DOUBTED = 1000  # rows of a task whose predictions are looked at when it is learned
-KEPT = "kept."  # in it, the prefix of what the trunk has beside the posterior: frozen layers, buffers
-NEW = "new"  # as a head: one of its own
-MOST_HEADS = 10_000  # of a file
+DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
+DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
+KEPT = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
+NEW = "new"  # the value of `head` that gives a task its own head
+MOST_HEADS = 10_000  # that a learner or a file may have
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
 
 
 class _Options(NamedTuple):
-    """How a task is learned: see `Learner.learn`."""
+    """The options of `Learner.learn`."""
 
     epochs: int | None
     callbacks: Iterable[Callback]
@@ -55,16 +55,17 @@ class _Options(NamedTuple):
 
 
 class Learner(Predictor):
-    """A network that learns one task after another by one of the methods.
+    """A network that learns one task after another with one of the methods.
 
-    The network is the trunk: it turns a batch into [batch, features], and a head is added on that for each task. Its
-    weights are where the posterior starts, except for `evcl.nn.mlp`, which is drawn from `seed`; `init="draw"` and
-    `init="network"` choose. Everything random derives from `seed`: torch's global generator is never touched.
-    `only` and `skip` name the layers that learn and those that stay as they are (see `evcl.nn.bayesianize`);
-    `prior="network"` centres the first prior on a pretrained network's weights, and not on 0.
+    The network is the trunk: it maps a batch to [batch, features], and each task adds a head on top. The posterior
+    starts at the network's weights, except for `evcl.nn.mlp`, whose weights are drawn from `seed`; `init="network"` or
+    `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
+    `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
+    `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
 
-    It needs no data of earlier tasks, and keeps none. `coreset="random"` or `"kcenter"` keeps `coreset_size` examples
-    of each task, in the saved file too, and tunes what predicts on them after each task.
+    The learner neither needs nor keeps data of earlier tasks. With `coreset="random"` or `"kcenter"` it keeps
+    `coreset_size` examples of each task, also in the saved file. After each task it fine-tunes a copy of the weights on
+    them, which is used for prediction.
 
     Attributes:
         method: the method it learns by
@@ -139,21 +140,22 @@ class Learner(Predictor):
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be given one after the
-        other: learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
-        benchmark's task, which brings its own name and head. `task` is the name, which may also stand in the place of
-        `y`: learn((x, y), "january"). `head` names an earlier task to share that task's head, which grows if new labels
-        come. `classes` are labels that the head should know even if none of the data has them. If anything fails, or is
-        interrupted, the learner is as it was before.
+        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be passed as two
+        arguments, learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
+        benchmark's task, which has its own name and head. `task` is the task's name, which may also take the place of
+        `y`: learn((x, y), "january"). `head` names an earlier task whose head to share; that head grows if the data has
+        new labels. `classes` are labels that the head should know even if none of the data has them. If learning fails
+        or is interrupted, the learner is left unchanged.
 
-        `callbacks` look on and may stop the task (see `evcl.Callback`); `history` has what they are told.
-        `validation` is a part to hold out, stratified (0.1), or data of its own: not learned from, and predicted after
-        each epoch. With `patience` the task ends after that many epochs without a smaller NLL on it, and with the
-        weights of the best epoch. `class_weight` is "balanced", or a weight for some labels, 1 for the others: how much
-        an example counts, in the NLL and in the Fisher. Only their ratios matter: they are scaled to 1 on average.
+        `callbacks` are told of each epoch and may stop the task (see `evcl.Callback`); `history` records each epoch.
+        `validation` is a fraction to hold out, stratified (0.1), or separate data. The validation part is not learned
+        from, and is predicted after each epoch. With `patience`, the task stops after that many epochs without a lower
+        NLL on the validation part, and restores the weights of the best epoch. `class_weight` is "balanced", or maps
+        labels to weights; other labels have weight 1. It weights examples in the NLL and in the Fisher. Only the ratios
+        matter: weights are scaled to a mean of 1.
 
-        `checkpoint` is a folder in which the task saves itself every minute and when it is interrupted. The same call,
-        in another process too, resumes it there, to the same weights; `history` then has the epochs since. The folder
+        `checkpoint` is a folder to which the task is saved every minute and on interruption. The same call resumes it,
+        also in another process, and ends with the same weights; `history` then has only the epochs since. The folder
         is removed when the task is learned.
         """
         if self.method.jointly:
@@ -163,7 +165,7 @@ class Learner(Predictor):
             data = (data, y)
         elif y is not None:
             if task is not None:
-                raise EvclError(f"the task has two names, {y!r} and {task!r}: labels go beside the inputs, learn(x, y)")
+                raise EvclError(f"the task has two names, {y!r} and {task!r}: pass labels with the inputs, learn(x, y)")
             task = y
         wanted = [] if classes is None else list(classes)
         known = labels(wanted, len(wanted)) if wanted else []
@@ -173,7 +175,7 @@ class Learner(Predictor):
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
     ) -> list[str]:
-        """Learn several tasks as one, each through its own head, and return their names."""
+        """Learn several tasks at once, each with its own head, and return their names."""
         self._check_idle()
         tasks = tasks_of(tasks, "learn_jointly")
         if not tasks:
@@ -195,19 +197,19 @@ class Learner(Predictor):
             known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
         name = str(len(self._tasks)) if task is None else task
         if not isinstance(name, str) or not name or name in (NEW, INFER):
-            raise EvclError(f"a task's name is some text other than {NEW!r} and {INFER!r}, not {name!r}")
+            raise EvclError(f"a task's name must be text other than {NEW!r} and {INFER!r}, not {name!r}")
         if name in taken:
-            raise EvclError(f"{name!r} is learned already: choose another name, with head={name!r} to share its head")
+            raise EvclError(f"{name!r} is already learned: choose another name, with head={name!r} to share its head")
         if head != "new":
             head = self._head(head)
         elif isinstance(data, Task):
             head = data.head
         elif name in self._heads:
-            raise EvclError(f"a head is called {name!r} already: choose another name for the task")
+            raise EvclError(f"a head is already called {name!r}: choose another name for the task")
         else:
             head = name
         if head not in self._heads and len(self._heads) >= MOST_HEADS:
-            raise EvclError(f"there are {MOST_HEADS:,} heads, the most there may be: share one of them, head=NAME")
+            raise EvclError(f"there are {MOST_HEADS:,} heads, which is the maximum: share one of them, head=NAME")
         x, y = self._examples(data, "learn")
         return Given(name, head, known, x.unsqueeze(0), [y])
 
@@ -244,7 +246,7 @@ class Learner(Predictor):
             if options.checkpoint is not None:
                 if run.ranks is None or run.ranks.rank == 0:
                     Checkpoints(Path(options.checkpoint)).remove_own()
-                if run.ranks is not None:  # no process goes on before it is gone
+                if run.ranks is not None:  # every process waits until it is removed
                     run.ranks.first(True, run.network.posterior.mean.device)
         except BaseException:
             self.history = before
@@ -261,7 +263,7 @@ class Learner(Predictor):
         report: History,
         validation: Validation | None,
     ) -> None:
-        """Learn tasks that save themselves on their way, from where they were saved on. The checkpoints are left."""
+        """Learn tasks with checkpoints, resuming from the last one if there is any. The checkpoints are not removed."""
         run, mean = self._run, self._run.network.posterior.mean
         digest = hashlib.blake2b(digest_size=16)
         shown = tasks if validation is None else [*tasks, validation.data]
@@ -276,7 +278,7 @@ class Learner(Predictor):
                 checkpointer = Checkpointer(checkpoints, [owner], environment, warnings.warn, run.ranks)
             except AnotherOwner as error:
                 what = f"{folder} holds the checkpoint of another task ({error.difference})"
-                raise EvclError(f"{what}: finish that one, or remove the folder") from None
+                raise EvclError(f"{what}: finish that task, or remove the folder") from None
             try:
                 if not checkpointer.enter(run.rounds, run, run.seen, [task.head for task in tasks]):
                     run.learn(tasks, about["epochs"], Observers(report, checkpointer), validation)
@@ -287,8 +289,8 @@ class Learner(Predictor):
                 checkpointer.learned()
 
     def _with_these(self, tasks: Sequence[TaskData]) -> Density | None:
-        """The density of all rows learned from, now that these are; None where it is not known of earlier ones, or
-        cannot be: of tokens, whose numbers are names, and of inputs of another shape.
+        """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
+        these rows have none: tokens, whose numbers are only names, and inputs whose shape differs from earlier ones.
         """
         found, run = self._session.density, self._run
         if found is None and self._tasks:
@@ -306,7 +308,7 @@ class Learner(Predictor):
         return found
 
     def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
-        """The part to hold out, or the examples given; whatever cannot be done is refused before any work."""
+        """The fraction to hold out, or the validation examples given. Raises for bad options before any work begins."""
         validation, patience = options.validation, options.patience
         if patience is not None:
             PATIENCE.check("patience", patience)
@@ -324,12 +326,12 @@ class Learner(Predictor):
     def _split(
         self, task: TaskData, held: float | tuple[Tensor, list[Label]], classes: Sequence[Label]
     ) -> tuple[TaskData, TaskData]:
-        """What is learned from, and what is measured on."""
+        """The training part and the validation part."""
         if not isinstance(held, float):
             x, y = held
             if x.shape[1:] != task.x.shape[2:]:
                 shapes = tuple(x.shape[1:]), tuple(task.x.shape[2:])
-                raise EvclError(f"validation: its inputs are {shapes[0]}, and the task's {shapes[1]}")
+                raise EvclError(f"validation: its inputs have shape {shapes[0]}, but the task's have {shapes[1]}")
             try:
                 places = positions(y, classes).to(x.device)
             except EvclError as error:
@@ -350,17 +352,17 @@ class Learner(Predictor):
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
-        """Learn together with the other processes that `evcl.training.joined()` found, from now on.
+        """From now on, learn together with the other processes that `evcl.training.joined()` found.
 
-        Each of them has a learner made alike and calls `learn` with the same data; all end with the same weights.
-        Whatever else is called is this process's own affair: let one of them save.
+        Every process must construct the same learner and call `learn` with the same data; all end with the same
+        weights. All other calls concern this process only: let one process save.
         """
         self._check_idle()
         self._run.ranks = ranks
         return self
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
-        """A plain module of the means that predictions are made from: from inputs to the logits of a task's head."""
+        """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""
         self._check_idle()
         names = head_names(list(self._heads).index(self._head(task)))
         network, mean = self._run.network, self._run.predictor(self._number(task)).mean
@@ -381,23 +383,23 @@ class Learner(Predictor):
         return nn.Sequential(trunk, head).eval()
 
     def _restore_kept(self, kept: dict[str, Tensor]) -> None:
-        """Frozen layers and buffers, as they were saved: in the network, and in the plain one beside it."""
+        """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
         own = self._run.network.trunk.state_dict()
         if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in kept.items()}:
-            raise EvclError("the network does not fit the file: its frozen layers or buffers are others")
+            raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
         for module in (self._run.network.trunk, self._plain):
             module.load_state_dict(kept, strict=False)
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
-        """Write everything it needs to go on learning, as safetensors: tensors and JSON, no code.
+        """Write everything needed to continue learning, as safetensors: tensors and JSON, no code.
 
-        `notes` are texts of your own, kept in the file's metadata beside ours.
+        `notes` are texts of your own, stored in the file's metadata beside those of evcl.
         """
         description, tensors = self.described()
         save_tensors(path, tensors, {**(notes or {}), "evcl": json.dumps(description)})
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """All there is to it except a network of the user's own: what JSON can say, and tensors."""
+        """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
         self._check_idle()
         run, plain = self._run, self._plain
         mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None
@@ -406,7 +408,7 @@ class Learner(Predictor):
             "method": self.method.name,
             "settings": dict(self.settings),
             "seed": self.seed,
-            "rounds": run.rounds,  # with the seed, the state of every generator
+            "rounds": run.rounds,  # with the seed, it determines every generator
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
@@ -431,7 +433,7 @@ def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Ta
 
 
 def _device(device: torch.device | str) -> torch.device:
-    """A device that works here."""
+    """The device, if it can be used on this machine; raises otherwise."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:

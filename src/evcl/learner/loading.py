@@ -1,4 +1,4 @@
-"""Loading a saved learner: every value of the file is checked, and no code in it is run."""
+"""Loading a saved learner: every value in the file is checked, and no code from it is run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from evcl.nn import MLP, Layout
 
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
-    """A saved learner, ready to predict and to go on learning. No code in the file is run.
+    """Load a saved learner, ready to predict and to continue learning. No code from the file is run.
 
-    A network that is not `evcl.nn.mlp` is handed in; its names and shapes are checked against the file.
+    If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file.
     """
     try:
         path = Path(path)
@@ -50,24 +50,24 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
 
 
 def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
-    """The learner that `described` this, on the CPU; a file of an earlier release is upgraded first."""
+    """The learner with this description (see `Learner.described`), on the CPU. Earlier formats are upgraded first."""
     saved, tensors = upgraded(saved, tensors)
     trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
     heads = {name: list(classes) for name, classes in saved["heads"]}
     tasks = dict(saved["tasks"])
     weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
     if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, and the most is {MOST_HEADS:,}")
+        raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
         raise EvclError("its heads do not fit its weights")
     for classes in heads.values():
         if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
-            raise EvclError("a head's classes must be different, and all of one kind")
+            raise EvclError("a head's classes must all differ and be of one type")
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
     settings = resolve(method.name, method.known_settings, saved["settings"])
-    # An mlp keeps nothing but what the file replaces: until then its buffers have shapes, and no memory.
+    # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk)
@@ -90,7 +90,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
-        raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in one of them only")
+        raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
     run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
     learner._session.heads, learner._session.tasks = heads, tasks
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
@@ -99,16 +99,16 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     run.diverged = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():
         if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
-            raise EvclError("the inputs of the examples that it keeps should be of one shape")
+            raise EvclError("the inputs of its stored examples must all have one shape")
         if kept.y.numel():
-            learner._inputs(kept.x[0])  # the network takes them
+            learner._inputs(kept.x[0])  # raises if the network does not accept them
     return learner
 
 
 def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:
-    """The network of the file, built only once its size is known to be that of the weights."""
+    """The network described in the file, built only after its size is known to match the weights."""
     if saved is None:
-        raise EvclError("the file holds a network of your own: pass it as load(path, network=...)")
+        raise EvclError("the file was saved with your own network: pass it as load(path, network=...)")
     widths = [saved["inputs"], *saved["hidden"]]
     if trunk.size != sum((a + 1) * b for a, b in pairwise(widths)):
         raise EvclError("its network does not fit its weights")

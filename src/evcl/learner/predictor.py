@@ -1,4 +1,4 @@
-"""What a learner knows and predicts."""
+"""Prediction: the part of a learner that uses what was learned."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from evcl._core.inputs import Label, inputs, labels, pair
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.training import Run, Session
 
-INFER = "infer"  # as a task: the one whose head is least uncertain of an example
+INFER = "infer"  # the value of `task` that chooses, for each example, the head that is least uncertain
 
 
 class Predictions(NamedTuple):
-    """What is predicted of N inputs, and how surely; entropies in nats, and entropy = aleatoric + epistemic.
+    """Predictions for N inputs, with their uncertainty in nats: entropy = aleatoric + epistemic.
 
     Attributes:
         labels: [N], the most probable label
-        probabilities: [N, classes], averaged over draws of the posterior
-        entropy: [N], of these probabilities
-        aleatoric: [N], the mean entropy of what each draw predicts: doubt that more data of this kind would not settle
-        epistemic: [N], the rest, the mutual information of label and weights: how far the draws disagree
-        tasks: [N], the first task of the head that predicted: of interest with task="infer"
-        unfamiliar: [N], how far the input lies from all that was learned from: a typical one of those has about 1,
-            whatever their number of columns. None where that is not known: for a model that an earlier release saved,
-            and for inputs that are tokens or of several shapes
+        probabilities: [N, classes], averaged over draws from the posterior
+        entropy: [N], the entropy of these probabilities
+        aleatoric: [N], the mean entropy of each draw's prediction: uncertainty that more data of this kind would not
+            reduce
+        epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
+        tasks: [N], the first task of the head that predicted: useful with task="infer"
+        unfamiliar: [N], how far the input lies from everything learned from: about 1 for a typical training input,
+            whatever the number of columns. None if unknown: for a model saved by an earlier release, and for inputs
+            that are tokens or have several shapes
     """
 
     labels: Any
@@ -59,7 +60,7 @@ class Measures(NamedTuple):
 
 
 class Predictor:
-    """The half of a `Learner` that looks at what was learned and changes nothing."""
+    """The read-only half of a `Learner`: it predicts and measures, and changes nothing."""
 
     _run: Run
     _session: Session
@@ -69,31 +70,31 @@ class Predictor:
 
     @property
     def _heads(self) -> dict[str, list[Label]]:
-        """Head -> its classes, in the order of its outputs."""
+        """Maps each head to its classes, in the order of its outputs."""
         return self._session.heads
 
     @property
     def _tasks(self) -> dict[str, str]:
-        """Task -> its head."""
+        """Maps each task to its head."""
         return self._session.tasks
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks learned, in their order."""
+        """The names of the learned tasks, in order."""
         return tuple(self._tasks)
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The names of the heads, in their order: each is that of the task it was made for."""
+        """The names of the heads, in order. A head is named after the task it was made for."""
         return tuple(self._heads)
 
     def classes(self, task: str | int | None = None) -> tuple[Label, ...]:
-        """The labels a task's head knows: the columns of `predict_proba`. With task="infer", those of all heads."""
+        """The labels of a task's head: the columns of `predict_proba`. With task="infer", the labels of all heads."""
         if task != INFER or not self._tasks:
             return tuple(self._heads[self._head(task)])
         found = tuple(dict.fromkeys(label for classes in self._heads.values() for label in classes))
         if len({type(label) for label in found}) != 1:
-            raise EvclError("to infer the task, the labels of all heads must be of one kind: all text, or all numbers")
+            raise EvclError("to infer the task, the labels of all heads must have one type: all text, or all numbers")
         return found
 
     @property
@@ -103,7 +104,7 @@ class Predictor:
 
     def _check_idle(self) -> None:
         if self._busy:
-            raise EvclError("a task is being learned: the learner can be used when that has ended, or in end_task")
+            raise EvclError("a task is being learned: the learner can be used after it has ended, or in end_task")
 
     def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
         if isinstance(data, (Task, Examples)):
@@ -115,18 +116,18 @@ class Predictor:
     # --- prediction ------------------------------------------------------------------------------------------------
 
     def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
-        """Probabilities [N, classes], averaged over draws of the posterior: an array, or a tensor for a tensor.
+        """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
 
-        The draws are fixed by the seed, so that the same input gives the same answer. `task` is a name or a number,
-        and may be left out where there is one head. With task="infer" each example goes through the head that is least
-        uncertain of it (see `predictions`).
+        The seed fixes the draws, so the same input always gives the same output. `task` is a name or a number, and may
+        be omitted if there is only one head. With task="infer", each example is predicted by the head that is least
+        uncertain about it (see `predictions`).
         """
         if task == INFER:
             return self.predictions(x, task).probabilities
         return _like(x, self._probabilities(self._inputs(x), task))
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
-        """The most probable label [N] of each input, as it was given to `learn`."""
+        """The most probable label of each input, [N], in the form in which labels were given to `learn`."""
         if task == INFER:
             return self.predictions(x, task).labels
         return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
@@ -134,9 +135,9 @@ class Predictor:
     def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
         """Labels and probabilities, how uncertain they are, and why.
 
-        With task="infer" each example is predicted by the head that is least uncertain of it: whose entropy is the
-        smallest part of the largest it could be, log(classes). The columns are then the classes of all heads, as
-        `classes("infer")` has them; those that the example's head does not know have probability 0.
+        With task="infer", each example is predicted by the head that is least uncertain about it: the one with the
+        smallest entropy relative to its maximum, log(classes). The columns are then the classes of all heads, in the
+        order of `classes("infer")`; classes that the example's head does not know have probability 0.
         """
         self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
@@ -161,7 +162,7 @@ class Predictor:
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
-        """The accuracy on the test set of each of these tasks, all of them learned before."""
+        """The accuracy on the test set of each of these tasks. All of them must have been learned."""
         tasks = tasks_of(tasks, "evaluate")
         for task in tasks:
             if task.name not in self._tasks:
@@ -176,8 +177,8 @@ class Predictor:
     def measure(self, data: Any, task: str | int | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
 
-        A benchmark's task is measured on its test set, through its own head. A label that the head does not know counts
-        as wrong, with the smallest probability there is.
+        A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
+        wrong, with the smallest possible probability.
         """
         if isinstance(data, Task):
             task = data.name if task is None else task
@@ -198,10 +199,10 @@ class Predictor:
         return p
 
     def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
-        """Of each head: probabilities, and the mean entropy of what each draw of the weights predicts."""
+        """For each head: the probabilities, and the mean entropy of the predictions of single draws of the weights."""
         numbers = [list(self._heads).index(head) for head in heads]
         calls = [(numbers, None if task == INFER else self._number(task))]
-        if task == INFER and self._run.predicts_by_task:  # each head by the weights of its first task
+        if task == INFER and self._run.predicts_by_task:  # each head uses the weights of its first task
             first = list(self._tasks.values())
             calls = [([k], first.index(head)) for k, head in zip(numbers, heads, strict=True)]
 
@@ -213,7 +214,7 @@ class Predictor:
         return list(zip(found[::2], found[1::2], strict=True))
 
     def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
-        """What `predict` finds, without the axis of replicas; a prediction that is no number is refused."""
+        """The result of `predict` without the replica axis. Raises if a prediction is not finite."""
         try:
             found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
         except RuntimeError as error:
@@ -225,7 +226,7 @@ class Predictor:
         return found
 
     def _number(self, task: str | int | None) -> int | None:
-        """The number of the task that is meant; None where none is."""
+        """The number of the given task; None if no task is given."""
         if task is None or isinstance(task, Integral):
             return None if task is None else int(task)
         return list(self._tasks).index(str(task))
@@ -236,25 +237,25 @@ class Predictor:
         return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
 
     def _head(self, task: str | int | None) -> str:
-        """The head of the task named or numbered; the only one where none is."""
+        """The head of the task with this name or number; without a task, the only head."""
         if not self._tasks:
             raise EvclError("nothing has been learned yet: call learn first")
         if task is None:
             if len(self._heads) > 1:
-                raise EvclError(f"there are {len(self._heads)} heads: say which task, one of {', '.join(self._tasks)}")
+                raise EvclError(f"there are {len(self._heads)} heads: choose a task, one of {', '.join(self._tasks)}")
             return next(iter(self._heads))
         if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):
-                raise EvclError(f"there is no task {task}: {len(self._tasks)} learned, numbered from 0")
+                raise EvclError(f"there is no task {task}: only {len(self._tasks)} learned so far, numbered from 0")
             return list(self._tasks.values())[int(task)]
         if not isinstance(task, str):
-            raise EvclError(f"a task is named or numbered, not {task!r}")
+            raise EvclError(f"a task must be a name or a number, not {task!r}")
         if task not in self._tasks:
             raise unknown("task", task, self._tasks)
         return self._tasks[task]
 
     def _inputs(self, x: Any) -> Tensor:
-        """Inputs that the network accepts: tried on one example, so that a mistake is found before any work."""
+        """Convert the inputs, and try the network on one example so that a mistake is found before any work."""
         mean = self._run.network.posterior.mean
         checked = inputs(x, mean.dtype, mean.device)
         try:
@@ -269,12 +270,12 @@ class Predictor:
 
 
 def _like(x: Any, tensor: Tensor) -> Any:
-    """A tensor for a tensor, else an array."""
+    """A tensor if `x` is one, else an array."""
     return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
 
 
 def normalised_entropy(p: Tensor) -> Tensor:
-    """[N]: the entropy of these probabilities [N, classes] as a part of the largest it could be."""
+    """[N]: the entropy of these probabilities [N, classes] as a fraction of its maximum, log(classes)."""
     entropy: Tensor = torch.special.entr(p).sum(1)
     return entropy / math.log(p.shape[1])
 
@@ -284,7 +285,7 @@ def _index(like: Tensor, values: list[int]) -> Tensor:
 
 
 def tasks_of(tasks: Any, verb: str) -> list[Task]:
-    """Tasks from a benchmark, a task or several."""
+    """A list of tasks, from a benchmark, a single task or several tasks."""
     found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
     for task in found:
         if not isinstance(task, Task):

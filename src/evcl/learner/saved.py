@@ -1,4 +1,4 @@
-"""The format of a learner's file, and how files of earlier releases are brought to it. All old names stand here."""
+"""The format of a learner's file, and the upgrade from earlier formats. All names of old formats are in this file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FORMAT = 2
 
 
 def upgraded(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A file's description and tensors in today's format."""
+    """A file's description and tensors, in the current format."""
     if saved["format"] == FORMAT:
         return dict(saved), dict(tensors)
     if saved["format"] != 1:
-        raise EvclError(f"the file has format {saved['format']!r}, and this version of evcl reads 1 and {FORMAT}")
+        raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only 1 and {FORMAT}")
     settings = dict(saved["settings"])
     method = get_method(saved["method"])
     if "fisher_spread" in method.known_settings:
-        settings.setdefault("fisher_spread", 0.0)  # there was no such setting at first, and nothing was spread
+        settings.setdefault("fisher_spread", 0.0)  # before this setting existed, nothing was spread
     if "distill" in method.known_settings:
         settings.setdefault("distill", 0.0)
     found = {name: t for name, t in tensors.items() if name.startswith(("posterior.", "statistics.", "kept."))}
@@ -36,7 +36,9 @@ def upgraded(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[d
 def _from_1(
     memory: type, path: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], found: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Version 0.1: every run had a prior, an importance and `used`; coresets lay beside it, with a tuned copy."""
+    """Convert format 1 (evcl 0.1): each run stored a prior, an importance and `used`, and separately its coresets and
+    a copy of the weights tuned on them.
+    """
     told: dict[str, Any] = {}
     for one in fields(memory):
         at = f"{path}{one.name}"
@@ -48,7 +50,7 @@ def _from_1(
             told[one.name] = {"gaussian": [None if part is None else "tensor" for part in parts]}
             pairs = zip(("mean", "log_std"), parts, strict=True)
             found |= {f"{at}/{part}": tensor for part, tensor in pairs if tensor is not None}
-        elif one.name in ("rows", "beta"):  # nobody counted them, and beta did not change
+        elif one.name in ("rows", "beta"):  # format 1 had no row counts, and beta was constant
             told[one.name] = {"dict": {}}
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()

@@ -1,4 +1,4 @@
-"""Results in, tables, figures and a page out."""
+"""Reports: tables, figures and an HTML page from results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evcl.report.tables import (
 
 
 def write_report(folder: Path, title: str = "Continual learning with evcl") -> list[Path]:
-    """`figures/` (SVG, PNG, PDF), `tables.md` and `index.html` for every result below `folder`; returns their paths."""
+    """Write `figures/` (SVG, PNG, PDF), `tables.md` and `index.html` for all results below `folder`; return paths."""
     groups = by_benchmark(find_results(folder))
     written = []
     try:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID, SOFT = "#dfe3e8", "#57606a"
-WIDTH = 6.75  # inches: the text of a conference's page
+WIDTH = 6.75  # inches: the text width of a conference paper
 MEASURES = (("forgetting", "forgetting (%)", 100.0), ("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0))
 KINDS = ("svg", "png", "pdf")
-# The fonts come with matplotlib, so that a figure looks the same everywhere; they are embedded, or drawn as outlines.
+# The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
 RC: dict[Any, Any] = {
     "font.family": "STIXGeneral", "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "text.parse_math": False,
     "axes.linewidth": 0.6, "axes.edgecolor": INK["light"], "axes.labelcolor": INK["light"], "text.color": INK["light"],
@@ -41,15 +41,15 @@ def _style() -> Iterator[None]:
     with matplotlib.rc_context(RC), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font"
-        )  # a user's own name: a box, not a warning
+        )  # show a box for a missing glyph, without a warning
         yield
 
 
 def accuracy_figure(group: Group) -> Figure:
-    """Average accuracy over the tasks seen so far, after each task, a line a method; published curves are dashed.
+    """Average accuracy over the tasks seen so far, after each task, one line per method; published curves are dashed.
 
-    Bands are one standard deviation. Where the better half of the methods would lie too close together to be told
-    apart, a second panel enlarges them.
+    Bands are one standard deviation. If the better half of the methods lie too close together to be distinguished, a
+    second panel enlarges them.
     """
     from matplotlib.figure import Figure
 
@@ -123,12 +123,12 @@ def _legend(figure: Figure, group: Group, below: bool) -> None:
 
 
 def whole(group: Group) -> tuple[float, float]:
-    """The range of all curves, in per cent, published ones too."""
+    """The range of all curves, in per cent, including published ones."""
     return _range([*_published(group), *(_extent(line) for line in group.lines)])
 
 
 def enlarged(group: Group) -> tuple[float, float] | None:
-    """The range of the better half of the curves, where it is less than 40% of that of all of them; else None."""
+    """The range of the better half of the curves if it is less than 40% of the range of all curves; else None."""
     if len(group.lines) < 3:
         return None
     best = sorted(group.lines, key=lambda line: -(line.result.average_accuracy.mean or 0))
@@ -156,7 +156,7 @@ def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def matrix_figure(group: Group) -> Figure:
-    """The accuracy matrices, a panel a method: on each task (columns) after each task (rows), means over the seeds."""
+    """The accuracy matrices, one panel per method: on each task (columns) after each task (rows), mean over seeds."""
     from matplotlib.figure import Figure
 
     with _style():
@@ -182,14 +182,14 @@ def matrix_figure(group: Group) -> Figure:
 
 
 def matrix_range(group: Group) -> tuple[float, float]:
-    """The least and the greatest mean accuracy of a benchmark, in per cent: what the colours run between."""
+    """The lowest and the highest mean accuracy of a benchmark, in per cent: the range of the colour scale."""
     values = np.concatenate([matrix(line).ravel() for line in group.lines])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     return low, max(high, low + 1e-3)
 
 
 def matrix(line: Line) -> np.ndarray:
-    """[after task t, on task k], per cent, mean over the seeds; NaN above the diagonal and where not measured."""
+    """Accuracy [after task t, on task k] in per cent, mean over seeds; NaN above the diagonal and if not measured."""
     found: np.ndarray = 100 * line.accuracy.mean(0)
     found[np.triu_indices(len(found), 1)] = np.nan
     return found
@@ -201,7 +201,7 @@ def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any
 
     values = matrix(line)
     tasks = len(values)
-    blues = ListedColormap(colormaps["Blues"](np.linspace(0.05, 0.6, 256)))  # light enough for black figures
+    blues = ListedColormap(colormaps["Blues"](np.linspace(0.05, 0.6, 256)))  # light enough for black numbers on top
     image = panel.imshow(values, cmap=blues, vmin=low, vmax=high)
     panel.set_title(_text(line.label), loc="left", fontsize=8, pad=4)
     places = range(0, tasks, max(1, tasks // 5))
@@ -251,19 +251,19 @@ FIGURES = {"": accuracy_figure, "-matrices": matrix_figure, "-measures": measure
 
 
 def _settled(figure: Figure) -> Figure:
-    """The layout is worked out once, not once a format: it takes longer than the drawing."""
+    """Compute the layout once, not for each file format: it takes longer than drawing."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
 def _text(name: str) -> str:
-    """A name that a legend does not leave out."""
+    """The name, with a space before a leading "_", because matplotlib's legend hides names that start with one."""
     return f" {name}" if name.startswith("_") else name
 
 
 def save_figure(figure: Figure, path: Path, description: str | None = None) -> None:
-    """Write a figure in the format of the path's ending; the same figure gives the same bytes.
+    """Write a figure in the format given by the path's suffix; the same figure always gives the same bytes.
 
     An SVG file may hold a description, which is not drawn.
     """

@@ -1,4 +1,4 @@
-"""Result files, checked, grouped into what can be compared, and in the order of tables and figures."""
+"""Read and check result files, group comparable results, and put them in the order of tables and figures."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ HELD_OUT = "held-out data"
 
 @dataclass(frozen=True)
 class Line:
-    """A result as it is shown: a line of a figure, a row of a table."""
+    """A result as displayed: a line in a figure, a row in a table."""
 
     label: str  # the same in every figure and table
-    name: str  # the same with the method as it is typed
+    name: str  # the label with the method's name as typed on the command line
     style: Style
     result: Result
     published: Curve | None
 
     @property
     def accuracy(self) -> Floats:
-        """[seed, after task t, on task k]; NaN where not measured."""
+        """[seed, after task t, on task k]; NaN if not measured."""
         return np.array(self.result.accuracy, dtype=np.float64)
 
     @property
     def curve(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the seeds, [tasks] each, of the average accuracy after each task.
 
-        NaN where it was not measured (joint training has its last point only); for one seed the deviation is NaN.
+        NaN if not measured (joint training has only its last point); with one seed, the deviation is NaN.
         """
         rows = np.array([accuracy_curve(matrix) for matrix in self.accuracy])
         spread = rows.std(0, ddof=1) if len(rows) > 1 else np.full(rows.shape[1], np.nan)
@@ -51,10 +51,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Results that can be compared: the same benchmark, number of tasks, and data that they were measured on."""
+    """Results that can be compared: same benchmark, same number of tasks, and measured on the same data."""
 
     name: str
-    slug: str  # its name in a file's name
+    slug: str  # the name as used in file names
     lines: tuple[Line, ...]
 
     @property
@@ -67,16 +67,16 @@ class Group:
 
 
 def find_results(folder: Path) -> list[Result]:
-    """Every result below a folder, but for hidden ones; the seeds of a sweep's cells are put together."""
+    """Every result below a folder, except in hidden folders; the seeds of a sweep's cells are merged."""
     if not folder.is_dir():
         raise EvclError(f"there is no folder {folder}")
     paths = sorted(path for path in folder.rglob(RESULT) if not _hidden(path.relative_to(folder)))
     if not paths:
-        raise EvclError(f"{folder} holds no {RESULT}: make one with evcl run")
+        raise EvclError(f"{folder} has no {RESULT}: make one with evcl run")
     results = [(path, read_result(path)) for path in paths]
     for path, result in results:
         if result.accuracy is None:
-            raise EvclError(f"{path} holds no accuracy, and a report is about accuracies: move it elsewhere")
+            raise EvclError(f"{path} has no accuracy, which a report needs: move it elsewhere")
     cells = [result for path, result in results if path.parent.parent.name == CELLS]
     return [result for path, result in results if path.parent.parent.name != CELLS] + _joined(cells)
 
@@ -86,7 +86,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _joined(cells: Sequence[Result]) -> list[Result]:
-    """Results of one seed each, those of one configuration and machine as one."""
+    """Merge results of single seeds that have the same configuration and machine."""
     groups: dict[object, dict[int, Result]] = {}
     for cell in cells:
         config = json.dumps(cell.config, sort_keys=True)
@@ -96,7 +96,7 @@ def _joined(cells: Sequence[Result]) -> list[Result]:
 
 
 def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
-    """What can be compared, by name: benchmarks in the order of `evcl list`, methods in that of the paper."""
+    """Groups of comparable results, by name: benchmarks in the order of `evcl list`, methods in the paper's order."""
     order = list(BENCHMARKS)
     keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
     in_order = sorted(results, key=lambda r: (_place(r.method, [*STYLES, *METHODS]), r.preset != "tuned"))
@@ -128,7 +128,7 @@ def series(groups: Iterable[Group]) -> dict[str, Style]:
     return {line.label: line.style for line in lines}
 
 
-Key = tuple[str, int, float]  # benchmark, tasks, part held out
+Key = tuple[str, int, float]  # benchmark, number of tasks, fraction held out
 
 
 def _key(result: Result) -> Key:
@@ -140,7 +140,7 @@ def _place(name: str, order: list[str]) -> tuple[int, str]:
 
 
 def _name(key: Key) -> str:
-    """The benchmark, and what is not usual about it."""
+    """The benchmark's name, plus the number of tasks and the held-out fraction if they are not the default."""
     benchmark, tasks, validation = key
     usual = BENCHMARKS[benchmark].tasks if benchmark in BENCHMARKS else 5
     parts = [benchmark]
@@ -152,7 +152,7 @@ def _name(key: Key) -> str:
 
 
 def _slug(name: str, taken: set[str]) -> str:
-    """A name of a file, never a path, that no other group has."""
+    """A file name, never a path, that no other group has."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80] or "benchmark"
     slug, number = plain, 2
     while slug.lower() in taken:
@@ -168,7 +168,7 @@ def _published(key: Key, result: Result) -> Curve | None:
 
 
 def _suffix(result: Result, group: Sequence[Result]) -> str:
-    """What follows the method's name where there are several of it: preset, settings that differ, or a number."""
+    """The suffix that tells several results of one method apart: the preset, settings that differ, or a number."""
     same = [r for r in group if r.method == result.method]
     return "" if len(same) == 1 else f" ({_distinction(result, same)})"
 

@@ -1,4 +1,4 @@
-"""How a result was made: seeds, machine, settings, and the command that makes it again."""
+"""How a result was made: seeds, machine, settings, and the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, Result, preset
 from evcl.methods import METHODS
 
-SHAPE = ("tasks", "hidden", "network", "precision", "device")  # what a configuration holds beside settings
+SHAPE = ("tasks", "hidden", "network", "precision", "device")  # entries of a configuration that are not settings
 UNUSED = ("validation", 0.0)
 
 
@@ -22,7 +22,7 @@ def seeds(result: Result) -> str:
 
 
 def machine(result: Result) -> str:
-    """The hardware, and the products' precision where it is not that of a CPU."""
+    """The hardware, and the precision of matrix products if it is not fp32."""
     found, precision = result.environment, result.config.get("precision", "fp32")
     return f"{found.device}{'' if precision == 'fp32' else f' ({precision})'}, {found.platform}"
 
@@ -38,7 +38,7 @@ def settings(result: Result) -> dict[str, str]:
 
 
 def command(result: Result) -> str:
-    """The command that makes this result: what its preset gives is left out, what differs from it is said."""
+    """The command that reproduces this result. It names only the settings that differ from the preset's."""
     config, benchmark, method = result.config, result.benchmark, result.method
     words = ["evcl", "run", benchmark, "--method", method, "--preset", result.preset]
     count = len(result.seeds)
@@ -63,7 +63,7 @@ def command(result: Result) -> str:
 
 
 def _given(result: Result) -> dict[str, Any]:
-    """The settings that the preset alone would not give; all of them for a method that is not registered here."""
+    """The settings that differ from the preset's; all settings if the method is not registered here."""
     named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
     method = METHODS.get(result.method)
     if method is None or result.preset not in SUMMARIES:
@@ -74,7 +74,7 @@ def _given(result: Result) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as `--set` takes it, exactly."""
+    """A value exactly as `--set` reads it."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return repr(value) if isinstance(value, float) else str(value)

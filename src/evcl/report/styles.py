@@ -1,4 +1,4 @@
-"""One colour and one marker a method, the same in every figure, in print and on the page."""
+"""One colour and one marker per method, the same in every figure, in print and on the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACK = {"light": "#ffffff", "dark": "#0f1318"}
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: its colour on a light and on a dark ground, its marker for matplotlib, plotly and text."""
+    """How a method is drawn: its colour on a light and a dark background; its marker in matplotlib, plotly and text."""
 
     light: str
     dark: str
@@ -21,15 +21,16 @@ class Style:
 
     @property
     def size(self) -> float:
-        """Of the marker: what is thin or pointed needs more to look as large."""
+        """The relative size of the marker: thin or pointed markers must be larger to look the same size."""
         return {"*": 1.9, "P": 1.5, "X": 1.5, "p": 1.25, "^": 1.2, "v": 1.2, "<": 1.2, ">": 1.2, "d": 1.3}.get(
             self.marker, 1.0
         )
 
 
-# Chosen so that no two are close for a reader with normal, protan, deutan or tritan sight (a distance of at least 8 in
-# 100 x OKLab under Machado's simulation) and each stands out from its ground (a contrast of 3:1); the markers say it
-# again. Related methods have related colours: VCL and its coresets are orange to red. The order is that of the tables.
+# No two colours are close for readers with normal, protan, deutan or tritan vision (a distance of at least 8 in
+# 100 x OKLab under Machado's simulation), and each stands out from its background (a contrast of 3:1). Markers repeat
+# the distinction. Related methods have related colours: VCL and its coresets are orange to red. The order is that of
+# the tables.
 STYLES = {
     "evcl": Style("#0068B8", "#4B9EFC", "o", "circle", "●"),
     "vcl": Style("#CF811A", "#F9DB1F", "s", "square", "■"),
@@ -41,7 +42,7 @@ STYLES = {
     "naive": Style("#8A6277", "#B794A5", "p", "pentagon", "⬟"),
     "joint": Style(INK["light"], INK["dark"], "*", "star", "★"),
 }
-# As the paper writes them.
+# The methods' names as in the paper.
 NAMES = {
     "evcl": "EVCL",
     "vcl": "VCL",
@@ -51,7 +52,7 @@ NAMES = {
     "random-coreset": "random coreset only",
     "kcenter-coreset": "k-center coreset only",
 }
-# For methods of a user's own, and for a second result of one of the above: told apart by marker where not by colour.
+# For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (
     Style("#6B7F00", "#B5C545", "h", "hexagon", "⬢"),
     Style("#D0349B", "#FF7AC8", "<", "triangle-left", "◀"),
@@ -61,7 +62,7 @@ SPARE = (
 
 
 def assign(names: Iterable[tuple[str, str]]) -> dict[str, Style]:
-    """A style for each label of (label, method): the method's own for its first label, a spare one for the others."""
+    """A style for each label in (label, method): a method's first label gets its own style, the others a spare one."""
     found: dict[str, Style] = {}
     owners: set[str] = set()
     spared = 0
@@ -73,7 +74,7 @@ def assign(names: Iterable[tuple[str, str]]) -> dict[str, Style]:
             found[label] = STYLES[method]
         else:
             turns, place = divmod(spared, len(SPARE))
-            mark = SPARE[(place + turns) % len(SPARE)]  # after a round of colours, the same with other markers
+            mark = SPARE[(place + turns) % len(SPARE)]  # once all colours are used, repeat them with other markers
             found[label] = replace(SPARE[place], marker=mark.marker, symbol=mark.symbol, sign=mark.sign)
             spared += 1
     return found

@@ -1,4 +1,4 @@
-"""Tables: cells as text, for a terminal, for Markdown and for the page."""
+"""Tables with text cells, for a terminal, for Markdown and for the page."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from evcl.report.runs import command, machine, seeds
 
 REFERENCE = "evcl"
 DEFINITIONS = (
-    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; in a table, after "
-    "the last one. Forgetting is how far a task has fallen from its best. NLL is the mean negative log-likelihood and "
-    "ECE the expected calibration error (15 bins), both means over the tasks after the last one. Accuracies, "
-    "forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds (n - 1). Joint "
-    "training sees all tasks at once: a ceiling, not a continual learner."
+    "Average accuracy is the mean over the tasks seen so far, each measured again after every task; tables show it "
+    "after the last task. Forgetting is how far the accuracy on a task has dropped from its best. NLL is the mean "
+    "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
+    "last one. Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the "
+    "seeds (n - 1). Joint training sees all tasks at once: a ceiling, not a continual learner."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
-    "The mean over common seeds of the difference in average accuracy after the last task, seed by seed, ± the "
-    "standard error of that mean, in points. Above 0: {label} is better."
+    "The difference in average accuracy after the last task, computed seed by seed and averaged over the common seeds, "
+    "± the standard error of that mean, in percentage points. Positive values: {label} is better."
 )
 
 
 def percent(summary: Summary, places: int = 2) -> str:
-    """'83.12 ± 2.04' from a fraction's mean and deviation."""
+    """'83.12 ± 2.04': a fraction's mean and standard deviation in per cent."""
     return plus_minus(summary.mean, summary.std, places, 100)
 
 
@@ -48,7 +48,7 @@ COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "calibration error
 
 
 def rows(group: Group) -> list[tuple[str, ...]]:
-    """A benchmark's short table, in the words of COLUMNS, for a terminal."""
+    """The rows of a benchmark's short table for a terminal, with the columns in COLUMNS."""
     return [
         (
             line.name,
@@ -63,7 +63,7 @@ def rows(group: Group) -> list[tuple[str, ...]]:
 
 
 def caption(group: Group) -> str:
-    """What the numbers of a benchmark are: tasks, seeds, data, machine."""
+    """The caption of a benchmark's table: tasks, seeds, data and machine."""
     every = list(dict.fromkeys(seeds(line.result) for line in group.lines))
     data = HELD_OUT if HELD_OUT in group.name else "test data"
     one = max(len(line.result.seeds) for line in group.lines) == 1
@@ -75,7 +75,7 @@ def caption(group: Group) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and a row a line: the labels it is about, and its cells."""
+    """Columns and rows; each row has the labels of the results it shows, and its cells."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
@@ -87,12 +87,12 @@ class Table:
 
 
 def _plain(text: str) -> str:
-    """A name or a number that Markdown shows as it is."""
+    """The text with Markdown's special characters escaped."""
     return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
 def full_table(group: Group) -> Table:
-    """Everything about a benchmark; the published values and the differences from them where there are any."""
+    """All measures of a benchmark, with published values and the differences from them if there are any."""
     shown = group.has_published
     columns = ["method", "seeds", "average accuracy", *(["published", "difference"] if shown else [])]
     columns += ["forgetting", "NLL", "ECE", "seconds"]
@@ -121,7 +121,7 @@ def _beside_published(line: Line) -> list[str]:
 
 
 def main_table(groups: Iterable[Group]) -> Table:
-    """Average accuracy after the last task, the published one in brackets: a row a method, a column a benchmark."""
+    """Average accuracy after the last task, published values in brackets: a row per method, a column per benchmark."""
     groups = list(groups)
     made = []
     for label in series(groups):
@@ -135,7 +135,7 @@ def main_table(groups: Iterable[Group]) -> Table:
 
 
 def reference(group: Group) -> Line | None:
-    """What the others are compared with: EVCL, the first result of it."""
+    """The result that the others are compared with: the first one of EVCL."""
     return next((line for line in group.lines if line.result.method == REFERENCE), None)
 
 
@@ -157,7 +157,7 @@ def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]
 
 
 def paired_table(group: Group) -> Table | None:
-    """EVCL minus each other method, over their common seeds; None without EVCL, or with nothing beside it."""
+    """EVCL minus each other method, over their common seeds; None without EVCL or without another method."""
     first = reference(group)
     others = [line for line in group.lines if line is not first]
     if first is None or not others:
@@ -172,7 +172,7 @@ def paired_table(group: Group) -> Table | None:
 
 
 def tables_markdown(groups: Iterable[Group], title: str) -> str:
-    """Every table of a report as Markdown, with what the numbers are and the command for each run."""
+    """All tables of a report as Markdown, with definitions of the measures and the command for each run."""
     groups = list(groups)
     some = any(group.has_published for group in groups)
     parts = [

@@ -1,4 +1,4 @@
-"""One's own data: files of examples in, a model that learns them one after another, predictions out."""
+"""Your own data: a model that learns files of examples one after another, and predicts files."""
 
 from evcl.tables.commands import Predicted, checkpoint_folder, learn, predict
 from evcl.tables.model import Model, load_model

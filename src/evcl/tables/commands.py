@@ -1,4 +1,4 @@
-"""What the command line does with one's own data: learn from a file, predict a file."""
+"""The functions behind `evcl learn` and `evcl predict`: learn a file, predict a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READERS: dict[str, Callable[[Path], Source]] = {
 
 
 def open_source(path: Path, model: Model | None = None, side: int | None = None) -> Source:
-    """The reader of a file or of a folder of images; these come in the size of the model's first task."""
+    """The reader for a file or an image folder. Images are scaled to the size of the model's first task."""
     try:
         if path.is_dir():
             size = None
@@ -63,10 +63,10 @@ def learn(
     callbacks: Sequence[Callback] = (),
     **new: Any,
 ) -> Model:
-    """Learn a file as one task more, and write the model; `new` are the options of a model that is made now.
+    """Learn a file as one more task, and write the model; `new` holds options for a model that is created now.
 
-    If anything fails, or is interrupted, the model file is as it was. A task that takes long saves itself in a folder
-    beside the model, and the same call resumes it there.
+    If learning fails or is interrupted, the model file is left unchanged. A long task is saved regularly to a folder
+    beside the model, and the same call resumes from there.
     """
     with claimed(model):
         before = _fingerprint(model)
@@ -74,7 +74,7 @@ def learn(
         if before is None:
             source = open_source(data, side=side)
             if target is None and not source.images:
-                raise EvclError(f"there is no model {model} yet: to make one, name the column of classes with --target")
+                raise EvclError(f"there is no model {model} yet: to create one, name its label column with --target")
             if target is not None and source.images:
                 raise EvclError("--target is for tables: the class of an image is the name of its folder")
             found, rows = create(source, target, drop=drop, **new)
@@ -87,13 +87,13 @@ def learn(
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, lenient, callbacks, checkpoint_folder(model))
         if _fingerprint(model) != before:
-            raise EvclError(f"{model} has changed while this was learned: nothing is written; learn it again")
+            raise EvclError(f"{model} was changed by another process meanwhile: nothing is written; learn it again")
         found.save(model)
         return found
 
 
 def checkpoint_folder(model: Path) -> Path:
-    """Where a task that a model is learning saves itself."""
+    """The folder for checkpoints of the task that a model is learning."""
     real = Path(os.path.realpath(model))
     return real.with_name(f"{real.name}.checkpoint")
 
@@ -101,27 +101,27 @@ def checkpoint_folder(model: Path) -> Path:
 def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]) -> None:
     for name in new:
         option = {"settings": "set", "categories": "category", "side": "image-side"}.get(name, name)
-        raise EvclError(f"{path} is there already, and --{option} is chosen when a model is made")
+        raise EvclError(f"{path} already exists, and --{option} is fixed when a model is created")
     if target is not None and target != model.target:
         raise EvclError(f"{path} learns {model.target or 'the folder of an image'!r}, not --target {target}")
 
 
 @dataclass
 class Predicted:
-    """How many rows were predicted, and of those that came with a label, how many of them right."""
+    """How many rows were predicted, how many of them have a label, and how many of those were predicted correctly."""
 
     rows: int = 0
     labelled: int = 0
     right: int = 0
     entropy: float = 0.0  # mean
     epistemic: float = 0.0
-    unfamiliar: float | None = None  # of a model that knows
+    unfamiliar: float | None = None  # mean; None if the model cannot tell
 
 
 def predict(
     model: Path, data: Path, out: Path, *, task: str | None = None, drop: Sequence[str] = (), lenient: bool = False
 ) -> Predicted:
-    """Predict every row of a file, piece by piece, into a CSV file."""
+    """Predict every row of a file, piece by piece, and write a CSV file."""
     found = load_model(model)
     source = open_source(data, found)
     found.check(source, drop)
@@ -130,10 +130,10 @@ def predict(
         task = INFER if len(learner.heads) > 1 else learner.tasks[0]
     for other in (model, data):
         if other.exists() and out.exists() and out.samefile(other):
-            raise EvclError(f"--out {out} would write over what is read")
+            raise EvclError(f"--out {out} would overwrite a file that is read")
     classes = [found.labels[int(code)] for code in learner.classes(task)]
     header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
-    knows = learner.knows_unfamiliar  # a column of what none can be told of stays empty
+    knows = learner.knows_unfamiliar  # otherwise the column `unfamiliar` is left out
     header += ["entropy", "epistemic", *(["unfamiliar"] if knows else []), *(["task"] if task == INFER else [])]
     total.unfamiliar = 0.0 if knows else None
 
@@ -167,9 +167,9 @@ def predict(
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """One `learn` at a time on a model: a second is refused, so that neither is lost.
+    """Lock a model for one `learn` at a time. A second one raises, so that neither result is overwritten.
 
-    The lock lies beside the file itself: a model has one, whatever links lead to it.
+    The lock is beside the real file, so a model has only one, whatever links lead to it.
     """
     if not path.parent.is_dir():
         raise EvclError(f"cannot write {path}: there is no folder {path.parent}")
@@ -186,7 +186,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _fingerprint(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file is written; None where there is none."""
+    """Values that change when the file is written; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""From a table's columns to a network's inputs: fitted on the first task, and the same ever after.
+"""The encoding of a table's columns as network inputs: fitted on the first task, and fixed from then on.
 
-A number is scaled to mean 0 and standard deviation 1 of the first task; where it is missing it is the mean, with a
-further input that says so if the first task had missing ones. A category is an input for each of its texts, all 0 where
-it is missing. Images, and arrays of more than two axes, are scaled by one mean and deviation for all their numbers.
+A numeric column is standardised with the mean and standard deviation of the first task. A missing value becomes the
+mean; if the first task had missing values, an extra input marks them. A categorical column becomes one input per
+category (one-hot), all 0 for a missing value. Images, and arrays of more than two axes, are scaled with one mean and
+standard deviation for all their values.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from evcl._core.errors import EvclError
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Piece, Source, Values, as_number, bad
 
 Floats = NDArray[np.float64]
-WHOLE = 2**53  # up to this float64 has every whole number
-INEXACT = "is a whole number that a float64 does not hold exactly; --drop leaves the column out, --category takes texts"
+WHOLE = 2**53  # float64 represents every integer up to this exactly
+INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
 
 
 @dataclass(frozen=True)
 class Number:
     name: str
     shape: tuple[int, ...]
-    mean: tuple[float, ...]  # one for each number, or one for all of them
+    mean: tuple[float, ...]  # one per value, or one for all
     std: tuple[float, ...]
-    missing: bool  # whether the first task had missing ones
+    missing: bool  # whether the first task had missing values
 
     @property
     def inputs(self) -> int:
@@ -70,12 +71,12 @@ class Category:
                 out[row, place[text]] = 1.0
             elif not where.lenient:
                 known = ", ".join(self.texts[:5]) + (", ..." if len(self.texts) > 5 else "")
-                where.bad(row, f"{text!r} was not there in the first task ({known}); --unknown missing lets it pass")
+                where.bad(row, f"{text!r} was not in the first task ({known}); --unknown missing treats it as missing")
 
 
 @dataclass(frozen=True)
 class _Where:
-    """The place of a column's values, for errors; `lenient`: an unknown category is a missing one."""
+    """Where a column's values are, for error messages; `lenient`: treat an unknown category as missing."""
 
     path: Path
     piece: Piece
@@ -87,13 +88,13 @@ class _Where:
 
 
 def _numbers(values: Values, where: _Where) -> Floats:
-    """Numbers as float64 (NaN: missing). A whole number that would become another one, as an id may, is refused."""
+    """The numbers as float64 (NaN: missing). Raises for an integer that float64 would change, such as a long id."""
     if values.dtype == object:
         found = np.empty(len(values))
         for row, text in enumerate(values):
             number = np.nan if text is None else as_number(text)
             if number is None:
-                where.bad(row, f"{text!r} is not a number, and the column is one of numbers")
+                where.bad(row, f"{text!r} is not a number, but the column is numeric")
             if WHOLE <= abs(number) < math.inf and text.lstrip("+-").isdecimal() and int(text) != number:
                 where.bad(row, f"{text} {INEXACT}")
             found[row] = number
@@ -101,7 +102,7 @@ def _numbers(values: Values, where: _Where) -> Floats:
         given = np.ma.getdata(values)
         found = given.astype(np.float64, copy=False)
         if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
-            with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, which is too large to go back
+            with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, too large to convert back
                 other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
             if other.any():
                 place = tuple(np.argwhere(other)[0])
@@ -110,17 +111,17 @@ def _numbers(values: Values, where: _Where) -> Floats:
             found = np.where(np.ma.getmaskarray(values), np.nan, found)
     if np.isinf(found).any():
         where.bad(
-            int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number to learn from"
+            int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
         )
     return found
 
 
 def as_text(values: Values, where: _Where) -> Sequence[str | None]:
-    """Categories and labels: text as it is, whole numbers as their digits."""
+    """Categories and labels as text: text stays unchanged, integers become their digits."""
     if values.dtype == object:
         return values  # type: ignore[return-value]
     if values.ndim > 1:
-        where.bad(0, f"one text or whole number is expected, not an array of shape {values.shape[1:]}")
+        where.bad(0, f"text or a whole number is expected, not an array of shape {values.shape[1:]}")
     found: list[str | None] = []
     for row, value in enumerate(values.tolist()):
         if value is None or math.isnan(value):
@@ -128,12 +129,12 @@ def as_text(values: Values, where: _Where) -> Sequence[str | None]:
         elif math.isfinite(value) and value == int(value):
             found.append(str(int(value)))
         else:
-            where.bad(row, f"{value} is not a text or a whole number, and the column is one of classes")
+            where.bad(row, f"{value} is not text or a whole number, but the column holds classes")
     return found
 
 
 def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
-    """A piece's labels as text: 1.0 is the class 1, however a file spells it; a number with a fraction is no class."""
+    """A piece's labels as text. 1.0 is class 1, however a file spells it; a number with a fraction is an error."""
     where = _Where(source.path, piece, column)
     found = list(as_text(piece.columns[column], where))
     for row, label in enumerate(found if source.untyped else ()):
@@ -142,26 +143,26 @@ def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]
             continue
         exact = number if abs(number) < WHOLE else Decimal(str(label))
         if exact != int(exact):
-            where.bad(row, f"{label} is a number with a fraction, and classes are expected: there is no regression")
+            where.bad(row, f"{label} is a number with a fraction, but classes are expected: there is no regression")
         found[row] = str(int(exact))
     return found
 
 
 class Encoder:
-    """The columns of the inputs, in order."""
+    """Encodes columns as inputs, in order."""
 
     def __init__(self, columns: Sequence[Number | Category]) -> None:
         self.columns = tuple(columns)
         self.inputs = sum(column.inputs for column in self.columns)
         if not 0 < self.inputs <= MOST_INPUTS:
-            raise EvclError(f"{self.inputs:,} inputs to the network, and 1 to {MOST_INPUTS:,} are possible")
+            raise EvclError(f"{self.inputs:,} inputs to the network, but only 1 to {MOST_INPUTS:,} are possible")
 
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
     def check(self, source: Source, extra: Collection[str]) -> None:
-        """Refuse a file whose columns are others; those of `extra` may be there too."""
+        """Raise if a file's columns differ from the model's; it may also have the columns in `extra`."""
         shapes = source.shapes
         missing = [name for name in self.names if name not in shapes]
         unknown = [name for name in shapes if name not in self.names and name not in extra]
@@ -178,12 +179,12 @@ class Encoder:
                 )
 
     def encode(self, piece: Piece, source: Source, out: NDArray[np.float32], lenient: bool = False) -> None:
-        """The rows of a piece as inputs, written to `out` [rows, inputs]."""
+        """Encode the rows of a piece as inputs, into `out` [rows, inputs]."""
         start = 0
         for column in self.columns:
             values, where = piece.columns[column.name], _Where(source.path, piece, column.name, lenient)
             if isinstance(column, Number) and values.dtype == object and not source.untyped:
-                where.bad(0, "it holds text, and the model learned it as numbers")
+                where.bad(0, "it holds text, but the model learned it as numbers")
             column.encode(values, out[:, start : start + column.inputs], where)
             start += column.inputs
 
@@ -192,7 +193,7 @@ class Encoder:
 
     @staticmethod
     def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
-        """What `described` said; anything else is an EvclError, a KeyError or a TypeError."""
+        """The encoder from its description. Raises EvclError, KeyError or TypeError if the description is invalid."""
         columns: list[Number | Category] = []
         for one in saved:
             if one["kind"] == "category":
@@ -213,7 +214,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 class Fitting:
-    """Sees the first task piece by piece, and ends in an encoder."""
+    """Fits an encoder on the first task, piece by piece."""
 
     def __init__(self, source: Source, names: Sequence[str], categories: Collection[str]) -> None:
         self._source, self.names = source, tuple(names)
@@ -228,11 +229,11 @@ class Fitting:
 
 
 class _Fit:
-    """One column: a number if all of it is, a category if none of it is; both is an error."""
+    """Fits one column: numeric if all its values are numbers, categorical if none is; a mix is an error."""
 
     def __init__(self, shape: tuple[int, ...], category: bool) -> None:
         self._shape, self._category = shape, category
-        self._number: bool | None = None  # of text: whether it spells numbers, once that is known
+        self._number: bool | None = None  # whether text values are numbers; None until known
         self._texts: dict[str, None] = {}
         self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._missing = False
@@ -246,15 +247,15 @@ class _Fit:
                     self._texts[text] = None
                 if len(self._texts) > MOST_CATEGORIES:
                     where.bad(
-                        row, f"more than {MOST_CATEGORIES:,} different texts are no category; --drop leaves it out"
+                        row, f"more than {MOST_CATEGORIES:,} distinct categories are too many; --drop leaves it out"
                     )
         elif values.dtype != object or self._number:
             self._add(_numbers(values, where))
         else:
-            self._missing = True  # nothing there so far
+            self._missing = True  # no value so far
 
     def _decide(self, values: Values, where: _Where, untyped: bool) -> None:
-        """Whether text is numbers: the first that is there says it, and the others must agree."""
+        """Decide whether text is numeric: the first value that is not missing decides, and the others must agree."""
         if not untyped:
             self._category = True
             return
@@ -266,12 +267,12 @@ class _Fit:
                 self._number = number
             elif number != self._number:
                 this, others = ("a number", "text") if number else ("text", "numbers")
-                fix = f"put it right, or say --category {where.column}"
+                fix = f"correct it, or use --category {where.column}"
                 where.bad(row, f"{value!r} is {this} where the column began with {others}; {fix}")
 
     def _add(self, numbers: Floats) -> None:
-        """Mean and sum of squared deviations so far (Chan, Golub and LeVeque's update), missing ones left out."""
-        with np.errstate(over="ignore", invalid="ignore"):  # `column` refuses what comes of it
+        """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""
+        with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
             self._update(numbers)
 
     def _update(self, numbers: Floats) -> None:
@@ -290,9 +291,9 @@ class _Fit:
         if self._texts:
             return Category(name, tuple(sorted(self._texts)))
         if not self._count.any():
-            bad(path, f"column {name!r}", "nothing in it is there; --drop leaves it out")
+            bad(path, f"column {name!r}", "all its values are missing; --drop leaves it out")
         count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
-        if len(self._shape) > 1:  # one scale for all
+        if len(self._shape) > 1:  # one scale for all values
             middle = np.array([(count * mean).sum() / count.sum()])
             squares = np.array([(squares + count * (mean - middle) ** 2).sum()])
             count, mean = np.array([count.sum()]), middle

@@ -1,4 +1,4 @@
-"""A folder of images, in a folder a class; to predict, also images in no such folder. Pillow reads them."""
+"""Image folders, with one subfolder per class; to predict, images may also be outside any subfolder. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
 PIXELS, FOLDER = "pixels", "folder"  # its columns
-LARGEST_SIDE = 64  # of the inputs, where nothing else is said
+LARGEST_SIDE = 64  # default longest side of the inputs, in pixels
 IMAGES_A_PIECE = 256
 
 
 class ImageFolder:
-    """`size` is (height, width, 1 or 3 colours) of what is read; None is the first image's, at most 64 a side."""
+    """`size` is the size to read images in: (height, width, 1 or 3 channels). None takes the first image's size, scaled
+    down to at most `side` pixels per side.
+    """
 
     untyped, images = False, True
 
@@ -58,7 +60,7 @@ class ImageFolder:
             yield Piece({PIXELS: pixels, FOLDER: folders}, names.__getitem__, len(part))
 
     def _image(self, file: Path, size: tuple[int, int, int] | None) -> Values:
-        """One image [height, width, colours]: grey where `size` or, without one, the image itself is grey."""
+        """One image [height, width, channels]: grey if `size` says so or, without a size, if the image itself is."""
         try:
             from PIL import Image
         except ImportError:
@@ -67,10 +69,10 @@ class ImageFolder:
             check_regular(file)
             with quiet(), Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
-                    bad(file, f"{image.width} x {image.height} pixels, and the most is {MOST_PIXELS:,} in all")
+                    bad(file, f"{image.width} x {image.height} pixels, but the maximum is {MOST_PIXELS:,} in all")
                 if image.mode in ("I", "F"):
-                    bad(file, "its pixels have 32 bits, and no range that is known; save it with 8 or 16")
-                wide = image.mode.startswith("I;16")  # convert would cut these off at 255
+                    bad(file, "its pixels have 32 bits, with no known range; save it with 8 or 16 bits")
+                wide = image.mode.startswith("I;16")  # convert would clip these at 255
                 grey = wide or image.mode in ("1", "L", "LA") if size is None else size[2] == 1
                 eight = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image
                 plain = eight.convert("L" if grey else "RGB")
@@ -81,9 +83,9 @@ class ImageFolder:
             raise
         except (OSError, ValueError, SyntaxError, TypeError, ArithmeticError, EOFError, RuntimeError) as error:
             why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
-            bad(file, f"it is no image that can be read ({why})")
+            bad(file, f"it is not a readable image ({why})")
         except Image.DecompressionBombError:
-            bad(file, f"it has more than the {MOST_PIXELS:,} pixels that an image may have")
+            bad(file, f"it has more pixels than the maximum of {MOST_PIXELS:,}")
         return array[..., None] if grey else array
 
 

@@ -1,7 +1,7 @@
-"""A model of tables: a learner, how a table becomes its inputs, and what it has learned when. One file holds it all.
+"""A model for tables: a learner, the encoder of its inputs, and the history of learned tasks, all saved in one file.
 
-The file is a learner's (`evcl.load` reads it too) with a second text in its metadata: the encoder, the names of the
-labels, and a line for each task. The text is padded, so that the file grows by a block and not by each task.
+The file is a learner's file (`evcl.load` reads it too) with a second text in its metadata: the encoder, the names of
+the labels, and one line per task. The text is padded, so that the file grows in blocks and not with each task.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from evcl.tables.source import MOST_CLASSES, Source, bad
 
 FORMAT = 1  # of the text in the metadata
 NOTE = "evcl.tables"
-BLOCK = 16_384  # bytes that the padded text is a multiple of
-MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # of what is held out
-MOST_HELD = 10_000  # rows held out of a file, however large
+BLOCK = 16_384  # bytes; the padded text is a multiple of this
+MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
+MOST_HELD = 10_000  # at most this many rows are held out, however large the file
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Model:
     learner: Learner
     encoder: Encoder
     target: str | None  # None: the folder of an image
-    labels: list[str] = field(default_factory=list)  # the learner knows them by their numbers
-    drop: tuple[str, ...] = ()  # columns that are left out wherever they turn up
-    history: list[dict[str, Any]] = field(default_factory=list)  # a task a line
+    labels: list[str] = field(default_factory=list)  # the learner uses indices into this list as labels
+    drop: tuple[str, ...] = ()  # columns to ignore in every file
+    history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -60,19 +60,19 @@ class Model:
         callbacks: Sequence[Callback] = (),
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
-        """One task more, from a file whose labels have been read; returns its line of the history.
+        """Learn one more task from a file whose labels have been read; returns its entry in the history.
 
         `head` is an earlier task's name, "new", or None for the head of the last task. `checkpoint`: see
         `Learner.learn`.
         """
         if name in self.learner.tasks:
-            raise EvclError(f"{name!r} is learned already: if this is another task, name it with --task")
+            raise EvclError(f"{name!r} is already learned: if this is another task, name it with --task")
         started, earlier = time.perf_counter(), self.learner.tasks
         shared = "new" if head == "new" or not earlier else head or earlier[-1]
         known = () if shared == "new" else self.learner.classes(shared)
         labels = [*self.labels, *sorted(set(rows.names) - set(self.labels))]
         if len(labels) > MOST_CLASSES:
-            bad(source.path, f"with it there would be {len(labels):,} classes, and the most is {MOST_CLASSES:,}")
+            bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
         train, held = self._inputs(source, y, validation, lenient)
         before = None if held is None or shared == "new" else self._measured(held, shared, source)["accuracy"]
@@ -88,7 +88,7 @@ class Model:
                 "examples": len(train),
                 "held_out": 0 if held is None else len(held),
                 "classes": len(rows.names),
-                "known_before": known_before,  # of the model's labels, so that those behind came with this task
+                "known_before": known_before,  # number of labels before this task; later ones came with it
                 "accuracy_before": before,
                 **({} if held is None else self._measured(held, name, source)),
             }
@@ -96,7 +96,7 @@ class Model:
         return self.history[-1]
 
     def _inputs(self, source: Source, y: Tensor, validation: float, lenient: bool) -> tuple[Examples, Examples | None]:
-        """The file's examples in two parts, each written straight to its place: nothing is in memory twice."""
+        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice."""
         count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
         if count > 0:
@@ -108,19 +108,21 @@ class Model:
             self.encoder.encode(piece, source, encoded, lenient)
             mine = held[start : start + piece.rows]
             if len(mine) != piece.rows:
-                bad(source.path, "it has grown while it was read")
+                bad(source.path, "it grew while it was being read")
             for i, rows in enumerate((~mine, mine)):
                 taken = torch.from_numpy(encoded)[rows]
                 parts[i][done[i] : done[i] + len(taken)] = taken
                 done[i] += len(taken)
             start += piece.rows
         if start != len(y):
-            bad(source.path, "it has shrunk while it was read")
+            bad(source.path, "it shrank while it was being read")
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
     def _measured(self, held: Examples, task: str, source: Source) -> dict[str, float]:
-        """How well, and how surely, a task's head does on examples: means, in nats but for the accuracy."""
+        """The mean accuracy, NLL, entropy and epistemic uncertainty of a task's head on examples; the last three are in
+        nats.
+        """
         try:
             found = self.learner.predictions(held.x, task)
         except BadExample as error:
@@ -137,7 +139,7 @@ class Model:
     def predict(
         self, source: Source, task: str | None = None, lenient: bool = False
     ) -> Iterator[tuple[Predictions, Sequence[str | None], list[str]]]:
-        """Piece by piece: what is predicted, the labels that the file itself has (None where not), and the places."""
+        """Yield, piece by piece, the predictions, the labels in the file (None if missing), and the rows' places."""
         own = FOLDER if source.images else self.target
         there = source.images or own in source.shapes
         names = [*self.encoder.names, *([own] if there and own is not None else [])]
@@ -156,10 +158,10 @@ class Model:
             bad(source.path, "it holds no rows")
 
     def check(self, source: Source, drop: Collection[str]) -> None:
-        """Refuse a file whose columns are not those learned from; it may hold the target, and what is left out."""
+        """Raise if a file's columns are not those learned from; it may also have the target and dropped columns."""
         if source.images != (self.target is None):
             wanted, came = ("images", "a table") if self.target is None else ("tables", "a folder of images")
-            bad(source.path, f"the model learns from {wanted}, and this is {came}")
+            bad(source.path, f"the model learns from {wanted}, but this is {came}")
         if wrong := sorted({*drop} & {*self.encoder.names, str(self.target)}):
             raise EvclError(f"--drop {wrong[0]}: the model learns from this column")
         self.encoder.check(source, {*self.drop, *drop, *([] if self.target is None else [self.target])})
@@ -177,8 +179,8 @@ class Model:
                 "history": self.history,
             }
         )
-        # The learner's own text grows with the names of the tasks: both together fill whole blocks. In the file they
-        # stand inside JSON, with a backslash for each quote.
+        # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
+        # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(self.learner.described()[0])))
         self.learner.save(path, {NOTE: text + " " * (-size % BLOCK)})
 
@@ -187,8 +189,8 @@ class Model:
 class Rows:
     """The labels of a file's rows."""
 
-    names: list[str]  # each once
-    codes: list[int]  # its number among the names, a row
+    names: list[str]  # the distinct labels
+    codes: list[int]  # per row, the index of its label in `names`
 
     def numbers(self, labels: Sequence[str]) -> Tensor:
         place = {label: k for k, label in enumerate(labels)}
@@ -196,7 +198,7 @@ class Rows:
 
 
 def read_rows(source: Source, target: str | None, fitting: Fitting | None = None) -> Rows:
-    """One pass over a file: its labels and, for the first task, what the encoder needs to know."""
+    """Read a file's labels in one pass and, for the first task, fit the encoder in the same pass."""
     own = FOLDER if source.images else str(target)
     if not source.images and own not in source.shapes:
         bad(
@@ -210,11 +212,11 @@ def read_rows(source: Source, target: str | None, fitting: Fitting | None = None
             fitting.see(piece)
         for row, label in enumerate(labels_of(source, piece, own)):
             if label is None:
-                what = "the image is in no folder of a class" if source.images else "the label is missing"
+                what = "the image is not in the folder of a class" if source.images else "the label is missing"
                 bad(source.path, piece.place(row), what)
             codes.append(place.setdefault(label, len(place)))
         if len(place) > MOST_CLASSES:
-            bad(source.path, f"column {own!r}", f"more than {MOST_CLASSES:,} different labels are no classes")
+            bad(source.path, f"column {own!r}", f"more than {MOST_CLASSES:,} different labels are too many classes")
     if not codes:
         bad(source.path, "it holds no rows")
     return Rows(list(place), codes)
@@ -231,8 +233,8 @@ def create(
     categories: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Model, Rows]:
-    """A model for files like this one, which has learned nothing yet, and the file's labels."""
-    Learner(mlp(1, hidden), method, seed=seed, **(settings or {}))  # whatever is wrong with these is found first
+    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
+    Learner(mlp(1, hidden), method, seed=seed, **(settings or {}))  # raises first if these options are wrong
     for name in (*drop, *categories):
         if name not in source.shapes:
             bad(
@@ -245,14 +247,14 @@ def create(
     fitting = Fitting(source, names, categories)
     rows = read_rows(source, target, fitting)
     if len(rows.names) < 2:
-        bad(source.path, f"a classifier needs two classes, and every label is {rows.names[0]!r}")
+        bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
     encoder = fitting.encoder()
     learner = Learner(mlp(encoder.inputs, hidden), method, seed=seed, **(settings or {}))
     return Model(learner, encoder, None if source.images else target, drop=tuple(drop)), rows
 
 
 def load_model(path: Path) -> Model:
-    """A model that `save` wrote. No code in the file is run."""
+    """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -260,11 +262,11 @@ def load_model(path: Path) -> Model:
     except (SafetensorError, OSError) as error:
         raise EvclError(f"cannot load {path}: {error}") from error
     if text is None:
-        raise EvclError(f"{path} was saved from Python and does not say how a table becomes its inputs: use evcl.load")
+        raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
     try:
         saved = parsed(text)
         if saved["format"] != FORMAT:
-            raise EvclError(f"its table has format {saved['format']!r}, and this version of evcl reads {FORMAT}")
+            raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
         model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
         texts = [*labels, *drop, *([] if target is None else [target])]
@@ -273,10 +275,10 @@ def load_model(path: Path) -> Model:
             _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
-            raise EvclError("its labels, columns and tasks should be texts")
+            raise EvclError("its labels, columns and tasks should be text")
         if not 0 <= min(codes) <= max(codes) < len(labels):
             raise EvclError("its labels do not fit its heads")
-        learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # the network takes them
+        learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
     except EvclError as error:
         raise EvclError(f"cannot load {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""NPZ: arrays whose first axis is the examples, each a column; never pickled objects."""
+"""NPZ files: each array is a column, and its first axis is the examples. Pickled objects are never read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NpzFile:
             with zipfile.ZipFile(path) as archive:
                 members = [name for name in archive.namelist() if name.endswith(".npy")]
                 if not 0 < len(members) <= MOST_COLUMNS:
-                    bad(path, f"{len(members)} arrays, and 1 to {MOST_COLUMNS} are expected")
+                    bad(path, f"{len(members)} arrays, but 1 to {MOST_COLUMNS} are expected")
                 self._headers = {}
                 for member in members:
                     with archive.open(member) as stream:
@@ -40,7 +40,7 @@ class NpzFile:
     def _broken(self, error: Exception) -> None:
         if isinstance(error, ValueError) and str(error).startswith(str(self.path)):
             raise error
-        bad(self.path, f"it is cut short or no NPZ file ({str(error) or type(error).__name__})")
+        bad(self.path, f"it is truncated or not an NPZ file ({str(error) or type(error).__name__})")
 
     def _header(self, stream: IO[bytes], member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         version = np.lib.format.read_magic(stream)
@@ -50,12 +50,12 @@ class NpzFile:
         if dtype.kind not in "biufU":
             bad(self.path, where, f"it holds {dtype}; numbers or text are expected")
         if not shape:
-            bad(self.path, where, "it is one number; its first axis should be the examples")
+            bad(self.path, where, "it is a single number; its first axis should be the examples")
         if not 0 < math.prod(shape[1:]) <= MOST_INPUTS or (dtype.kind == "U" and dtype.itemsize > 4 * MOST_TEXT):
-            limits = f"1 to {MOST_INPUTS:,} numbers, or texts of at most {MOST_TEXT:,} letters, are possible"
-            bad(self.path, where, f"an example of it is {dtype} of shape {shape[1:]}, and {limits}")
+            limits = f"only 1 to {MOST_INPUTS:,} numbers, or text of at most {MOST_TEXT:,} characters, are possible"
+            bad(self.path, where, f"an example of it is {dtype} of shape {shape[1:]}, but {limits}")
         if fortran and len(shape) > 1:
-            bad(self.path, where, "it is stored column by column; save numpy.ascontiguousarray of it")
+            bad(self.path, where, "it is stored in column-major order; save numpy.ascontiguousarray of it")
         return shape, dtype
 
     @property
@@ -72,7 +72,7 @@ class NpzFile:
                 for name in (name for name in self._headers if name in names):
                     streams[name] = stack.enter_context(archive.open(f"{name}.npy"))
                     if self._header(streams[name], name) != self._headers[name]:
-                        bad(self.path, "it has changed while it was read")
+                        bad(self.path, "it changed while it was being read")
             except BROKEN as error:
                 self._broken(error)
             for start in range(0, self._rows, count):
@@ -96,5 +96,5 @@ class NpzFile:
             return found.astype(np.float64)
         letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
         if bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any()):
-            bad(self.path, f"array {name!r}", "it holds what is no text")
+            bad(self.path, f"array {name!r}", "it holds invalid text")
         return found.astype(object)

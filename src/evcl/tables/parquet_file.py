@@ -1,4 +1,4 @@
-"""Parquet, through pyarrow: an extra, `pip install evcl[parquet]`."""
+"""Parquet files, read with pyarrow, which is an extra: `pip install evcl[parquet]`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ParquetFile:
         with self._file() as file:
             schema = file.schema_arrow
             if len(schema.names) > MOST_COLUMNS:
-                bad(path, f"{len(schema.names)} columns, and the most is {MOST_COLUMNS}")
+                bad(path, f"{len(schema.names)} columns, but the maximum is {MOST_COLUMNS}")
             if len(set(schema.names)) != len(schema.names):
                 bad(path, "two columns have the same name")
             self._types = dict(zip(schema.names, schema.types, strict=True))
@@ -38,7 +38,7 @@ class ParquetFile:
         try:
             return self._pq.ParquetFile(self.path)
         except (self._pa.ArrowException, OSError) as error:
-            bad(self.path, f"it is cut short or no Parquet file ({_line(error)})")
+            bad(self.path, f"it is truncated or not a Parquet file ({_line(error)})")
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         start = 0
@@ -56,7 +56,7 @@ class ParquetFile:
                 start += len(batch)
 
     def _values(self, name: str, column: Any) -> Values:
-        """Whole numbers as integers, other numbers as float64, text and truth values as text."""
+        """A column's values: integers stay integers, other numbers become float64, text and booleans become text."""
         types, kind = self._pa.types, self._types[name]
         if types.is_dictionary(kind):
             kind, column = kind.value_type, column.dictionary_decode()
@@ -64,7 +64,7 @@ class ParquetFile:
             try:
                 kind, column = self._pa.int64(), column.cast(self._pa.int64())
             except self._pa.ArrowInvalid:
-                bad(self.path, f"column {name!r}", "it holds whole numbers of more than 64 bits; save it as text")
+                bad(self.path, f"column {name!r}", "it holds integers of more than 64 bits; save it as text")
         if types.is_integer(kind):
             whole: Values = column.fill_null(0).to_numpy(zero_copy_only=False)
             missing = column.is_null().to_numpy(zero_copy_only=False)
