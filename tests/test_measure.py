@@ -81,8 +81,8 @@ def test_classes_that_the_data_does_not_have():
     [
         (["a", "b"], "all integers or all strings"),
         ([0.5, 1.5], "labels are float64"),
-        ([[0, 1]], "not of shape"),
-        ([None], "integers of 64 bits or strings"),
+        ([[0, 1]], "labels must have shape"),
+        ([None], "64-bit integers or strings"),
     ],
 )
 def test_bad_classes_are_refused(classes, message):

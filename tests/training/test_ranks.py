@@ -164,7 +164,7 @@ def test_what_torchrun_should_have_set(monkeypatch, evcl):
     monkeypatch.setenv("WORLD_SIZE", "two")
     status, _, err = evcl("list")
     assert status == 1
-    assert err == "evcl: WORLD_SIZE should be a whole number, as torchrun sets it, and is 'two'\n"
+    assert err == "evcl: WORLD_SIZE must be a whole number, as set by torchrun, not 'two'\n"
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(EvclError, match="RANK should be a whole number"), joined():
