@@ -384,7 +384,7 @@ def test_coresets_need_inputs_of_one_shape():
 
     learner = evcl.VCL(Net(), init="draw", epochs=1, coreset="random")
     learner.learn((torch.zeros(10, 1, 6, 5), torch.arange(10) % 2), task="small")
-    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, and \(1, 9, 9\) came"):
+    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, but \(1, 9, 9\) follows"):
         learner.learn((torch.zeros(10, 1, 9, 9), torch.arange(10) % 2), task="large", head="small")
     assert learner.tasks == ("small",)
 
@@ -433,7 +433,7 @@ X, Y = blobs()
         ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
         ((X, np.zeros(len(X), int)), {}, "at least two classes, and the labels hold only 0"),
         ((X, [None] * len(X)), {}, "64-bit integers or strings"),
-        ((X, [0, "a"] * 30), {}, "all of one kind"),
+        ((X, [0, "a"] * 30), {}, "all of one type"),
         ((X, [0, 2**70] * 30), {}, "64-bit integers"),
         ((X, [[0], [1, 2]]), {}, "labels must be an array"),
         (([[1.0], [1.0, 2.0]], [0, 1]), {}, "inputs must be an array"),
@@ -537,7 +537,7 @@ def test_weights_that_would_predict_no_numbers_are_not_loaded(saved, name, value
     tensors = learner.described()[1]
     tensors[name][0, 3] = value
     save_file(tensors, path, {"evcl": json.dumps(learner.described()[0])})
-    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name.removeprefix('memory/')} should be below"):
+    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name.removeprefix('memory/')} must be below"):
         evcl.load(path)
 
 

@@ -272,10 +272,10 @@ WRONG = {
     "no posterior": (lambda d, t: t.pop("run posterior.mean"), "posterior.mean"),
     "weights of another network": (
         lambda d, t: t.update({"run memory/prior/mean": torch.zeros(1, 3)}),
-        "prior/mean should be",
+        "prior/mean must be",
     ),
     "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "all of it finite"),
-    "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance should be at least 0"),
+    "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance must be at least 0"),
     "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 should be"),
     "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 should be"),
     "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch '2', and there are 2"),
@@ -287,7 +287,7 @@ WRONG = {
     "no outline": (lambda d, t: d.pop("outline"), "what it remembers is not of this method"),
     "the outline of another method": (
         lambda d, t: d["outline"][0]["fields"].pop("used"),
-        r"it remembers \['beta', 'importance', 'prior', 'rows'\], and this method remembers \[.*'rows', 'used'\]",
+        r"its memory has the fields \['beta', 'importance', 'prior', 'rows'\], but this method's has \[.*'rows', 'used'\]",
     ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
     "an accuracy of 2": (lambda d, t: t["extra accuracy"].fill_(2.0), "accuracy"),

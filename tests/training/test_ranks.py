@@ -167,7 +167,7 @@ def test_what_torchrun_should_have_set(monkeypatch, evcl):
     assert err == "evcl: WORLD_SIZE must be a whole number, as set by torchrun, not 'two'\n"
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(EvclError, match="RANK should be a whole number"), joined():
+    with pytest.raises(EvclError, match="RANK must be a whole number"), joined():
         pass
 
 

@@ -1,4 +1,4 @@
-"""What each method does, a short file each. method.py has the contract, memory.py what a method may remember."""
+"""The methods, one short file each. method.py defines the contract, and memory.py what a method may remember."""
 
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
@@ -37,7 +37,7 @@ from evcl.methods.terms import (
 )
 from evcl.methods.vcl import VCL
 
-# the order of `evcl list`
+# in the order in which `evcl list` shows them
 for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
