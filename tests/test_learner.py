@@ -384,7 +384,7 @@ def test_coresets_need_inputs_of_one_shape():
 
     learner = evcl.VCL(Net(), init="draw", epochs=1, coreset="random")
     learner.learn((torch.zeros(10, 1, 6, 5), torch.arange(10) % 2), task="small")
-    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, but \(1, 9, 9\) follows"):
+    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, but \(1, 9, 9\)"):
         learner.learn((torch.zeros(10, 1, 9, 9), torch.arange(10) % 2), task="large", head="small")
     assert learner.tasks == ("small",)
 
@@ -439,7 +439,7 @@ X, Y = blobs()
         (([[1.0], [1.0, 2.0]], [0, 1]), {}, "inputs must be an array"),
         ((np.where(X > 3, np.inf, X), Y), {}, "NaN or infinity (first in example"),
         ((X[:0], Y[:0]), {}, "the inputs are empty: shape (0, 4)"),
-        ((X[:, :3], Y), {}, "the network takes 4 numbers an example, not 3"),
+        ((X[:, :3], Y), {}, "the network takes 4 numbers per example, not 3"),
         ((X[:, 0], Y), {}, "inputs must have shape [examples, ...], not (60,)"),
         ((X.astype(str), Y), {}, "inputs must be numbers"),
         ((X.astype(complex), Y), {}, "inputs must be numbers"),
@@ -509,7 +509,7 @@ def test_bad_questions_are_refused():
     for task, message in ((None, "there are 2 heads"), (2, "no task 2"), (-1, "no task -1"), ("9", "unknown task '9'")):
         with pytest.raises(evcl.EvclError, match=message):
             learner.predict_proba(X, task=task)
-    with pytest.raises(evcl.EvclError, match="the network takes 4 numbers an example, not 5"):
+    with pytest.raises(evcl.EvclError, match="the network takes 4 numbers per example, not 5"):
         learner.predict(np.zeros((2, 5)), task=0)
     with pytest.raises(evcl.EvclError, match="task '0/1' has not been learned, only 0, 1 so far"):
         learner.evaluate(benchmark)

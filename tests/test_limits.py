@@ -142,7 +142,7 @@ def test_a_thousand_tasks_are_possible():
 
 @pytest.mark.parametrize("hidden", [[1] * 101, [10**6, 10**6]])
 def test_a_network_has_a_size(hidden):
-    with pytest.raises(EvclError, match="100 layers and 1,000,000,000 weights are the most"):
+    with pytest.raises(EvclError, match="limits are 100 layers and 1,000,000,000 weights"):
         evcl.nn.mlp(3, hidden)
 
 

@@ -175,7 +175,7 @@ def test_bad_questions_are_refused(known):
         ((X, [3] * 4), None, "there are 2 heads: say which task"),
         ((X, [3] * 4), "c", "unknown task 'c'"),
         ((X, [3] * 3), "a", "there are 4 inputs but 3 labels"),
-        ((X[:, :3], [3] * 4), "a", "takes 4 numbers an example, not 3"),
+        ((X[:, :3], [3] * 4), "a", "takes 4 numbers per example, not 3"),
         ((X[:0], []), "a", "the inputs are empty"),
         ("data.csv", "a", "measure takes a Task, a pair"),
     ]:

@@ -450,7 +450,7 @@ def test_what_learns_from_coresets_alone_is_validated_too():
         ({"validation": 0}, "validation must be a finite number above 0 and at most 0.9, not 0"),
         ({"validation": 1.5}, "validation must be a finite number above 0"),
         ({"validation": "much"}, "validation must be a finite number above 0"),
-        ({"validation": (X[:, :3], Y)}, "validation: the network takes 4 numbers an example, not 3"),
+        ({"validation": (X[:, :3], Y)}, "validation: the network takes 4 numbers per example, not 3"),
         ({"validation": (X, Y[:3])}, "validation: there are 60 inputs but 3 labels"),
         ({"validation": (X, np.full(60, "other"))}, "validation: label 'other' is not among the classes"),
         ({"validation": 3j}, "validation takes a Task, a pair (x, y)"),
