@@ -162,5 +162,5 @@ def test_the_memory_of_another_method(saved, tmp_path):
     line = refused(tmp_path / "m", {**description, "method": "vcl", "settings": {}}, tensors)
     wanted = "its memory has the fields ['inner', 'kept', 'tuned'], but this method's has ['beta', 'prior', 'rows']"
     assert line == wanted
-    assert refused(tmp_path / "m", {**description, "memory": []}, tensors) == "what it remembers is not of this method"
+    assert refused(tmp_path / "m", {**description, "memory": []}, tensors) == "its memory is not that of this method"
     assert refused(tmp_path / "m", {k: v for k, v in description.items() if k != "memory"}, tensors)

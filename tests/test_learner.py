@@ -431,7 +431,7 @@ X, Y = blobs()
         ((X, np.random.default_rng(0).normal(size=len(X))), {}, "regression is not supported"),
         ((X, np.eye(2)[Y]), {}, "one class per example, not (60, 2)"),
         ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
-        ((X, np.zeros(len(X), int)), {}, "at least two classes, and the labels hold only 0"),
+        ((X, np.zeros(len(X), int)), {}, "at least two classes, but the labels contain only 0"),
         ((X, [None] * len(X)), {}, "64-bit integers or strings"),
         ((X, [0, "a"] * 30), {}, "all of one type"),
         ((X, [0, 2**70] * 30), {}, "64-bit integers"),

@@ -357,7 +357,7 @@ def test_a_memory_of_another_method_is_refused():
     with pytest.raises(EvclError, match=r"its memory has the fields .*more"):
         load(tensors, more)
     del more[0]["fields"]["more"], more[0]["fields"]["signed"]
-    with pytest.raises(EvclError, match=r"this method remembers .*signed"):
+    with pytest.raises(EvclError, match=r"this method.s has .*signed"):
         load(tensors, more)
 
 

@@ -187,5 +187,5 @@ def test_a_batch_norm_that_measures_needs_the_whole_batch():
     layers = torch.nn.utils.skip_init(torch.nn.Linear, 6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU()
     data = ranked.task(0, torch.float32)
     learner = evcl.VCL(torch.nn.Sequential(*layers), init="draw").share(Alone())
-    with pytest.raises(EvclError, match="a BatchNorm measures whole batches"):
+    with pytest.raises(EvclError, match="a BatchNorm measures statistics of whole batches"):
         learner.learn((data.x[0], data.y[0]), epochs=1)
