@@ -263,7 +263,7 @@ def test_a_learner_is_busy_until_the_task_has_ended(use, tmp_path):
 
 @pytest.mark.parametrize("callbacks", [[Heard], [print], Heard, 3, [None]])
 def test_what_is_no_callback_is_one_clear_line(callbacks):
-    with pytest.raises(evcl.EvclError, match="callbacks must be a list of evcl.Callback objects"):
+    with pytest.raises(evcl.EvclError, match="callbacks must be a list"):
         small().learn((X, Y), callbacks=callbacks)
 
 

@@ -443,7 +443,7 @@ def test_one_network_without_a_fisher_may_do_more_with_what_a_batch_shares(gener
 def test_a_layer_taken_whole_returns_a_tensor(generator):
     evcl.nn.register(nn.GRU)
     try:
-        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, no tensor"):
+        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, not a tensor"):
             evcl.VCL(nn.Sequential(nn.GRU(4, 3))).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
     finally:
         del evcl.nn.convert._FORMS[nn.GRU]
@@ -452,7 +452,7 @@ def test_a_layer_taken_whole_returns_a_tensor(generator):
 def test_an_index_outside_the_table_is_explained(generator):
     x, y = sentences(generator, 0)
     learner = evcl.EVCL(GPT(), epochs=1)
-    with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) has rows 0 to 8"):
+    with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) got an index outside its rows 0 to 8"):
         learner.learn((x + 6, y))
 
 
