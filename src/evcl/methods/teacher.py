@@ -35,7 +35,7 @@ from evcl.nn import BayesianNetwork, outputs
 
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
-UNTAUGHT = 1.7  # factor on the elastic term without distillation, which makes up for what a diagonal Fisher misses
+UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
 MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
 Number = Tensor | float  # one number for all replicas, or [R, 1]
 

@@ -32,7 +32,7 @@ def streams() -> Streams:
     return Streams()
 
 
-MANY = 10  # steps in one graph, because launching a graph takes as long as a kernel
+MANY = 10  # steps in one graph, because the gap between two graphs takes as long as a kernel
 # A capture must not overlap another thread's backward pass: autograd uses one thread per device for all threads.
 capturing = threading.Lock()
 
