@@ -77,9 +77,7 @@ def learn_stream(
             p = session.predict(data)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
-            if (
-                round_ is rounds[-1]
-            ):  # only those of the last round are returned, and they grow with the number of tasks
+            if round_ is rounds[-1]:  # only the last round's are returned, and they grow with the number of tasks
                 probabilities.append(p)
                 labels.append(data.y)
         accuracy[run.diverged.cpu(), last] = torch.nan
