@@ -259,7 +259,7 @@ def test_an_unfinished_run_is_not_started_over_by_mistake(tmp_path):
         lambda: execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path / "checkpoint")),
         lambda: open_checkpoints(tmp_path, config(seeds=(0,))),
     ):
-        with pytest.raises(EvclError, match="pass --resume to go on with it, or --overwrite to start again"):
+        with pytest.raises(EvclError, match="pass --resume to continue it, or --overwrite to start again"):
             attempt()
     (tmp_path / "checkpoint" / "seed-0" / "mine.txt").touch()
     (tmp_path / "checkpoint" / "mine").mkdir()
@@ -274,14 +274,14 @@ WRONG = {
         lambda d, t: t.update({"run memory/prior/mean": torch.zeros(1, 3)}),
         "prior/mean must be",
     ),
-    "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "all of it finite"),
+    "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "and finite"),
     "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance must be at least 0"),
     "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 must be"),
     "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 must be"),
     "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch is '2', but there are only 2"),
-    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch 'True'"),
-    "a batch too far": (lambda d, t: d.update(batch=4), "batch '4'"),
-    "a round too far": (lambda d, t: d.update(round=2), "round '2'"),
+    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch is 'True'"),
+    "a batch too far": (lambda d, t: d.update(batch=4), "batch is '4'"),
+    "a round too far": (lambda d, t: d.update(round=2), "round is '2'"),
     "an unknown stage": (lambda d, t: d.update(stage=["task"]), "stage"),
     "a stage that is not reached": (lambda d, t: d.update(stage=1), "fit 0 mean must be"),
     "no outline": (lambda d, t: d.pop("outline"), "its memory is not that of this method"),
