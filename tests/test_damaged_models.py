@@ -160,6 +160,7 @@ def test_a_field_too_many_and_one_too_few(saved, tmp_path, path):
 def test_the_memory_of_another_method(saved, tmp_path):
     _, description, tensors = saved
     line = refused(tmp_path / "m", {**description, "method": "vcl", "settings": {}}, tensors)
-    assert line == "it remembers ['inner', 'kept', 'tuned'], and this method remembers ['beta', 'prior', 'rows']"
-    assert refused(tmp_path / "m", {**description, "memory": []}, tensors) == "what it remembers is not of this method"
+    wanted = "its memory has the fields ['inner', 'kept', 'tuned'], but this method's has ['beta', 'prior', 'rows']"
+    assert line == wanted
+    assert refused(tmp_path / "m", {**description, "memory": []}, tensors) == "its memory is not that of this method"
     assert refused(tmp_path / "m", {k: v for k, v in description.items() if k != "memory"}, tensors)

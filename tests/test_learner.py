@@ -384,7 +384,7 @@ def test_coresets_need_inputs_of_one_shape():
 
     learner = evcl.VCL(Net(), init="draw", epochs=1, coreset="random")
     learner.learn((torch.zeros(10, 1, 6, 5), torch.arange(10) % 2), task="small")
-    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, and \(1, 9, 9\) came"):
+    with pytest.raises(evcl.EvclError, match=r"task 'large': coresets need inputs of one shape, but \(1, 9, 9\)"):
         learner.learn((torch.zeros(10, 1, 9, 9), torch.arange(10) % 2), task="large", head="small")
     assert learner.tasks == ("small",)
 
@@ -429,22 +429,22 @@ X, Y = blobs()
     [
         ((X, Y.astype(float)), {}, "labels are float64, but classes are integers or strings: regression is not"),
         ((X, np.random.default_rng(0).normal(size=len(X))), {}, "regression is not supported"),
-        ((X, np.eye(2)[Y]), {}, "one class each, not of shape (60, 2)"),
+        ((X, np.eye(2)[Y]), {}, "one class per example, not (60, 2)"),
         ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
-        ((X, np.zeros(len(X), int)), {}, "at least two classes, and the labels hold only 0"),
-        ((X, [None] * len(X)), {}, "integers of 64 bits or strings"),
-        ((X, [0, "a"] * 30), {}, "all of one kind"),
-        ((X, [0, 2**70] * 30), {}, "integers of 64 bits"),
+        ((X, np.zeros(len(X), int)), {}, "at least two classes, but the labels contain only 0"),
+        ((X, [None] * len(X)), {}, "64-bit integers or strings"),
+        ((X, [0, "a"] * 30), {}, "all of one type"),
+        ((X, [0, 2**70] * 30), {}, "64-bit integers"),
         ((X, [[0], [1, 2]]), {}, "labels must be an array"),
         (([[1.0], [1.0, 2.0]], [0, 1]), {}, "inputs must be an array"),
         ((np.where(X > 3, np.inf, X), Y), {}, "NaN or infinity (first in example"),
         ((X[:0], Y[:0]), {}, "the inputs are empty: shape (0, 4)"),
-        ((X[:, :3], Y), {}, "the network takes 4 numbers an example, not 3"),
-        ((X[:, 0], Y), {}, "inputs must be [examples, ...], not of shape (60,)"),
+        ((X[:, :3], Y), {}, "the network takes 4 numbers per example, not 3"),
+        ((X[:, 0], Y), {}, "inputs must have shape [examples, ...], not (60,)"),
         ((X.astype(str), Y), {}, "inputs must be numbers"),
         ((X.astype(complex), Y), {}, "inputs must be numbers"),
         ("data.csv", {}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not str"),
-        ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, and item 0 is a ndarray"),
+        ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, but item 0 is a ndarray"),
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
         ((X, Y), {"head": 7}, "there is no task 7: only 1 learned so far, numbered from 0"),
         ((X, Y), {"task": "something"}, "'something' is already learned: choose another name"),
@@ -509,7 +509,7 @@ def test_bad_questions_are_refused():
     for task, message in ((None, "there are 2 heads"), (2, "no task 2"), (-1, "no task -1"), ("9", "unknown task '9'")):
         with pytest.raises(evcl.EvclError, match=message):
             learner.predict_proba(X, task=task)
-    with pytest.raises(evcl.EvclError, match="the network takes 4 numbers an example, not 5"):
+    with pytest.raises(evcl.EvclError, match="the network takes 4 numbers per example, not 5"):
         learner.predict(np.zeros((2, 5)), task=0)
     with pytest.raises(evcl.EvclError, match="task '0/1' has not been learned, only 0, 1 so far"):
         learner.evaluate(benchmark)
@@ -537,7 +537,7 @@ def test_weights_that_would_predict_no_numbers_are_not_loaded(saved, name, value
     tensors = learner.described()[1]
     tensors[name][0, 3] = value
     save_file(tensors, path, {"evcl": json.dumps(learner.described()[0])})
-    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name.removeprefix('memory/')} should be below"):
+    with pytest.raises(evcl.EvclError, match=rf"cannot load .*: {name.removeprefix('memory/')} must be below"):
         evcl.load(path)
 
 

@@ -25,7 +25,7 @@ def test_a_text_has_a_size(tmp_path):
     path = tmp_path / "text"
     path.write_text("12345")
     assert read_text(path, 5) == "12345"
-    with pytest.raises(EvclError, match="more than the 4 bytes that it may have"):
+    with pytest.raises(EvclError, match="is larger than the limit of 4 bytes"):
         read_text(path, 4)
     path.write_bytes(b"ok \xff")
     with pytest.raises(EvclError, match=r"is not UTF-8 \(byte 4\)"):
@@ -42,7 +42,7 @@ def test_only_regular_files_are_read_and_replaced(tmp_path, kind):
     before = path.lstat()
     with pytest.raises(EvclError, match=r"cannot read .*it: "):
         read_text(path, 5)
-    with pytest.raises(EvclError, match=f"cannot write .*it: it is a {kind}, and a regular file is expected"):
+    with pytest.raises(EvclError, match=f"cannot write .*it: it is a {kind}, not a regular file"):
         write_atomically(path, lambda temporary: temporary.write_text("new"))
     assert path.lstat() == before
     assert [found.name for found in tmp_path.iterdir()] == ["it"]
@@ -90,7 +90,7 @@ def test_a_pipe_is_no_hang(tmp_path):
     ended = subprocess.run([sys.executable, "-c", code, *commands], check=False, **options)
     assert ended.stdout.split() == ["1", "2", "1", "1"]  # 2: a file that says what is asked for is usage
     for line, begin in zip(ended.stderr.splitlines(), commands.values(), strict=True):
-        assert line.startswith(f"{begin}it is a pipe, and a regular file is expected")
+        assert line.startswith(f"{begin}it is a pipe, not a regular file")
 
 
 def test_json_has_a_depth():
@@ -142,7 +142,7 @@ def test_a_thousand_tasks_are_possible():
 
 @pytest.mark.parametrize("hidden", [[1] * 101, [10**6, 10**6]])
 def test_a_network_has_a_size(hidden):
-    with pytest.raises(EvclError, match="100 layers and 1,000,000,000 weights are the most"):
+    with pytest.raises(EvclError, match="limits are 100 layers and 1,000,000,000 weights"):
         evcl.nn.mlp(3, hidden)
 
 

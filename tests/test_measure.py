@@ -81,8 +81,8 @@ def test_classes_that_the_data_does_not_have():
     [
         (["a", "b"], "all integers or all strings"),
         ([0.5, 1.5], "labels are float64"),
-        ([[0, 1]], "not of shape"),
-        ([None], "integers of 64 bits or strings"),
+        ([[0, 1]], "labels must have shape"),
+        ([None], "64-bit integers or strings"),
     ],
 )
 def test_bad_classes_are_refused(classes, message):
@@ -175,7 +175,7 @@ def test_bad_questions_are_refused(known):
         ((X, [3] * 4), None, "there are 2 heads: choose a task"),
         ((X, [3] * 4), "c", "unknown task 'c'"),
         ((X, [3] * 3), "a", "there are 4 inputs but 3 labels"),
-        ((X[:, :3], [3] * 4), "a", "takes 4 numbers an example, not 3"),
+        ((X[:, :3], [3] * 4), "a", "takes 4 numbers per example, not 3"),
         ((X[:0], []), "a", "the inputs are empty"),
         ("data.csv", "a", "measure takes a Task, a pair"),
     ]:

@@ -82,7 +82,7 @@ def test_a_checkpoint_of_that_release_is_refused_in_one_line(evcl):
     assert (status, out) == (1, "")
     assert err == (
         "evcl: the checkpoint there/run/checkpoint/seed-0/00000100.safetensors was written by another version of evcl "
-        "(format 1, and this one reads 3): finish the run with that version, or remove it (--overwrite "
+        "(format 1, but this one reads 3): finish the run with that version, or remove it (--overwrite "
         "starts again)\n"
     )
     assert {path: path.read_bytes() for path in Path("there/run").rglob("*") if path.is_file()} == written

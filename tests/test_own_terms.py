@@ -134,15 +134,15 @@ list(USED)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Endless(), "an IterableDataset gives one example after the other: wrap it in a DataLoader"),
+        (Endless(), "an IterableDataset yields single examples: wrap it in a DataLoader"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0)), "the data set is empty"),
-        (Uneven(), "the data set, item 1: x is (3,), and item 0's (4,)"),
-        (Pictures(), "the data set, item 0: .* a transform makes one of an image"),
-        (USED, "there is no batch: an iterator that has been used up gives none"),
-        ([(X, Y), (X[:, :3], Y), (X, Y)], "batch 1: x is [n, 3], and that of batch 0 [n, 4]"),
+        (Uneven(), "data set item 1: x is (3,), but in item 0 it is (4,)"),
+        (Pictures(), "data set item 0: .* use a transform to convert images to tensors"),
+        (USED, "there are no batches: an exhausted iterator yields none"),
+        ([(X, Y), (X[:, :3], Y), (X, Y)], "batch 1: x is [n, 3], but in batch 0 it is [n, 4]"),
         ([(X, Y), (X, Y[:3]), (X, Y)], "batch 1: there are 60 inputs but 3 labels"),
-        ([(X, Y), (X * np.inf, Y), (X, Y)], "batch 1: the inputs hold NaN or infinity"),
-        (iter([X, Y]), "learn takes a pair (x, y), or batches that are such pairs, and item 0 is a ndarray"),
+        ([(X, Y), (X * np.inf, Y), (X, Y)], "batch 1: the inputs contain NaN or infinity"),
+        (iter([X, Y]), "learn takes a pair (x, y), or batches that are such pairs, but item 0 is a ndarray"),
         ({"x": X, "y": Y}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not dict"),
         (7, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not int"),
     ],
@@ -263,7 +263,7 @@ def test_a_learner_is_busy_until_the_task_has_ended(use, tmp_path):
 
 @pytest.mark.parametrize("callbacks", [[Heard], [print], Heard, 3, [None]])
 def test_what_is_no_callback_is_one_clear_line(callbacks):
-    with pytest.raises(evcl.EvclError, match="callbacks must be a list of objects of"):
+    with pytest.raises(evcl.EvclError, match="callbacks must be a list"):
         small().learn((X, Y), callbacks=callbacks)
 
 
@@ -450,7 +450,7 @@ def test_what_learns_from_coresets_alone_is_validated_too():
         ({"validation": 0}, "validation must be a finite number above 0 and at most 0.9, not 0"),
         ({"validation": 1.5}, "validation must be a finite number above 0"),
         ({"validation": "much"}, "validation must be a finite number above 0"),
-        ({"validation": (X[:, :3], Y)}, "validation: the network takes 4 numbers an example, not 3"),
+        ({"validation": (X[:, :3], Y)}, "validation: the network takes 4 numbers per example, not 3"),
         ({"validation": (X, Y[:3])}, "validation: there are 60 inputs but 3 labels"),
         ({"validation": (X, np.full(60, "other"))}, "validation: label 'other' is not among the classes"),
         ({"validation": 3j}, "validation takes a Task, a pair (x, y)"),
@@ -475,7 +475,7 @@ def test_terms_that_make_no_sense_are_one_clear_line(options, message):
 
 
 def test_what_coresets_cannot_do_is_refused():
-    with pytest.raises(evcl.EvclError, match="class_weight and coresets do not go together"):
+    with pytest.raises(evcl.EvclError, match="class_weight and coresets cannot be combined"):
         small(coreset="random").learn((X, Y), class_weight="balanced")
 
 

@@ -148,7 +148,7 @@ def test_a_registered_benchmark_with_fewer_tasks_than_it_says_is_refused():
         (lambda: from_arrays([(X, Y % 2, X, Y)]), "the test labels [2, 3] are not in its training set"),
         (lambda: from_arrays([(X, Y.astype(float), X, Y)]), "task '0', train: labels are float64"),
         (lambda: from_arrays([(X, Y.astype(str), X, Y)]), "these are text"),
-        (lambda: from_arrays([(X * np.nan, Y, X, Y)]), "task '0', train: the inputs hold NaN"),
+        (lambda: from_arrays([(X * np.nan, Y, X, Y)]), "task '0', train: the inputs contain NaN"),
         (lambda: from_datasets([(iter([]), iter([]))]), "needs len() and indexing"),
         (lambda: split(X, Y, classes=[[0, 9]]), "but not [9]"),
         (lambda: split(X, Y, classes=[[0, 1]], test=1.5), "test must be a fraction between 0 and 1"),

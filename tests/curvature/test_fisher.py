@@ -380,7 +380,7 @@ def test_rows_that_nobody_vouches_for_are_refused():
     _, network, layout, mean, x, y = prepared("folded into the batch", 1, examples=5)
     for layer in network.bayesian_layers():
         layer.fold = 1
-    with pytest.raises(evcl.EvclError, match="saw 15 rows for 5 examples"):
+    with pytest.raises(evcl.EvclError, match="got 15 rows for 5 examples"):
         fisher(network, mean, layout, x, y, [0])
 
 

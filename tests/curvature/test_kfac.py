@@ -92,5 +92,5 @@ def test_the_diagonal_of_one_example_is_the_diagonal_fisher(generator, kind):
 def test_other_layers_are_refused(generator):
     trunk = nn.Sequential(nn.Unflatten(1, (1, 5)), skip_init(nn.Conv1d, 1, 2, 4), nn.Flatten())
     network, layout, mean = made(trunk, generator)
-    with pytest.raises(EvclError, match=r"'1' \(Conv\): Kronecker factors are there for linear layers"):
+    with pytest.raises(EvclError, match=r"'1' \(Conv\): Kronecker factors support only linear layers"):
         kfac(network, mean, layout, torch.randn(2, 2, 5, dtype=F64, generator=generator), torch.zeros(2, 2).long(), [0])

@@ -259,7 +259,7 @@ def test_an_unfinished_run_is_not_started_over_by_mistake(tmp_path):
         lambda: execute(config(seeds=(0,)), checkpoints=Checkpoints(tmp_path / "checkpoint")),
         lambda: open_checkpoints(tmp_path, config(seeds=(0,))),
     ):
-        with pytest.raises(EvclError, match="pass --resume to go on with it, or --overwrite to start again"):
+        with pytest.raises(EvclError, match="pass --resume to continue it, or --overwrite to start again"):
             attempt()
     (tmp_path / "checkpoint" / "seed-0" / "mine.txt").touch()
     (tmp_path / "checkpoint" / "mine").mkdir()
@@ -272,31 +272,31 @@ WRONG = {
     "no posterior": (lambda d, t: t.pop("run posterior.mean"), "posterior.mean"),
     "weights of another network": (
         lambda d, t: t.update({"run memory/prior/mean": torch.zeros(1, 3)}),
-        "prior/mean should be",
+        "prior/mean must be",
     ),
-    "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "all of it finite"),
-    "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance should be at least 0"),
-    "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 should be"),
-    "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 should be"),
-    "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch '2', and there are 2"),
-    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch 'True'"),
-    "a batch too far": (lambda d, t: d.update(batch=4), "batch '4'"),
-    "a round too far": (lambda d, t: d.update(round=2), "round '2'"),
+    "weights that are no numbers": (lambda d, t: t["run posterior.mean"].fill_(torch.nan), "and finite"),
+    "an importance below 0": (lambda d, t: t["run memory/importance"].fill_(-1), "importance must be at least 0"),
+    "a buffer of another type": (lambda d, t: t.update({"step 1": t["step 1"].double()}), "step 1 must be"),
+    "no buffers": (lambda d, t: [t.pop(name) for name in list(t) if name.startswith("step")], "step 0 must be"),
+    "an epoch too far": (lambda d, t: d.update(epoch=2), "epoch is '2', but there are only 2"),
+    "an epoch that is none": (lambda d, t: d.update(epoch=True), "epoch is 'True'"),
+    "a batch too far": (lambda d, t: d.update(batch=4), "batch is '4'"),
+    "a round too far": (lambda d, t: d.update(round=2), "round is '2'"),
     "an unknown stage": (lambda d, t: d.update(stage=["task"]), "stage"),
-    "a stage that is not reached": (lambda d, t: d.update(stage=1), "fit 0 mean should be"),
-    "no outline": (lambda d, t: d.pop("outline"), "what it remembers is not of this method"),
+    "a stage that is not reached": (lambda d, t: d.update(stage=1), "fit 0 mean must be"),
+    "no outline": (lambda d, t: d.pop("outline"), "its memory is not that of this method"),
     "the outline of another method": (
         lambda d, t: d["outline"][0]["fields"].pop("used"),
-        r"it remembers \['beta', 'importance', 'prior', 'rows'\], and this method remembers \[.*'rows', 'used'\]",
+        r"has the fields \['beta', 'importance', 'prior', 'rows'\], but this method's has \[.*'rows', 'used'\]",
     ),
     "a time that is none": (lambda d, t: d.update(seconds="long"), "seconds 'long'"),
     "an accuracy of 2": (lambda d, t: t["extra accuracy"].fill_(2.0), "accuracy"),
-    "diverged, as numbers": (lambda d, t: t.update(diverged=torch.zeros(1)), "diverged should be"),
+    "diverged, as numbers": (lambda d, t: t.update(diverged=torch.zeros(1)), "diverged must be"),
     "no state of the noise": (lambda d, t: t.pop("noise 0"), "noise: 0 generators"),
     "a state that is none": (lambda d, t: t["noise 0"].fill_(255), "noise: "),
     "another format": (
         lambda d, t: d.update(format=9),
-        r"format 9, and this one reads 3\): finish the run with",
+        r"format 9, but this one reads 3\): finish the run with",
     ),
 }
 
@@ -335,7 +335,7 @@ def test_another_environment_is_told_of(tmp_path):
     write(saved.path, saved.description, saved.tensors)
     notes = []
     execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(tmp_path, resume=True))
-    assert "was written in another environment: the result may differ by rounding" in notes[0]
+    assert "was written in another environment: results may differ by rounding" in notes[0]
     assert set(notes[1:]) == {None}
 
 
@@ -380,7 +380,7 @@ def test_a_disk_in_trouble_does_not_end_a_run_and_leaves_the_last_checkpoint(tro
     told = [note for note in notes if note]
     assert len(told) == 1
     assert TROUBLE[trouble] in told[0]
-    assert "training goes on, and the last checkpoint is" in told[0]
+    assert "training continues, and the last checkpoint is" in told[0]
     assert told[0].endswith("00000003.safetensors")
     back = folder if folder.exists() else folder.with_name("elsewhere")
     assert sorted(path.name for path in (back / "seed-0").iterdir()) == ["00000002.safetensors", "00000003.safetensors"]
@@ -419,7 +419,7 @@ def test_a_disk_that_is_full(tmp_path, evcl):
         often = ["--checkpoint-seconds", "0.000001"]
         status, _, err = evcl(*COMMAND, *often, "--out", disk / "r")
         assert status == 0
-        assert err.count("No space left on device") == err.count("training goes on") == 1
+        assert err.count("No space left on device") == err.count("training continues") == 1
         assert evcl(*COMMAND, "--out", "whole")[0] == 0
         assert written(disk / "r") == written("whole")
         assert [path.name for path in (disk / "r").iterdir()] == ["result.json"]
@@ -442,7 +442,7 @@ def test_the_command_goes_on_and_cleans_up(evcl):
     stopped(Path("r/checkpoint"))
     status, _, err = evcl(*COMMAND, "--out", "r")
     assert status == 1
-    assert err.startswith("evcl: r holds the checkpoint of a run that was not finished: pass --resume")
+    assert err.startswith("evcl: r contains the checkpoint of an unfinished run: pass --resume")
     status, _, err = evcl(*COMMAND, "--out", "r", "--set", "lr=0.5", "--resume")
     assert status == 1
     assert "is a checkpoint of another run (lr is" in err

@@ -52,7 +52,7 @@ def test_a_field_may_be_a_memory_itself():
 
 
 def test_a_field_that_does_not_say_how_it_lives_is_refused():
-    with pytest.raises(EvclError, match="'used' needs to say how it lives"):
+    with pytest.raises(EvclError, match="'used' must declare how it is stored"):
         memories.initial(Silent, fresh(), None)
     with pytest.raises(EvclError, match="'inner': name 'NoSuchClass' is not defined"):
         memories.initial(Unknown, fresh(), None)

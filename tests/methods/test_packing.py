@@ -354,10 +354,10 @@ def test_a_memory_of_another_method_is_refused():
             load(tensors, other)
     more = copy.deepcopy(outline)
     more[0]["fields"]["more"] = None
-    with pytest.raises(EvclError, match=r"it remembers .*more"):
+    with pytest.raises(EvclError, match=r"its memory has the fields .*more"):
         load(tensors, more)
     del more[0]["fields"]["more"], more[0]["fields"]["signed"]
-    with pytest.raises(EvclError, match=r"this method remembers .*signed"):
+    with pytest.raises(EvclError, match=r"this method.s has .*signed"):
         load(tensors, more)
 
 
@@ -372,7 +372,7 @@ def test_what_is_not_finite_is_never_remembered():
     run = Run(evcl.nn.mlp(IN, [OUT]), method, [resolve("x", method.known_settings, {"epochs": 1})], [0], draw=True)
     run.add_head(OUT, 2)
     before = {name: t.clone() for name, t in run.tensors().items()}
-    with pytest.raises(EvclError, match="the importance of some weights is not finite"):
+    with pytest.raises(EvclError, match="importance is not finite for some weights"):
         run.learn([TaskData(task(0).x.float(), task(0).y, 0)])
     after = run.tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -390,7 +390,7 @@ def test_a_value_per_weight_of_another_shape_is_refused_when_it_is_learned():
 
     method = evcl.methods.Method("narrow", "remembers too little", bayesian=False, learn=learn, memory=Memory)
     learner = evcl.Learner(evcl.nn.mlp(4, [5]), method, epochs=1)
-    message = r"the memory's importance should be torch.float32 \(1, 37\), all of it finite, and is .* \(1, 3\)"
+    message = r"the memory's importance must be torch.float32 \(1, 37\) and finite, but is .* \(1, 3\)"
     with pytest.raises(evcl.EvclError, match=message):
         learner.learn(torch.eye(4), [0, 1, 0, 1])
     assert not learner.tasks
@@ -405,10 +405,10 @@ class Small:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda mean: {"importance": torch.full_like(mean, -1.0)}, "importance should be at least 0"),
-        (lambda mean: {"importance": None}, "importance should be a Tensor"),
-        (lambda mean: {"importance": mean > 0}, r"importance should be torch.float32 \(1, 37\), .* is torch.bool"),
-        (lambda mean: {"masks": {0: torch.ones(5)}}, "masks/0 should have an axis of replicas first"),
+        (lambda mean: {"importance": torch.full_like(mean, -1.0)}, "importance must be at least 0"),
+        (lambda mean: {"importance": None}, "importance must be a Tensor"),
+        (lambda mean: {"importance": mean > 0}, r"importance must be torch.float32 \(1, 37\) .* is torch.bool"),
+        (lambda mean: {"masks": {0: torch.ones(5)}}, "masks/0 must be finite and have the replica axis first"),
     ],
     ids=["below its least", "none", "boolean", "without replicas"],
 )
@@ -446,7 +446,7 @@ def test_a_second_network_cannot_be_the_learners_own():
     learner.learn(torch.eye(4), [0, 1, 0, 1], task="a")
     before = {name: t.clone() for name, t in learner._run.tensors().items()}
     odd.append(True)
-    with pytest.raises(EvclError, match=r"^task 'b': the memory's first must keep its own network: .*$"):
+    with pytest.raises(EvclError, match=r"^task 'b': first in the memory must keep its own network: .*$"):
         learner.learn(torch.eye(4), [0, 1, 0, 1], task="b")
     after = learner._run.tensors()
     assert learner.tasks == ("a",)

@@ -383,7 +383,7 @@ def test_a_frozen_layer_stays_as_it_is():
     assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
     assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
     module[0].bias.requires_grad_(True)
-    with pytest.raises(evcl.EvclError, match="frozen in part"):
+    with pytest.raises(evcl.EvclError, match="partly frozen"):
         bayesianize(module)
 
 

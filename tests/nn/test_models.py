@@ -303,7 +303,7 @@ def test_only_the_heads_learn(generator):
         ({"skip": ["stem", "layer1.conv"]}, r"unknown module 'layer1.conv'; did you mean 'layer1.conv.'\?"),
         ({"only": "stem.0.weight"}, "unknown module 'stem.0.weight'"),  # a layer learns as a whole
         ({"only": "stem.2"}, "'stem.2' chooses nothing: it has no weights"),
-        ({"only": 3}, "names or patterns of modules, not 3"),
+        ({"only": 3}, "module names or patterns, not 3"),
     ],
 )
 def test_names_that_choose_nothing_are_refused(options, message):
@@ -312,7 +312,7 @@ def test_names_that_choose_nothing_are_refused(options, message):
 
 
 def test_a_part_of_a_layer_cannot_be_chosen():
-    with pytest.raises(evcl.EvclError, match=r"'\*.out_proj' chooses nothing: .* part of a layer taken as one"):
+    with pytest.raises(evcl.EvclError, match=r"'\*.out_proj' chooses nothing: .* inside a layer converted as a whole"):
         bayesianize(ViT(), skip="*.out_proj")
 
 
@@ -322,7 +322,7 @@ def test_tied_weights_are_taken_up_together():
     module.up = nn.Linear(8, 9, bias=False)
     module.up.weight = module.tokens.weight
     assert "up.weight" not in bayesianize(module).trunk_names
-    with pytest.raises(evcl.EvclError, match=r"'tokens.weight' is tied to a weight of 'up': take up both"):
+    with pytest.raises(evcl.EvclError, match=r"'tokens.weight' is tied to a weight of 'up': choose both"):
         bayesianize(module, skip="up")
 
 
@@ -387,7 +387,7 @@ MIXTURES = [
 @pytest.mark.parametrize("how", MIXTURES)
 def test_a_network_that_mixes_examples_is_refused(how, generator):
     x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
-    message = "(mixes? the examples|are mixed before|sees as many rows).* Keep the batch as the first axis"
+    message = "(mixes? the examples|are mixed before|the same number of rows).* Keep the batch as the first axis"
     vcl = METHODS["vcl"]
     settings = resolve("vcl", vcl.known_settings, {"epochs": 1})
 
@@ -436,14 +436,14 @@ class Unsqueezed(nn.Module):
 def test_one_network_without_a_fisher_may_do_more_with_what_a_batch_shares(generator):
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
     evcl.VCL(Unsqueezed(), epochs=1).learn((x, y))
-    with pytest.raises(evcl.EvclError, match=r"'places' \(Embedding\) sees as many rows whatever the size"):
+    with pytest.raises(evcl.EvclError, match=r"'places' \(Embedding\) gets the same number of rows for every"):
         evcl.EVCL(Unsqueezed(), epochs=1).learn((x, y))
 
 
 def test_a_layer_taken_whole_returns_a_tensor(generator):
     evcl.nn.register(nn.GRU)
     try:
-        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, no tensor"):
+        with pytest.raises(evcl.EvclError, match=r"'0' \(GRU\) returns a tuple, not a tensor"):
             evcl.VCL(nn.Sequential(nn.GRU(4, 3))).learn((torch.randn(6, 4, generator=generator), [0, 1] * 3))
     finally:
         del evcl.nn.convert._FORMS[nn.GRU]
@@ -452,7 +452,7 @@ def test_a_layer_taken_whole_returns_a_tensor(generator):
 def test_an_index_outside_the_table_is_explained(generator):
     x, y = sentences(generator, 0)
     learner = evcl.EVCL(GPT(), epochs=1)
-    with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) has rows 0 to 8"):
+    with pytest.raises(evcl.EvclError, match=r"'tokens' \(Embedding\) got an index outside its rows 0 to 8"):
         learner.learn((x + 6, y))
 
 
@@ -460,8 +460,8 @@ def test_an_index_outside_the_table_is_explained(generator):
     ("make", "message"),
     [
         (lambda: nn.LazyLinear(3), "'0.weight' has no shape yet: call the network on a batch once"),
-        (lambda: nn.Linear(4, 3, device="meta"), "'0.weight' is on the device 'meta', without values"),
-        (lambda: nn.Linear(4, 3, dtype=torch.complex64), "'0.weight' holds torch.complex64"),
+        (lambda: nn.Linear(4, 3, device="meta"), "'0.weight' is on the device 'meta' and has no values"),
+        (lambda: nn.Linear(4, 3, dtype=torch.complex64), "'0.weight' is torch.complex64"),
     ],
 )
 def test_weights_that_no_posterior_can_start_from_are_refused(make, message):
@@ -488,7 +488,7 @@ def test_a_weight_that_is_used_past_its_layer_is_explained(generator):
     x, y = torch.randint(9, (20, 3), generator=generator), [0, 1] * 10
     learner = evcl.EVCL(UsesTheTable(), epochs=1)
     with pytest.raises(
-        evcl.EvclError, match=r"'words' \(Embedding\): a Bayesian layer has no 'weight' to use elsewhere"
+        evcl.EvclError, match=r"'words' \(Embedding\): a Bayesian layer has no 'weight' to use directly"
     ):
         learner.learn((x, y))
     assert not hasattr(learner._run.network.trunk.words, "weight")

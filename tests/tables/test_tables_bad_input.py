@@ -272,7 +272,7 @@ def test_files_that_are_not_there_or_not_known(model):
     found = refused(model, "learn", "--model", "no/where/m", "--data", "good.csv", "--target", "label")
     assert found == "cannot write no/where/m: there is no folder no/where"
     found = refused(model, "learn", "--model", ".", "--data", "good.csv", "--target", "label")
-    assert found == "cannot write .: it is a folder, and a regular file is expected"
+    assert found == "cannot write .: it is a folder, not a regular file"
 
 
 def test_training_that_is_lost_leaves_the_model(model):
@@ -365,7 +365,7 @@ def test_a_model_and_a_link_to_it_are_one_model(model):
 
 def test_predictions_and_models_replace_files_alone(model):
     os.mkfifo("it")
-    expected = "cannot write it: it is a pipe, and a regular file is expected"
+    expected = "cannot write it: it is a pipe, not a regular file"
     assert refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "it") == expected
     assert refused(model, "learn", "--model", "it", "--data", "good.csv", "--target", "label") == expected
     assert Path("it").is_fifo()

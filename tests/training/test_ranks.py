@@ -164,10 +164,10 @@ def test_what_torchrun_should_have_set(monkeypatch, evcl):
     monkeypatch.setenv("WORLD_SIZE", "two")
     status, _, err = evcl("list")
     assert status == 1
-    assert err == "evcl: WORLD_SIZE should be a whole number, as torchrun sets it, and is 'two'\n"
+    assert err == "evcl: WORLD_SIZE must be a whole number, as set by torchrun, not 'two'\n"
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(EvclError, match="RANK should be a whole number"), joined():
+    with pytest.raises(EvclError, match="RANK must be a whole number"), joined():
         pass
 
 
@@ -187,5 +187,5 @@ def test_a_batch_norm_that_measures_needs_the_whole_batch():
     layers = torch.nn.utils.skip_init(torch.nn.Linear, 6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU()
     data = ranked.task(0, torch.float32)
     learner = evcl.VCL(torch.nn.Sequential(*layers), init="draw").share(Alone())
-    with pytest.raises(EvclError, match="a BatchNorm measures whole batches"):
+    with pytest.raises(EvclError, match="a BatchNorm measures statistics of whole batches"):
         learner.learn((data.x[0], data.y[0]), epochs=1)

@@ -1,1 +1,1 @@
-"""What every other package builds on: errors, settings, randomness, files. Internal: nothing here is public."""
+"""Basics that every other package uses: errors, settings, randomness, files. Internal: nothing here is public."""

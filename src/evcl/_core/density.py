@@ -1,9 +1,10 @@
-"""What was learned from, as a few numbers: how far a row lies from it, and how much more doubtful it is.
+"""A small summary of the training inputs. It tells how unfamiliar a new row is.
 
-Two things are kept of all rows together. One is a Gaussian over the inputs: their mean, the variance of each column,
-and at most k directions that say how columns vary together. With k columns or fewer that is their whole covariance;
-beyond, a sketch of it. The other is the mean doubt that the network had of its predictions. Both are averages over
-rows, so that those of a further task are merged in, and the size stays the same.
+The summary has two parts. One is a Gaussian over the inputs: their mean, the variance of each column, and at most k
+directions that describe how the columns vary together. With k columns or fewer, the directions give the full
+covariance; with more columns, a sketch of it. The other part is the mean doubt, which measures how uncertain the
+network's predictions were. Both are averages over rows, so another task's summary can be merged in without making it
+larger.
 """
 
 from __future__ import annotations
@@ -18,30 +19,31 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 
-DIRECTIONS = 100  # at most
-NUMBERS = 10_000  # that the directions may have, however small the network
-CHUNK = 2**22  # numbers of a task that are looked at at once
-SKETCHED = 1000  # rows of a task that a sketch's directions are taken from, about
-SHRINK = 1 / 3  # rows without any correlation that are added for each column: few rows do not tell it
-LEAST_SHRINK = 1e-3  # however many rows: the part of a column's variance that no other column explains
-LEAST_DOUBT = 0.06  # a mean doubt below it counts as this: rows that were learned are doubted less than new ones
-CONSTANT = 1e-7  # a column whose deviation is this part of its mean is constant
+DIRECTIONS = 100  # maximum number of directions
+NUMBERS = 10_000  # the directions may always hold this many numbers, even if the network has fewer weights
+CHUNK = 2**22  # input values processed at once
+SKETCHED = 1000  # approximate number of rows of a task from which a sketch's directions are computed
+SHRINK = 1 / 3  # uncorrelated pseudo-rows added per column, because few rows do not determine the correlation
+LEAST_SHRINK = 1e-3  # minimum fraction of a column's variance that other columns do not explain, for any number of rows
+LEAST_DOUBT = 0.06  # lower limit of the mean doubt, because a network doubts rows it was trained on less than new ones
+CONSTANT = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
 
 
 @dataclass(frozen=True)
 class Density:
-    """`about` is [2]: the number of rows, and their mean doubt; `rows.T @ rows` is the covariance, or nearly.
+    """The summary. `about` [2] holds the number of rows and their mean doubt; `rows.T @ rows` approximates the
+    covariance.
 
-    All on the CPU. Rows here are directions, sorted by how much varies along them: none is an example.
+    All tensors are on the CPU. `rows` are directions, in descending order of variance; none of them is an example.
     """
 
-    about: Tensor  # float64, as are the next two
+    about: Tensor  # [2]; `about`, `mean` and `variance` are float64
     mean: Tensor  # [columns]
     variance: Tensor  # [columns]
     rows: Tensor  # [k, columns], float32
 
     def merged(self, other: Density, most: int) -> Density:
-        """Of both together: exact, but for directions that are left out where there are more than `most`."""
+        """Return the summary of both sets of rows. It is exact, except that only `most` directions are kept."""
         n, m = float(self.about[0]), float(other.about[0])
         a, b = n / (n + m), m / (n + m)
         step = other.mean - self.mean
@@ -51,11 +53,12 @@ class Density:
         return Density(about, self.mean + b * step, variance, _directions(torch.cat(parts), variance.sqrt(), most))
 
     def unfamiliar(self, x: Tensor, doubt: Tensor) -> Tensor:
-        """[N]: about 1 for a typical row of those learned, and larger the farther x [N, ...] is; at least 0.
+        """[N], at least 0: about 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
 
-        The root of the mean of two numbers that are about 1 over the rows learned: the squared distance from their
-        mean, and the `doubt` [N] of the prediction, which is its entropy over its largest value. The inputs alone
-        hardly know a new kind of image from those learned; the doubt alone is small of what lies far out.
+        It is the root of the mean of two numbers, each about 1 on average over the training rows: the squared distance
+        from their mean, and the `doubt` [N] of the prediction, which is its entropy divided by the largest possible
+        entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone is small
+        for rows that lie far out.
         """
         step = max(1, CHUNK // len(self.mean))
         distance = torch.cat([self._distance(part) for part in x.flatten(1).split(step)])
@@ -63,8 +66,8 @@ class Density:
         return ((distance + doubts) / 2).sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
 
     def _distance(self, x: Tensor) -> Tensor:
-        """The larger of two: by the covariance, which sees what does not go together, and column by column, which sees
-        all of them move together.
+        """[N]: the larger of two squared distances. One uses the covariance and detects unusual combinations of
+        columns; the other treats columns separately and detects a shift of all columns together.
         """
         scale, spread, product, typical = (part.to(x.device) for part in self._inverse)
         z = (x.double() - self.mean.to(x.device)) / scale
@@ -73,10 +76,10 @@ class Density:
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The scale of each column, the inverse of the columns' correlation, as a diagonal less a product, and the
-        squared distance that the rows learned have on average.
+        """The scale of each column, the inverse of the columns' correlation as a diagonal minus a product, and the mean
+        squared distance of the training rows.
 
-        A column that never varied has the middle one of the others' deviations for its scale.
+        A constant column is scaled by the median standard deviation of the others.
         """
         std, least, columns = self.variance.sqrt(), CONSTANT * self.mean.abs(), len(self.mean)
         varies = std > least
@@ -98,26 +101,28 @@ class Density:
 
     @staticmethod
     def from_tensors(given: Mapping[str, Tensor]) -> Density:
-        """What `tensors` gave; files come from anywhere, so whatever cannot be is an EvclError."""
+        """The inverse of `tensors`. Files are not trusted, so invalid values raise an EvclError."""
         found = Density(**{one.name: given[one.name] for one in fields(Density)})
         columns = found.mean.shape
         shapes = found.about.shape == (2,) and len(columns) == 1 and columns[0] > 0 and found.variance.shape == columns
         kinds = all(t.dtype == torch.float64 for t in (found.about, found.mean, found.variance))
         if not shapes or not kinds or found.rows.dim() != 2 or found.rows.shape[1:] != columns:
-            raise EvclError("its density is not of one shape")
+            raise EvclError("the shapes or dtypes of its density tensors do not match")
         whole = found.rows.dtype == torch.float32 and all(bool(t.isfinite().all()) for t in found.tensors().values())
         if not whole or float(found.about[0]) < 1 or float(found.about[1]) < 0 or float(found.variance.min()) < 0:
-            raise EvclError("its density should be finite, of at least one row")
+            raise EvclError("its density must be finite and describe at least one row")
         return found
 
 
 def room(columns: int, weights: int) -> int:
-    """The most directions there may be: no more numbers than the network has weights, or 10,000."""
+    """The maximum number of directions. They may hold as many numbers as the network has weights, or 10,000 if more."""
     return max(1, min(columns, DIRECTIONS, max(NUMBERS, weights) // columns))
 
 
 def density(x: Tensor, doubt: Tensor, most: int) -> Density:
-    """Of the rows x [N, ...]; `doubt` is that of some of them. A sketch has its directions from some rows."""
+    """Summarise the rows x [N, ...]; `doubt` holds the doubt of some of them. A sketch takes its directions from a
+    subset of the rows.
+    """
     flat, found = x.detach().flatten(1), None
     mean_doubt = doubt.double().mean().cpu()
     whole = flat.shape[1] <= most
@@ -142,13 +147,13 @@ def _of(x: Tensor, doubt: Tensor, most: int) -> Density:
 
 
 def _directions(rows: Tensor, std: Tensor, most: int) -> Tensor:
-    """At most `most` rows whose scatter is that of these, or nearly: those along which scaled columns vary most."""
+    """At most `most` rows with about the same scatter: the directions along which the scaled columns vary most."""
     if most == 0:
         return rows[:0].float()
     scale = torch.where(std > 0, std, 1.0)
     rows = rows / scale
     if most < rows.shape[1]:
-        rows = rows.float()  # a sketch needs no more, and takes half the time
+        rows = rows.float()  # precise enough for a sketch, in half the time
     if len(rows) > rows.shape[1]:
         values, vectors = torch.linalg.eigh(rows.T @ rows)
         found = vectors.T * values.clamp_min(0).sqrt()[:, None]

@@ -1,4 +1,4 @@
-"""What goes wrong, said in one line: what was expected, what came, what to do."""
+"""Errors. Each message is one line: what was expected, what was given, and what to do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class EvclError(ValueError):
-    """Something the caller can put right; the message says how.
+    """An error that the caller can fix; the message says how.
 
     Attributes:
-        setting: the name of the setting it is about, or None
+        setting: the name of the setting at fault, or None
     """
 
     def __init__(self, message: str = "", *, setting: str | None = None) -> None:
@@ -19,19 +19,19 @@ class EvclError(ValueError):
         self.setting = setting
 
     def within(self, where: str) -> Self:
-        """The same error, saying where it happened: "task 'x': ..."."""
-        found = type(self).__new__(type(self))  # its __init__ may want other arguments
+        """Return the same error with its location put before the message: "task 'x': ..."."""
+        found = type(self).__new__(type(self))  # a subclass's __init__ may take other arguments
         found.__dict__.update(self.__dict__)
         found.args = (f"{where}: {self}",)
         return found
 
 
 class Diverged(EvclError):
-    """The loss stopped being a number; the state from before the task is kept."""
+    """The loss became NaN or infinite; the state from before the task is kept."""
 
 
 class BadExample(EvclError):
-    """An example of which nothing can be said; `row` is its number among those given, `what` is the matter with it."""
+    """An example that cannot be used. `row` is its index among those given, and `what` is what is wrong with it."""
 
     def __init__(self, what: str, row: int | None = None) -> None:
         super().__init__(what if row is None else f"example {row}: {what}")
@@ -39,18 +39,18 @@ class BadExample(EvclError):
 
 
 class UnknownName(EvclError, KeyError):
-    """A name that is not in a table; a KeyError too, so that a table's `get` gives its default."""
+    """A name that is not in a registry. It is also a KeyError, so that the registry's `get` returns its default."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NoWeight(EvclError, AttributeError):
-    """A weight that a Bayesian layer does not have; an AttributeError too, so that `hasattr` says no."""
+    """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None = None) -> UnknownName:
-    """An unknown name: the nearest known one if there is one, else all of them."""
+    """Make the error for an unknown name. It suggests the closest known name, or lists all of them if none is close."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"

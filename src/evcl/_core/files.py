@@ -1,6 +1,4 @@
-"""Where files are kept; reading a text of a bounded size; writing a file whole or not at all, if need be only once;
-holding one against other processes.
-"""
+"""File utilities: the cache folder, reading text of bounded size, writing files atomically or only once, lock files."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """EVCL_CACHE, else the platform's folder for caches."""
+    """The folder named by EVCL_CACHE, or else the platform's cache folder."""
     given = os.environ.get("EVCL_CACHE")
     if given:
         return Path(given).expanduser().absolute()
@@ -32,7 +30,7 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("evcl"))
 
 
-OTHERS = {  # what may stand where a file is expected
+OTHERS = {  # what a path may be other than a regular file
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -42,15 +40,15 @@ OTHERS = {  # what may stand where a file is expected
 
 
 def check_regular(path: Path | int) -> None:
-    """An OSError unless this is a regular file, or a link to one: whoever opens a pipe may wait for ever."""
+    """Raise an OSError unless this is a regular file or a link to one: opening a pipe could block for ever."""
     mode = (os.fstat(path) if isinstance(path, int) else path.stat()).st_mode
     if not stat.S_ISREG(mode):
         found = OTHERS.get(stat.S_IFMT(mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {found}, and a regular file is expected")
+        raise OSError(errno.EINVAL, f"it is {found}, not a regular file")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read its bytes; without waiting, whatever it is."""
+    """Open a regular file for reading bytes. Anything else raises an OSError, without blocking."""
 
     def opener(name: str, flags: int) -> int:
         number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -65,14 +63,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, most: int) -> str:
-    """A text file in UTF-8 of at most this many bytes."""
+    """Read a UTF-8 text file of at most `most` bytes."""
     try:
         with open_regular(path) as file:
             content = file.read(most + 1)
     except (OSError, ValueError) as error:
         raise EvclError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(content) > most:
-        raise EvclError(f"{path} has more than the {most:,} bytes that it may have")
+        raise EvclError(f"{path} is larger than the limit of {most:,} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -80,7 +78,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says; whatever is wrong with it is a ValueError."""
+    """Parse JSON; raise a ValueError for any invalid text."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -103,9 +101,10 @@ def in_lines(content: Any, depth: int, indent: str = "") -> str:
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary neighbour of `path`, then put it in its place.
+    """Call `write` with a temporary path in the same folder, then rename the result to `path`.
 
-    A link stays a link: the file that it leads to is written. What is there and is no regular file is refused.
+    If `path` is a link, the link stays and its target is replaced. An existing path that is not a regular file is
+    refused.
     """
     try:
         path = Path(path)
@@ -118,7 +117,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
             check_regular(path)
         write(temporary)
         temporary.replace(real)
-    except EvclError:  # a ValueError too, and of something else than writing
+    except EvclError:  # also a ValueError, but not caused by writing
         raise
     except (OSError, ValueError) as error:
         raise EvclError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
@@ -128,10 +127,11 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write a file that is not there yet, whole or not at all; False if it is there, whoever wrote it.
+    """Create a file atomically and return True; return False if it exists already, whichever process wrote it.
 
-    Of any number of processes, on a shared file system too, exactly one hears True: a hard link is made or refused by
-    whoever keeps the files. A rename would replace what is there, and an exclusive open show a file half written.
+    However many processes call this, exactly one gets True, even on a shared file system: the file server either makes
+    the hard link or refuses it. A rename would replace an existing file, and opening the file exclusively would let
+    other processes see it half written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -142,7 +142,7 @@ def write_once(path: Path, text: str) -> bool:
         try:
             os.link(temporary, path)
         except OSError as error:
-            if temporary.stat().st_nlink == 2:  # made, and the answer lost on its way from the server
+            if temporary.stat().st_nlink == 2:  # the link was made, but the server's reply was lost
                 return True
             if isinstance(error, FileExistsError):
                 return False
@@ -159,16 +159,17 @@ def write_once(path: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def locked(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock file for this process alone, and remove it at the end. While another holds it: an EvclError that
-    begins with `what`, and says who and since when.
+    """Hold a lock file for this process alone, and remove it at the end. If another process holds it, raise an
+    EvclError that begins with `what` and says which process holds the lock and since when.
 
-    The system frees what a process held when it ends, however it ends: a file that a killed one left holds nobody up.
+    The operating system releases a lock when its process ends for any reason, so the lock file of a killed process does
+    not block others.
     """
     from filelock import FileLock, Timeout
 
     try:
         holder = read_text(lock, 1000).strip()
-    except EvclError:  # there is none
+    except EvclError:  # there is no lock file
         holder = ""
     held = FileLock(lock)
     try:
@@ -177,19 +178,19 @@ def locked(lock: Path, what: str) -> Iterator[None]:
         raise EvclError(f"{what}{holder and f' ({holder})'}; wait for it to end") from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        with contextlib.suppress(OSError):  # a disk that is full, say: it is for others to read
+        with contextlib.suppress(OSError):  # such as a full disk; the text only informs other processes
             lock.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", "utf-8")
         yield
     finally:
         with contextlib.suppress(OSError):
-            lock.unlink()  # while it is held: nobody else can have it
+            lock.unlink()  # while the lock is held, so that no other process can hold it
         held.release()
 
 
 def save_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sync: bool = False
 ) -> None:
-    """Write a safetensors file, whole or not at all; with `sync`, what is in its place is on the disk too."""
+    """Write a safetensors file atomically; with `sync`, flush it to disk before the rename."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -198,7 +199,7 @@ def save_tensors(
             save_file(dict(tensors), temporary, dict(metadata))
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        if sync:  # or a machine that goes down could leave the name without the bytes
+        if sync:  # otherwise a crash of the machine could leave the file name without its contents
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
 

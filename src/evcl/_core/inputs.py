@@ -1,4 +1,4 @@
-"""What a user hands us, checked: inputs become a tensor, labels a list of classes, class weights numbers."""
+"""Check what a user passes in: inputs become a tensor, labels a list of classes, class weights a tensor."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Label = int | str  # and bool, which is an int
 
 
 def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Inputs [N, ...] as a tensor of `dtype`; NaN, infinity, text and an empty array are refused."""
+    """Convert inputs [N, ...] to a tensor of `dtype`; refuse NaN, infinity, text and empty arrays."""
     if not isinstance(x, Tensor):
         x = torch.from_numpy(_numbers(x))
     if x.is_complex():
         raise EvclError(f"inputs must be real numbers, not {x.dtype}")
     if x.dim() < 2:
-        raise EvclError(f"inputs must be [examples, ...], not of shape {tuple(x.shape)}; one example is x[None]")
+        raise EvclError(f"inputs must have shape [examples, ...], not {tuple(x.shape)}; for one example pass x[None]")
     if x.numel() == 0:
         raise EvclError(f"the inputs are empty: shape {tuple(x.shape)}")
     found: Tensor = x.detach().to(device=device, dtype=dtype)
     if not bool(found.isfinite().all()):
         row = int((~found.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise EvclError(f"the inputs hold NaN or infinity (first in example {row}): remove or replace them")
+        raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
     return found
 
 
 def _numbers(x: Any) -> np.ndarray:
-    """An array that torch can share: of numbers, in this machine's byte order, writable."""
+    """Convert to an array that torch can share: numeric, in this machine's byte order, writable."""
     try:
         array = np.asarray(x)
     except ValueError as error:
@@ -47,17 +47,17 @@ def _numbers(x: Any) -> np.ndarray:
 
 
 def labels(y: Any, examples: int) -> list[Label]:
-    """Labels as a list of integers, of booleans or of strings, one an example."""
+    """Convert labels to a list of integers, booleans or strings, one per example."""
     if isinstance(y, Tensor):
         y = y.detach().cpu().numpy()
-    if isinstance(y, (list, tuple)) and len({type(v) for v in y}) > 1:  # numpy would make one kind of them
+    if isinstance(y, (list, tuple)) and len({type(v) for v in y}) > 1:  # numpy would convert them to one type
         y = np.fromiter(y, dtype=object, count=len(y))
     try:
         array = np.asarray(y)
     except ValueError as error:
         raise EvclError(f"labels must be an array: {error}") from None
     if array.ndim != 1:
-        raise EvclError(f"labels must be [examples], one class each, not of shape {array.shape}")
+        raise EvclError(f"labels must have shape [examples], one class per example, not {array.shape}")
     if len(array) != examples:
         raise EvclError(f"there are {examples} inputs but {len(array)} labels")
     if array.dtype.kind == "f":
@@ -72,19 +72,19 @@ def labels(y: Any, examples: int) -> list[Label]:
             if kind is Integral and not all(-(2**63) <= int(v) < 2**63 for v in values):
                 break
             return found
-    raise EvclError(f"labels must be integers of 64 bits or strings, all of one kind, not {array.dtype}")
+    raise EvclError(f"labels must be 64-bit integers or strings, all of one type, not {array.dtype}")
 
 
 def pair(data: Any, dtype: torch.dtype, verb: str) -> tuple[Any, Any]:
-    """Inputs and labels: of a pair (x, y) as they are; of a data set, or of batches, one tensor of `dtype` and a list.
+    """Return inputs and labels: a pair (x, y) unchanged; a data set or batches as one tensor of `dtype` and a list.
 
-    A data set is read example by example into its place: there is one copy of the inputs, and nothing beside it.
-    Batches are read once and kept until the last; each is let go as it is copied to its place.
+    A data set is read example by example straight into that tensor, so memory holds one copy of the inputs. Batches are
+    read once and held until the last one has come; each is freed as soon as it has been copied into the tensor.
     """
     if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[1]):
         return data[0], data[1]
     if isinstance(data, IterableDataset):
-        raise EvclError("an IterableDataset gives one example after the other: wrap it in a DataLoader, for batches")
+        raise EvclError("an IterableDataset yields single examples: wrap it in a DataLoader, which yields batches")
     if isinstance(data, Dataset):
         return _read_dataset(data, dtype)
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):
@@ -94,7 +94,7 @@ def pair(data: Any, dtype: torch.dtype, verb: str) -> tuple[Any, Any]:
 
 
 def _is_pair(item: Any) -> bool:
-    """Whether this is a batch (x, y), and not labels."""
+    """True if this is a batch (x, y), False if it is labels."""
     return isinstance(item, (tuple, list)) and len(item) == 2 and len(getattr(item[0], "shape", ())) >= 2
 
 
@@ -109,12 +109,12 @@ def _read_dataset(data: Any, dtype: torch.dtype) -> tuple[Tensor, list[Any]]:
             one, label = item
             example = torch.as_tensor(one)
         except (TypeError, ValueError, RuntimeError) as error:
-            hint = "its items must be (x, y), x a tensor or an array of numbers; a transform makes one of an image"
-            raise EvclError(f"the data set, item {i}: {error}; {hint}") from None
+            hint = "items must be (x, y) with x a tensor or numeric array; use a transform to convert images to tensors"
+            raise EvclError(f"data set item {i}: {error}; {hint}") from None
         if i == 0:
             x = torch.empty(count, *example.shape, dtype=dtype)
         if example.shape != x.shape[1:]:
-            raise EvclError(f"the data set, item {i}: x is {tuple(example.shape)}, and item 0's {tuple(x.shape[1:])}")
+            raise EvclError(f"data set item {i}: x is {tuple(example.shape)}, but in item 0 it is {tuple(x.shape[1:])}")
         x[i] = example.detach()
         y.append(label.item() if isinstance(label, Tensor) and label.dim() == 0 else label)
     return x, y
@@ -126,18 +126,18 @@ def _read_batches(data: Iterable[Any], dtype: torch.dtype, verb: str) -> tuple[T
     for k, batch in enumerate(data):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             came = type(batch).__name__
-            raise EvclError(f"{verb} takes a pair (x, y), or batches that are such pairs, and item {k} is a {came}")
+            raise EvclError(f"{verb} takes a pair (x, y), or batches that are such pairs, but item {k} is a {came}")
         try:
-            piece = inputs(batch[0], dtype, "cpu").clone()  # a loader may use its memory again
+            piece = inputs(batch[0], dtype, "cpu").clone()  # a loader may reuse its memory
             y += labels(batch[1], len(piece))
             if pieces and piece.shape[1:] != pieces[0].shape[1:]:
-                raise EvclError(f"x is [n, {_sizes(piece)}], and that of batch 0 [n, {_sizes(pieces[0])}]")
+                raise EvclError(f"x is [n, {_sizes(piece)}], but in batch 0 it is [n, {_sizes(pieces[0])}]")
         except EvclError as error:
             raise EvclError(f"batch {k}: {error}") from None
         pieces.append(piece)
     if not pieces:
-        raise EvclError("there is no batch: an iterator that has been used up gives none, so make it anew")
-    x = torch.empty(len(y), *pieces[0].shape[1:], dtype=dtype)  # takes memory only as it is written to
+        raise EvclError("there are no batches: an exhausted iterator yields none, so create it again")
+    x = torch.empty(len(y), *pieces[0].shape[1:], dtype=dtype)  # memory is only used as it is written to
     end = len(y)
     while pieces:
         piece = pieces.pop()
@@ -151,10 +151,10 @@ def _sizes(x: Tensor) -> str:
 
 
 def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
-    """[N]: what each example counts for, by its class, scaled so that they are 1 on average.
+    """[N]: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
 
-    `given` is a mapping {label: weight}, 1 for a label it does not have; or "balanced": n / (classes seen * examples of
-    the class), so that every class counts the same. `y` [N] are positions among the classes.
+    `given` is a mapping {label: weight}, in which missing labels have weight 1; or "balanced": n / (classes seen *
+    examples of the class), so that every class counts equally. `y` [N] holds class indices.
     """
     weights = torch.ones(len(classes), dtype=torch.float64)
     if isinstance(given, str) and given == "balanced":
@@ -174,7 +174,7 @@ def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
 
 
 def positions(y: Sequence[Label], classes: Sequence[Label]) -> Tensor:
-    """Where each label stands among the classes."""
+    """The index of each label in `classes`."""
     place = {label: i for i, label in enumerate(classes)}
     try:
         return torch.tensor([place[label] for label in y])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, put off until what is at work has saved itself."""
+"""Delay Ctrl-C and SIGTERM until the work in progress has been saved."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM in a command, with what there is to say of it. Not a KeyboardInterrupt, which typer answers in
-    its own way.
+    """Ctrl-C or SIGTERM in a command; its message is shown to the user. It is not a KeyboardInterrupt, because typer
+    handles that itself.
     """
 
 
 @contextmanager
 def deferred(again: bool = False) -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM do nothing in here but make the function that this yields true; they come at the end of it.
+    """Hold back SIGINT and SIGTERM inside this context, and raise them at its end. It yields a function that returns
+    True once a signal has arrived.
 
-    A second SIGINT comes at once: whoever presses Ctrl-C twice does not want to wait. So does the first, if something
-    was interrupted already: `again`. Signals reach the main thread only; elsewhere, and where they are ignored, nothing
-    changes.
+    A second SIGINT is raised at once, because a user who presses Ctrl-C twice does not want to wait. With `again`,
+    which means that something was interrupted before, so is the first. Signals reach the main thread only; in other
+    threads, and for signals that are ignored, nothing changes.
     """
     heard: list[int] = []
     before: dict[int, Any] = {}
@@ -39,7 +40,7 @@ def deferred(again: bool = False) -> Iterator[Callable[[], bool]]:
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: it was not set by Python
+            if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: the handler was not set by Python
                 before[number] = signal.signal(number, hear)
     try:
         yield lambda: bool(heard)

@@ -1,7 +1,8 @@
-"""Generators owned by a run: each a function of (seed, purpose, indices), none of them global.
+"""Random generators. Each is a function of (seed, purpose, indices), and none is global.
 
-Because a generator is derived and never carried over, a run needs no generator state to go on: its seed and the
-number of tasks it has learned are enough. Only within an epoch do the noise's generators go on from step to step.
+Because generators are derived and never carried over, a run needs no saved generator state to resume: its seed and the
+number of tasks learned are enough. The one exception is the noise, whose generators advance from step to step within an
+epoch.
 """
 
 from __future__ import annotations
@@ -17,33 +18,31 @@ from torch import Tensor
 
 
 def generator(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """The generator of one purpose, independent of every other purpose, index and seed."""
+    """Make the generator for one purpose, independent of every other purpose, index and seed."""
     key = ":".join([str(seed), purpose, *map(str, indices)]).encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
     return torch.Generator(device=device).manual_seed(number & (2**63 - 1))
 
 
 class Noise(Protocol):
-    """Where layers draw from while they train: it fills a tensor whose first axis is the replicas', and whose second
-    one is the examples'.
-    """
+    """The source of random numbers for layers in training. It fills a tensor [replicas, examples, ...]."""
 
     def normal_(self, out: Tensor) -> Tensor: ...
 
     def uniform_(self, out: Tensor) -> Tensor: ...
 
     def shared(self) -> Noise:
-        """Where they draw what all examples of a batch have in common: a tensor without the examples' axis."""
+        """The source for draws that all examples of a batch share: tensors without an example axis."""
         ...
 
     def of(self, rows: Tensor) -> Noise:
-        """That of these replicas alone."""
+        """The source for these replicas alone."""
         ...
 
 
 class DeviceNoise:
-    """On a GPU. Kernels that draw for themselves take `seeds` [V], of which replica r has that at r mod V: its numbers
-    do not depend on its neighbours. For layers, one generator draws for all replicas at once: theirs do.
+    """Noise on a GPU. Kernels that generate their own noise use `seeds` [V]: replica r uses `seeds[r % V]`, so its
+    draws do not depend on other replicas. Layers share one generator, so their draws do depend on the other replicas.
     """
 
     def __init__(self, source: torch.Generator, seeds: Tensor) -> None:
@@ -63,16 +62,16 @@ class DeviceNoise:
 
 
 class GeneratorNoise:
-    """One generator a replica, so that a replica's draws do not depend on its neighbours."""
+    """Noise from one generator per replica, so that a replica's draws do not depend on the other replicas."""
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.generators = generators
         self._bits: dict[int, tuple[Tensor, Tensor]] = {}
 
     def normal_(self, out: Tensor) -> Tensor:
-        """By 16 random bits a number, which choose one of `normal_table`: twice as fast as torch's normal_.
+        """Fill `out` with values of `normal_table`, each chosen by 16 random bits: twice as fast as torch's normal_.
 
-        For contiguous tensors on the CPU; a GPU's noise is `DeviceNoise`.
+        For contiguous tensors on the CPU; on a GPU use `DeviceNoise`.
         """
         table = normal_table(out.dtype)
         for row, source in zip(out, self.generators, strict=True):
@@ -98,8 +97,8 @@ class GeneratorNoise:
 
 
 class PartNoise:
-    """The noise of some examples of a batch. All of it is drawn, so that each of several processes, with its part of
-    the batch, has the noise that one with the whole would have; the price is that drawing does not get faster.
+    """The noise of a part of a batch. Each process draws the noise of the whole batch and takes its part, so that every
+    example gets the same noise as in a single process; the cost is that more processes do not make drawing faster.
     """
 
     def __init__(self, noise: Noise, part: slice, examples: int) -> None:
@@ -118,7 +117,7 @@ class PartNoise:
         return PartNoise(self.noise.of(rows), self.part, self.examples)
 
     def _taken(self, draw: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
-        """An example may have several rows, one behind the other."""
+        """Draw for the whole batch and copy this part to `out`. An example may have several consecutive rows."""
         rows = out.shape[1] // (self.part.stop - self.part.start)
         whole = draw(out.new_empty(len(out), rows * self.examples, *out.shape[2:]))
         return out.copy_(whole[:, rows * self.part.start : rows * self.part.stop])
@@ -126,9 +125,10 @@ class PartNoise:
 
 @cache
 def normal_table(dtype: torch.dtype) -> Tensor:
-    """The standard normal distribution in 65,536 equally likely values: the mean of each part, scaled to variance 1.
+    """The standard normal distribution as 65,536 equally likely values: the mean of each quantile bin, scaled to
+    variance 1.
 
-    They reach from -4.4 to 4.4, with a fourth moment of 3 to three digits: training needs no more.
+    They range from -4.4 to 4.4, and their fourth moment is 3 to three digits, which is enough for training.
     """
     edges = torch.special.ndtri(torch.arange(65537, dtype=torch.float64) / 65536)
     density = torch.exp(-edges.square() / 2) / math.sqrt(2 * math.pi)

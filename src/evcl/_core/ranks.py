@@ -1,6 +1,6 @@
-"""One network on many devices: processes that hold the same weights, each with its part of every batch.
+"""Data-parallel training: processes hold the same weights, and each computes its part of every batch.
 
-torchrun starts them. They meet once a step, to add up the flat gradient, and where something is decided.
+torchrun starts them. They communicate once per step, to sum the flat gradient, and wherever a decision is made.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from evcl._core.errors import EvclError
 
 
 class Ranks:
-    """The processes of one run, of which this is number `rank`. Each method is called by all of them, or none."""
+    """The processes of one run; this one is number `rank` of `size`. Either all of them call a method, or none does."""
 
     def __init__(self) -> None:
-        """Of the process group that is there."""
+        """Use the existing process group."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def part(self, count: int) -> slice:
-        """This process's part of that many things in a row; the parts differ by one at most."""
+        """This process's contiguous part of `count` items; the sizes of the parts differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place, the same bits on each."""
+        """Sum over all processes, in place; the result is bit-identical on all of them."""
         with _together():
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
-        """Process 0's, in place."""
+        """Overwrite with process 0's value, in place."""
         with _together():
             dist.broadcast(tensor, 0)
         return tensor
 
     def first(self, answer: bool, device: torch.device | str) -> bool:
-        """What process 0 says."""
+        """Return process 0's answer."""
         return bool(self.broadcast_(torch.tensor(int(answer), device=device)))
 
 
@@ -48,17 +48,17 @@ class Ranks:
 def _together() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # a connection that is closed, or a wait that was too long
+    except RuntimeError as error:  # a closed connection or a timeout
         raise EvclError(f"another process of this run has ended: {str(error).splitlines()[0]}") from error
 
 
 def world() -> int:
-    """How many processes torchrun started; 1 if it did not."""
+    """The number of processes that torchrun started; 1 without torchrun."""
     return _number("WORLD_SIZE", 1)
 
 
 def own() -> int:
-    """This process's number among them; 0 if it is the only one."""
+    """This process's rank; 0 if it is the only one."""
     return _number("RANK") if world() > 1 else 0
 
 
@@ -72,9 +72,10 @@ def check_batch(batch_size: int, processes: int) -> None:
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Ranks | None]:
-    """The processes that torchrun started, by gloo on CPUs and NCCL on GPUs, one device each; None: there is only one.
+    """Join the processes that torchrun started, one device each, over gloo on CPUs or NCCL on GPUs. Yields None if
+    there is only one process.
 
-    A process group that is there already is taken as it is.
+    An existing process group is used as it is.
     """
     if dist.is_available() and dist.is_initialized():
         yield Ranks() if dist.get_world_size() > 1 else None
@@ -87,15 +88,15 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
         backend, found = "nccl", torch.cuda.device_count()
         if local >= found:
             raise EvclError(
-                f"there are more processes than GPUs here, {found}: --nproc-per-node {found}, or --device cpu"
+                f"more processes than GPUs on this machine ({found}): use --nproc-per-node {found}, or --device cpu"
             )
         torch.cuda.set_device(local)
     try:
         dist.init_process_group(backend)
     except (RuntimeError, ValueError) as error:
-        raise EvclError(f"the processes do not find each other: {str(error).splitlines()[0]}") from error
+        raise EvclError(f"the processes cannot connect to each other: {str(error).splitlines()[0]}") from error
     yield Ranks()
-    dist.destroy_process_group()  # not after an error: the others may be gone, and it would wait for them
+    dist.destroy_process_group()  # not after an error: other processes may have ended, and this would wait for them
 
 
 def _number(name: str, default: int | None = None) -> int:
@@ -103,4 +104,4 @@ def _number(name: str, default: int | None = None) -> int:
     try:
         return int(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise EvclError(f"{name} should be a whole number, as torchrun sets it, and is {text!r}") from None
+        raise EvclError(f"{name} must be a whole number, as set by torchrun, not {text!r}") from None

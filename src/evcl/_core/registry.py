@@ -1,4 +1,4 @@
-"""A table of named things that users can add to."""
+"""A registry: named entries to which users can add their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 from evcl._core.errors import EvclError, unknown
 
 T = TypeVar("T")
-LONGEST_NAME = 200  # letters
+LONGEST_NAME = 200  # characters
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Names to entries. An unknown name is an error that suggests the nearest one."""
+    """A mapping from names to entries. Looking up an unknown name raises an error that suggests the closest one."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -20,9 +20,9 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, name: str, entry: T, *, overwrite: bool = False) -> None:
         if not isinstance(name, str) or not name or name != name.strip():
-            raise EvclError(f"a {self._kind} needs a name without blanks around it, not {name!r}")
+            raise EvclError(f"a {self._kind} needs a name without leading or trailing spaces, not {name!r}")
         if len(name) > LONGEST_NAME:
-            raise EvclError(f"a {self._kind}'s name has at most {LONGEST_NAME} letters, not {len(name)}")
+            raise EvclError(f"the name of a {self._kind} may have at most {LONGEST_NAME} characters, not {len(name)}")
         if name in self._entries and not overwrite:
             raise EvclError(f"{self._kind} {name!r} is registered already: choose another name, or pass overwrite=True")
         self._entries[name] = entry

@@ -1,4 +1,4 @@
-"""Every setting: its name, default, bounds and meaning. The same words in Python, `--set` and `result.json`."""
+"""Every setting: its name, default, bounds and meaning. Python, `--set` and `result.json` use the same names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `low` and `high` bound numbers, `choices` lists the words of a text setting."""
+    """One setting. `low` and `high` bound a number; `choices` lists the allowed values of a text setting."""
 
     default: Value
     help: str
     low: float = 0.0
     high: float = math.inf
-    open_low: bool = False  # the bound `low` itself is not allowed
+    open_low: bool = False  # True: values must be above `low`, not equal to it
     choices: tuple[str, ...] = ()
-    auto: bool = False  # the word "auto" is allowed too: a rule decides
+    auto: bool = False  # True: "auto" is allowed too, and a rule chooses the value
 
     def check(self, name: str, value: Any) -> Value:
-        """`value` as this setting's type, or one line saying what was expected."""
+        """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
         if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
         if self.choices:
@@ -53,7 +53,7 @@ class Setting:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number, exactly: not by way of a float, which rounds above 2**53."""
+    """Convert to an int exactly. Going through a float would round numbers above 2**53."""
     try:
         return int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
@@ -73,94 +73,121 @@ def _real(value: Any) -> float | None:
 TRAINING: dict[str, Setting] = {
     "lr": Setting(
         "auto",
-        "Adam's learning rate; auto: 0.04 of the standard deviation of first weights in the layer with most inputs, "
-        "up to 3 times that in a first task of fewer than 400 steps if weights were drawn",
+        "Adam's learning rate; auto: 0.04 times the standard deviation of initial weights in the layer with the most "
+        "inputs, and up to 3 times that in a first task of fewer than 400 steps if the initial weights are random",
         high=10.0,
         open_low=True,
         auto=True,
     ),
     "lr_schedule": Setting(
-        "cosine", "within a task: Adam's rates as they are, or falling towards 0", choices=("constant", "cosine")
+        "cosine",
+        "how Adam's learning rates change within a task: not at all, or falling towards 0 along a cosine",
+        choices=("constant", "cosine"),
     ),
-    "batch_size": Setting(64, "examples a step", low=1, high=1_000_000),
-    "epochs": Setting(50, "passes over a task's data, at most", low=1, high=1_000_000),
-    "stop_nll": Setting(0.0, "a task ends after an epoch whose mean NLL is below this: before certainty", high=100.0),
+    "batch_size": Setting(64, "examples per step", low=1, high=1_000_000),
+    "epochs": Setting(50, "maximum number of passes over a task's data", low=1, high=1_000_000),
+    "stop_nll": Setting(
+        0.0,
+        "stop a task after the first epoch whose mean NLL is below this, before the network becomes over-confident",
+        high=100.0,
+    ),
 }
-VALIDATION = Setting(0.0, "part of each training set held out and measured on, instead of the test set", high=0.9)
-SEED = Setting(0, "what every generator is derived from", high=2**63 - 1)
+VALIDATION = Setting(
+    0.0, "fraction of each training set held out and used for evaluation in place of the test set", high=0.9
+)
+SEED = Setting(0, "random seed; every random generator is derived from it", high=2**63 - 1)
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
         "auto",
-        "beta, the weight of the KL term; auto: by the task's rows and how doubtful their labels are, 0.001 to 0.03",
+        "beta, the weight of the KL term; auto: from 0.001 to 0.03, larger for more examples and for noisier labels",
         high=1e6,
         auto=True,
     ),
     "init_std": Setting(
         "auto",
-        "sigma_0, the posterior's standard deviation at the start; auto: 0.02 of prior_std's rule",
+        "sigma_0, the posterior's initial standard deviation; auto: 0.02 times the value of prior_std=auto",
         low=1e-8,
         high=1e3,
         auto=True,
     ),
     "prior_std": Setting(
         "auto",
-        "standard deviation of the first prior, and of a new head's; auto: that of first weights, sqrt(2 / fan-in)",
+        "standard deviation of the first prior and of a new head's prior; auto: that of the initial weights, "
+        "sqrt(2 / fan-in)",
         low=1e-8,
         high=1e6,
         auto=True,
     ),
     "std_lr_scale": Setting(10.0, "learning rate of log sigma, as a multiple of lr", high=1e3, open_low=True),
     "std_update": Setting(
-        "natural", "how log sigma moves: by Adam, or towards the optimum of its curvature", choices=("adam", "natural")
+        "natural",
+        "how log sigma is updated: by Adam, or by a natural step towards the optimum that the curvature implies",
+        choices=("adam", "natural"),
     ),
     "std_rate": Setting(
         "auto",
-        "natural: how much of the way log sigma moves a step; auto: 8 / steps of the task, from 0.01 to 0.5",
+        "with std_update=natural, the fraction of the way to its optimum that log sigma moves per step; "
+        "auto: 8 / number of steps in the task, limited to 0.01 to 0.5",
         high=1.0,
         open_low=True,
         auto=True,
     ),
-    "predict_samples": Setting(32, "posterior draws averaged in a prediction", low=1, high=10_000),
+    "predict_samples": Setting(32, "number of posterior draws averaged in a prediction", low=1, high=10_000),
 }
 ELASTIC: dict[str, Setting] = {
     "strength": Setting(3.0, "lambda, the weight of the elastic term", high=1e12),
     "strength_scale": Setting(
         "none",
-        "strength and fisher_floor as they are, or divided by the task's number of examples, as the KL's weight is",
+        "whether strength and fisher_floor are used as given, or divided by the task's number of examples, as the "
+        "weight of the KL term is",
         choices=("none", "examples"),
     ),
     "fisher": Setting(
         "exact",
-        "labels of the Fisher: all, weighted by the model; drawn from it; or the true ones",
+        "labels used to estimate the Fisher: all classes, weighted by the model's probabilities (exact); labels "
+        "drawn from the model (sampled); or the true labels (empirical)",
         choices=("exact", "sampled", "empirical"),
     ),
-    "fisher_examples": Setting(5000, "training examples the Fisher is measured on", low=1, high=100_000_000),
+    "fisher_examples": Setting(
+        5000, "maximum number of training examples used to estimate the Fisher", low=1, high=100_000_000
+    ),
     "fisher_draws": Setting(
-        0, "weights drawn from the posterior that the Fisher is averaged over; 0: at its mean", high=1000
+        0,
+        "number of posterior draws of the weights that the Fisher is averaged over; 0: the Fisher at the mean",
+        high=1000,
     ),
     "fisher_temperature": Setting(
-        2.0, "the Fisher's predictions are softmax(logits / temperature): less sure above 1", high=1e3, open_low=True
+        2.0,
+        "the Fisher uses the probabilities softmax(logits / temperature); above 1 they are less confident",
+        high=1e3,
+        open_low=True,
     ),
     "fisher_spread": Setting(
-        0.2, "how much of its neighbours' mean Fisher a weight is given: it holds what was silent", high=1e3
+        0.2,
+        "fraction of the mean Fisher of a weight's neighbours added to its own; protects weights of inactive units",
+        high=1e3,
     ),
     "fisher_scale": Setting(
         "examples",
-        "a task's share of the Fisher: as it is, scaled to a mean of 1, or times its examples and temperature^2, with "
-        "the pull divided by the examples of the task that is learned: a strength of 1 is then Laplace's approximation",
+        "how each task's Fisher is scaled: not at all (none); to a mean of 1 (task); or by the task's number of "
+        "examples and temperature^2, with the elastic term divided by the number of examples of the new task, so that "
+        "strength 1 is Laplace's approximation (examples)",
         choices=("none", "task", "examples"),
     ),
-    "fisher_decay": Setting(1.0, "gamma, what is kept of the earlier tasks' Fisher at each task", high=1.0),
-    "fisher_floor": Setting(0.0, "added to strength x Fisher for every weight that an earlier task used", high=1e12),
+    "fisher_decay": Setting(1.0, "gamma, the factor applied to the earlier tasks' Fisher at each new task", high=1.0),
+    "fisher_floor": Setting(0.0, "added to strength * Fisher for every weight that an earlier task used", high=1e12),
 }
 """The settings of the elastic penalty and of its Fisher."""
 CORESET: dict[str, Setting] = {
     "coreset": Setting(
         "none",
-        "examples of each task, kept out of its training, that predictions are tuned on: drawn, or k-center",
+        "examples of each task that are kept out of its training; the weights used for prediction are fine-tuned on "
+        "them. Chosen at random, or by greedy k-center",
         choices=("none", "random", "kcenter"),
     ),
-    "coreset_size": Setting(200, "examples kept of each task, at most half of them", low=1, high=100_000_000),
+    "coreset_size": Setting(
+        200, "number of examples kept per task, limited to half of the task's examples", low=1, high=100_000_000
+    ),
 }
 
 
@@ -228,7 +255,7 @@ def decided(value: Number | Auto) -> Number:
 
 
 def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Settings:
-    """The defaults of `known` with the `given` values checked and put in their place."""
+    """Check the `given` values, and use the defaults of `known` for all other settings."""
     for name in given:
         if name not in known:
             raise unknown(f"setting of {owner}", name, known, setting=name)
@@ -236,10 +263,10 @@ def resolve(owner: str, known: Mapping[str, Setting], given: Mapping[str, Any]) 
 
 
 def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
-    """The settings of R replicas as one: real numbers that differ become [R, 1] tensors.
+    """Combine the settings of R replicas: real numbers that differ become [R, 1] tensors.
 
-    What training itself reads must agree otherwise; other words that differ, and settings that some do not have, are a
-    method's own affair and left out.
+    Integers and text that training itself reads must agree. Other integers and text that differ, and settings that only
+    some replicas have, concern a method alone and are left out.
     """
     stacked: dict[str, Any] = {}
     for name, value in settings[0].items():
@@ -251,5 +278,7 @@ def stack(settings: Sequence[Settings], like: torch.Tensor) -> Settings:
         elif all(isinstance(v, float) for v in values):
             stacked[name] = like.new_tensor(values).unsqueeze(1)
         elif name in TRAINING or name in BAYESIAN:
-            raise EvclError(f"replicas share one program, so {name} must agree; got {values}", setting=name)
+            raise EvclError(
+                f"replicas that share a program must have the same {name}, but these have {values}", setting=name
+            )
     return Settings(stacked)

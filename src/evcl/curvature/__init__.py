@@ -1,4 +1,4 @@
-"""Data and a network in, how much each weight matters out."""
+"""Estimate from data how much each weight of a network matters."""
 
 from evcl.curvature.fisher import KINDS, fisher
 from evcl.curvature.kfac import Factors, kfac

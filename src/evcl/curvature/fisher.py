@@ -1,17 +1,17 @@
-"""The diagonal Fisher information, example by example.
+"""The diagonal Fisher information, from per-example gradients.
 
     F_p = 1/n sum_b sum_c w_bc (d log p(c|x_b) / d theta_p)^2
 
-`exact`: every class, w = p(c|x_b). `sampled`: one label drawn from p(.|x_b). `empirical`: the true label, which is not
-the Fisher of the model but what much code calls by that name. The square is taken of each example's gradient, never
-of a batch's mean: examples do not mix, so one backward pass of their sum gives each example's own output gradients,
-and each layer turns those into its sum of squares. An example that counts for u in the loss counts for u here: what is
-protected is what was minimised.
+`exact`: all classes, w = p(c|x_b). `sampled`: one label drawn from p(.|x_b). `empirical`: the true label; this is not
+the Fisher of the model, although much code calls it that. The gradient of each example is squared, never the mean
+gradient of a batch. Because examples do not affect each other, one backward pass of their sum gives the output
+gradients of each example, from which each layer computes its sum of squares. An example with weight u in the loss has
+weight u here too, so that what is protected is what was minimised.
 
-A diagonal does not see what two weights do together. The weight from a unit that was silent in a task has a Fisher of
-0, and so has every weight into that unit: a later task may wake it up and send it anywhere, and each of the two changes
-is harmless and both are not. `spread` gives each weight a part of what its neighbours have: the weights from the same
-input and, where that input is itself learned and may change, the weights into the same unit.
+A diagonal misses the joint effect of two weights. If a unit was inactive in a task, the weights out of it have Fisher
+0, and so have all weights into it. A later task may activate the unit and change the weights out of it: either change
+alone is harmless, but both together are not. `spread` adds to each weight a fraction of the Fisher of its neighbours:
+the weights from the same input and, if that input is itself learned and may change, the weights into the same unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
 
 KINDS = ELASTIC["fisher"].choices
-CHUNK_NUMBERS, CHUNK_ROWS = 2_000_000, (16, 1000)  # inputs that go through the network at once
+CHUNK_NUMBERS, CHUNK_ROWS = (
+    2_000_000,
+    (16, 1000),
+)  # input values, and limits of the examples, that go through the network at once
 
 
 def fisher(
@@ -48,19 +51,20 @@ def fisher(
     spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
 ) -> Tensor:
-    """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...], labels y [R, n].
+    """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...] with labels y [R, n].
 
-    `layout` names the weights that count. `generators`, one a replica, are used by `sampled` alone; `chunk` examples
-    go through the network at once. `temperature` ([R, 1], or one for all) divides the logits. `weights` [R, n] are what
-    the examples count for; None: 1. Of several processes (`ranks`), each with all of this, each takes its share of the
-    examples. `spread` ([R, 1], or one for all) times the means of a weight's neighbours are added to it.
+    `layout` names the weights to include. `generators`, one per replica, are used only by `sampled`. `chunk` examples
+    go through the network at once. `temperature` ([R, 1], or one number) divides the logits. `weights` [R, n] are the
+    weights of the examples; None: all 1. With several processes (`ranks`), all of which pass the same arguments, each
+    computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
+    is added to its own.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
     if chunk is None:
         chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
-        chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few and long kernels; a CPU wants what fits its cache
-    if ranks is not None and kind != "sampled":  # whose draws depend on the chunks
+        chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
+    if ranks is not None and kind != "sampled":  # the draws of `sampled` depend on the chunks
         chunk = min(chunk, -(-x.shape[1] // ranks.size))
     network.bind(mean, None, layout)
     network.weights.noise = None
@@ -70,7 +74,7 @@ def fisher(
     seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
-            if kind == "sampled":  # the next draws are those of one process
+            if kind == "sampled":  # keep the generators as they would be in a single process
                 classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
                 likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
@@ -90,7 +94,7 @@ class Call(NamedTuple):
     layer: BayesianLayer
     x: Tensor
     output: Tensor
-    learned: bool  # whether x depends on weights
+    learned: bool  # whether the layer's input depends on weights
 
 
 def recorded(
@@ -104,7 +108,9 @@ def recorded(
     temperature: Tensor | float,
     likelihood: Likelihood,
 ) -> tuple[list[Call], list[Tensor]]:
-    """One pass of examples [R, n, ...]: every call of a layer with weights, and the likelihood's targets."""
+    """One forward pass of examples [R, n, ...]: records every call of a layer with weights, and the likelihood's
+    targets.
+    """
     calls, handles = _record(network)
     try:
         with torch.enable_grad():
@@ -123,11 +129,11 @@ def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterat
 
 
 def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
-    """Note the input and output of every layer with weights, each time it is called."""
+    """Record the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
 
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """The network goes on with a copy: an activation in place would change what is kept here."""
+        """Return a copy to the network, because an in-place activation would change the recorded output."""
         calls.append(Call(layer, args[0].detach().clone(), output, args[0].requires_grad))
         return output.clone()
 
@@ -137,7 +143,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
 @torch.no_grad()
 def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
-    """Add sum_b g_b^2 of each weight; a weight used several times has its gradients summed before the square."""
+    """Add sum_b g_b^2 for each weight; if a weight is used several times, its gradients are summed before squaring."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
         if delta is None:
@@ -145,8 +151,8 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
         x, delta = layer.unfold(x), layer.unfold(delta)
         if x.shape[1] != examples * layer.fold:
             raise EvclError(
-                f"{type(layer).__name__} {list(layer.names.values())} saw {x.shape[1]} rows for {examples} examples: "
-                "keep the batch as the first axis, and positions behind it, so that the Fisher can tell examples apart"
+                f"{type(layer).__name__} {list(layer.names.values())} got {x.shape[1]} rows for {examples} examples: "
+                "keep the batch as the first axis, followed by positions, so that the Fisher can separate the examples"
             )
         for parameter, name in layer.names.items():
             if name in parts:
@@ -170,14 +176,14 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
 
 
 def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
-    """Add to each weight its share of what its neighbours have; weights used several times have it once, as the first
-    of the layers that use them.
+    """Add to each weight a fraction `share` of its neighbours' Fisher. If several layers use a weight, this is done
+    once, as for the first of them.
     """
     uses: dict[tuple[str, int, int], tuple[BayesianLayer, str, bool]] = {}
     for layer, learned in layers.items():
         for parameter, name in layer.names.items():
             part = layer.part(parts, parameter) if name in parts else None
-            if part is None or part.dim() == 1:  # a number by itself has no neighbours
+            if part is None or part.dim() == 1:  # a single number has no neighbours
                 continue
             length, start = part.shape[1] // layer.pieces, layer.rows.get(parameter, slice(0)).start or 0
             for piece in range(start, start + part.shape[1], length):
@@ -192,7 +198,7 @@ def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: 
 
 
 def _gradient(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, piece: slice) -> Tensor:
-    """The gradients [R, b, *shape] of a piece of the examples, each summed over its rows."""
+    """The gradients [R, b, *shape] of a slice of the examples, each summed over its rows."""
     rows = slice(piece.start * layer.fold, piece.stop * layer.fold)
     gradient = layer.example_gradient(parameter, x[:, rows], delta[:, rows])
     return gradient if layer.fold == 1 else gradient.unflatten(1, (-1, layer.fold)).sum(2)

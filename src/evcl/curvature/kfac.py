@@ -1,11 +1,11 @@
 """Kronecker factors of the Fisher, layer by layer (Martens and Grosse, 2015), for linear layers.
 
-With a = [x; 1] what goes into a layer and g = d log p(c|x) / d (what comes out of it), the Fisher of its [W, b] is
+With a = [x; 1] the input of a layer and g = d log p(c|x) / d (its output), the Fisher of its [W, b] is
 
     E[g g^T (x) a a^T]  ~  G (x) A,     A = 1/n sum_b a_b a_b^T,     G = 1/n sum_b sum_c w_bc g_bc g_bc^T
 
-with w as in fisher.py: for `exact`, p(c|x_b). It is exact for one example. For a change D of [W, b],
-tr(D^T G D A) is what G (x) A says of it.
+with w as in fisher.py: for `exact`, p(c|x_b). It is exact for a single example. For a change D of [W, b], the quadratic
+form of G (x) A is tr(D^T G D A).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evcl.curvature.fisher import Call, output_gradients, recorded
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianNetwork, Layout, Linear
 
-Factors = dict[str, tuple[Tensor, Tensor]]  # the name of a weight -> A [R, i, i] or, with a bias, [R, i + 1, i + 1]; G
+Factors = dict[str, tuple[Tensor, Tensor]]  # weight name -> (A [R, i, i] or, with a bias, [R, i + 1, i + 1]; G)
 
 
 def kfac(
@@ -40,7 +40,7 @@ def kfac(
 ) -> Factors:
     """A and G of each layer that these heads use, at the weights `mean` [R, P]; the arguments are those of `fisher`.
 
-    An example that counts for u in the loss counts for u in G.
+    An example with weight u in the loss has weight u in G.
     """
     network.bind(mean, None, layout)
     network.weights.noise = None
@@ -57,11 +57,11 @@ def kfac(
 
 @torch.no_grad()
 def _add(found: Factors, call: Call, delta: Tensor, examples: int, first: bool) -> None:
-    """Add what one pass says to the factors of a layer; A is the same in all passes of a chunk, and is added once."""
+    """Add the result of one pass to a layer's factors; A is the same in all passes of a chunk, so it is added once."""
     layer = call.layer
     if not isinstance(layer, Linear) or call.x.dim() != 2 or layer.rows:
         raise EvclError(
-            f"{layer.path!r} ({type(layer).__name__}): Kronecker factors are there for linear layers on [batch, inputs]"
+            f"{layer.path!r} ({type(layer).__name__}): Kronecker factors support only linear layers on [batch, inputs]"
         )
     a, g = layer.unfold(call.x), layer.unfold(delta)
     if "bias" in layer.names:

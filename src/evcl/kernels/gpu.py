@@ -1,15 +1,15 @@
-"""`chain.py` and the update in few kernels: on a GPU a step is as long as its list of kernels.
+"""`chain.py` and the update in few kernels, because on a GPU the number of kernels determines the time of a step.
 
-One Triton kernel a product, with all that lies around it: the examples are read from the data set by the order of the
-epoch, squares are taken and noise is drawn where they are used, and what follows a product is done to its result before
-that is stored. Neither the order nor the number of the step comes from the host, so that a graph of steps can be
-replayed. A replica's results depend on nothing that is beside it, to the last bit: tiles depend on a layer's shape
-alone, and nothing is added up in an order that may change (but for the products of `WAYS["cublas"]`). Widths are
-multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/rules/update.py are the same in
-plain operations; the tests compare them, where there is a GPU or by Triton's interpreter.
+There is one Triton kernel per matrix product, and it includes everything around the product. It reads the examples from
+the data set in the order of the epoch, computes squares and noise where they are used, and applies what follows the
+product before the result is stored. Neither the order nor the step number comes from the host, so a CUDA graph of steps
+can be replayed. A replica's results do not depend on the other replicas, to the last bit: tiles depend only on a
+layer's shape, and sums are never taken in an order that may change (except in the products of `WAYS["cublas"]`). Widths
+are multiples of 16 bytes; a padded unit is always 0. `Chain` in chain.py and `Update` in training/rules/update.py do
+the same in plain operations. The tests compare them, on a GPU or with Triton's interpreter.
 
-In bf16, weights, data and what lies between two kernels are stored so; sums, the loss, gradients of weights and the
-update are float32, and the update writes the weights in both.
+In bf16, weights, data and intermediate results are stored in bf16. Sums, the loss, gradients of weights and the update
+are float32, and the update writes the weights in both.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from evcl.nn.chain import Batch, ChainData, Place
 from evcl.nn.lessons import Lessons
 
 BLOCK = 1024
-# Numbers of which the kernels need no versions: whether one is 1, or a multiple of 16, makes no difference to them.
+# Integer arguments that Triton must not specialise on: it would compile variants for 1 and for multiples of 16.
 NUMBERS = (
     "orders", "length", "own", "examples", "steps", "full", "size", "layer", "ins_a", "outs", "outs_a", "units", "width_a",
     "stride_a", "parts", "classes", "teachers", "heads",
 )  # fmt: skip
-MOST_CLASSES = 128  # a replica's logits are a tile's columns
+MOST_CLASSES = 128  # the logits of a replica must fit in the columns of one tile
 
 
 class Tile(NamedTuple):
-    """A program's part of a product: at most `rows` x `columns` of the result, `deep` of the sum at a time."""
+    """A program's part of a product: at most `rows` x `columns` of the result, with `deep` terms of the sum at a time."""
 
     rows: int
     columns: int
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-# With rows that are no multiple of 64, the compiler takes the matrix instructions that read operands in any order.
+# If `rows` is not a multiple of 64, the compiler uses matrix instructions that read operands in any order.
 TILES = {
     "tf32": {
         "forward": Tile(64, 32, 32, 4, 4),  # of the first layer, which is the widest
@@ -63,28 +63,28 @@ TILES = {
         "hidden forward": Tile(64, 32, 64, 4, 3),
         "loss": Tile(64, MOST_CLASSES, 64, 4, 3),
         "back": Tile(64, 64, 64, 4, 3),
-        "tall weights": Tile(64, 128, 64, 4, 5),  # two of the stages go to looking up the rows
+        "tall weights": Tile(64, 128, 64, 4, 5),  # two of the stages are used to look up the rows
         "hidden tall weights": Tile(64, 64, 64, 4, 3),
     },
 }
-EXACT = Tile(64, 64, 16, 8, 3)  # of all but the loss, without matrix units
+EXACT = Tile(64, 64, 16, 8, 3)  # for all kernels except the loss, without matrix units
 
 
 class Way(NamedTuple):
-    """How the gradients of a layer's weights are computed, and what is stored for it."""
+    """How the gradients of a layer's weights are computed, which decides what is stored for them."""
 
-    tall: bool = False  # a program's rows are the layer's inputs: those pass through registers, to be squared
-    cublas: bool = False  # by torch, of x and its square
+    tall: bool = False  # the rows of a program are the layer's inputs, which pass through registers to be squared
+    cublas: bool = False  # computed by torch (cuBLAS) from x and its square
 
 
 WAYS = {"wide": Way(), "tall": Way(tall=True), "cublas": Way(cublas=True)}
 
 
 def way(first: bool, place: Place, precision: str) -> Way:
-    """The one place where it is chosen.
+    """Choose how the gradients of a layer's weights are computed.
 
-    Matrix units take 16-bit operands in either order, but 32-bit ones only with the sum's numbers side by side, and a
-    sum over examples has them a row apart. cuBLAS does better at that than `wide` where the product is large.
+    Matrix units take 16-bit operands in either order, but 32-bit ones only if the terms of the sum are adjacent in
+    memory, and in a sum over examples they are a row apart. For large products, cuBLAS handles that better than `wide`.
     """
     if precision == "bf16":
         return WAYS["tall"]
@@ -94,7 +94,7 @@ def way(first: bool, place: Place, precision: str) -> Way:
 
 
 def fit(width: int, most: int) -> int:
-    """The width of tiles that leave little of themselves empty: 16 for what is no wider, or 32 to `most`."""
+    """A tile width that leaves little of the tile unused: 16 for widths up to 16, otherwise 32 to `most`."""
     if width <= 16:
         return 16
     covered = {size: triton.cdiv(width, size) * size for size in (256, 128, 64, 32) if size <= most}
@@ -103,7 +103,7 @@ def fit(width: int, most: int) -> int:
 
 @triton.jit
 def normal(seed, step, layer, at):
-    """Standard normal numbers, a function of the replica's seed, the step, the layer and the place in it."""
+    """Standard normal numbers, a function of the replica's seed, the step, the layer and the position in the layer."""
     zero = at * 0
     a, b, _, _ = tl.philox(seed, at, zero + step, zero + layer, zero, 7)
     z, _ = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
@@ -114,9 +114,10 @@ def normal(seed, step, layer, at):
 def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, keeps, mine,
              KEEP: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
              ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """x W and x^2 var(W), for the `rows` of x and the columns `o`; variances lie a `plane` behind the means.
+    """x W and x^2 var(W), for the `rows` of x and the columns `o`; variances are stored `plane` numbers after the
+    means.
 
-    If `keeps`, it stores x and its square, for the weights' gradients.
+    If `keeps`, it stores x and its square, for the gradients of the weights.
     """
     m = tl.zeros((ROWS, COLUMNS), tl.float32)
     v = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -142,7 +143,7 @@ def _forward(x, rows, present, weight, plane, o, outs, ins, kept, kept_plane, ke
 
 @triton.jit
 def _batch(order, done, r, orders, length, steps, stride):
-    """Where the numbers of the replica's examples begin: a batch is a step's part of the order, of this length."""
+    """The start of the replica's example indices: a batch is the part of the order, of this length, that a step uses."""
     return order + (r % orders).to(tl.int64) * length + tl.load(done).to(tl.int32) % steps * stride
 
 
@@ -151,8 +152,8 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
               layer, ins_a, outs_a, units, stride_a, ALIGN: tl.constexpr, FIRST: tl.constexpr,
               KEEP_X: tl.constexpr, KEEP_Y: tl.constexpr, DRAW: tl.constexpr, BIAS: tl.constexpr,
               PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """y = relu(m + b + eps s), s = sqrt(v + c); ratio = eps / s. The first layer's x are the examples themselves."""
-    ins, outs, stride = ins_a * ALIGN, outs_a * ALIGN, stride_a * ALIGN  # so the compiler knows that they are multiples
+    """y = relu(m + b + eps s), s = sqrt(v + c); ratio = eps / s. The x of the first layer are the examples themselves."""
+    ins, outs, stride = ins_a * ALIGN, outs_a * ALIGN, stride_a * ALIGN  # tells the compiler that they are multiples
     r = tl.program_id(1)
     tiles = tl.cdiv(outs, COLUMNS)
     b = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
@@ -189,7 +190,7 @@ def _activate(x, weight, bias, y, ratio, kept_x, kept_y, seeds, order, done, ord
 
 @triton.jit
 def _lessons(z, c, q, told, inside, spans, warm, strengths, heads):
-    """Of each row, the gradient by z of sum_k w_k T^2 KL(q || softmax(z_k / T)), and that sum."""
+    """For each row, sum_k w_k T^2 KL(q || softmax(z_k / T)) and its gradient with respect to z."""
     z = z / warm
     q = tl.load(q + c[None, :], mask=inside, other=0.0)
     g = z * 0.0
@@ -212,10 +213,10 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
           layer, ins_a, outs, width_a, stride_a, q, told, spans, temperature, strengths, classes, teachers, heads,
           ALIGN: tl.constexpr, HEADS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr,
           PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """The heads: logits, the sum of their NLL, a part a program, and its gradients gh = (g, h).
+    """The heads: logits, the sum of their NLL (one partial sum per program), and its gradients gh = (g, h).
 
-    With LESSONS, the classes behind the first `classes` are of heads that are taught alone; what the lessons sum up to
-    lies behind the NLL.
+    With LESSONS, the classes after the first `classes` belong to heads that are only distilled; the sum of the
+    distillation loss is stored after the NLL.
     """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
@@ -234,7 +235,9 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
     if DRAW:
         v += tl.load(bias + own_weight + plane + c, mask=known, other=0.0).to(tl.float32)[None, :]
         s = tl.sqrt(tl.where(v < 1e-30, 1e-30, v))
-        own_layer = layer + (c[None, :] >= classes).to(tl.int32)  # the data's heads draw what they draw without others
+        own_layer = layer + (c[None, :] >= classes).to(
+            tl.int32
+        )  # the data's heads draw the same noise with and without distilled heads
         at = tl.where(c[None, :] < classes, b[:, None] * classes, b[:, None] * (outs - classes) - classes) + c[None, :]
         eps = normal(tl.load(seeds + r % orders), tl.load(done).to(tl.int32), own_layer, at)
         z += eps * s
@@ -275,10 +278,11 @@ def _loss(x, weight, bias, labels, columns, gh, partial_nll, seeds, order, done,
 def _back(gh, weight, y, ratio, below, partial_nll, nll, total, taught, parts, size, ins_a, outs, width_a, stride_a,
           ALIGN: tl.constexpr, MOST_PARTS: tl.constexpr, LESSONS: tl.constexpr, DRAW: tl.constexpr, PRECISION: tl.constexpr,
           ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr):  # fmt: skip
-    """From a layer's gh to those of the layer `below`, whose outputs are y.
+    """From the gh of a layer to that of the layer `below`, whose outputs are y.
 
-    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. That of the heads also adds up
-    the `parts` of the NLL that is `partial_nll`, at most MOST_PARTS, and of what was `taught`.
+    g = d_0 + y d_1 where y > 0, h = g ratio, with d the products of gh and the weights. For the heads, it also adds up
+    the `parts` (at most MOST_PARTS) partial sums of the NLL in `partial_nll`, and those of the distillation in
+    `taught`.
     """
     ins, width, stride = ins_a * ALIGN, width_a * ALIGN, stride_a * ALIGN
     r = tl.program_id(1)
@@ -364,7 +368,7 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples,
 
 @triton.jit(do_not_specialize=NUMBERS)
 def _sums(gh, grad_bias, size, outs, width_a, stride_a, ALIGN: tl.constexpr, OUTS: tl.constexpr, DEEP: tl.constexpr):
-    """The sums of g and h over the examples, where the products are cuBLAS's."""
+    """The sums of g and h over the examples, for layers whose products cuBLAS computes."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     sums = tl.zeros((DEEP, OUTS), tl.float32)
@@ -378,8 +382,8 @@ def _sums(gh, grad_bias, size, outs, width_a, stride_a, ALIGN: tl.constexpr, OUT
 class Chain:
     """`chain.Chain` on a GPU, where a batch is part of an order; it adds the sum of its NLL to the batch's total.
 
-    The pass is computed in the precision of `values`, float32 or bfloat16; `grads` are float32. float32 is multiplied
-    as torch does it at the moment: in TF32, or exactly.
+    The pass is computed in the precision of `values`, float32 or bfloat16; `grads` are float32. Products of float32
+    follow torch's current setting: TF32, or full precision.
     """
 
     def __init__(
@@ -398,7 +402,7 @@ class Chain:
         self.precision = "bf16" if values.dtype == torch.bfloat16 else "ieee" if exact else "tf32"
         self.align = aligned(values.dtype)
         self.ways = [way(layer == 0, place, self.precision) for layer, place in enumerate(places)]
-        self.ways[-1] = self.ways[-1]._replace(cublas=False)  # of the loss's gh, which is narrow
+        self.ways[-1] = self.ways[-1]._replace(cublas=False)  # the gh of the loss is narrow
         self.buffers: dict[int, _Buffers] = {}
 
     def __call__(self, batch: Batch, noise: Noise) -> Tensor:
@@ -410,7 +414,7 @@ class Chain:
         return self.buffers[batch.size].nll
 
     def _forward(self, of: _Buffers, batch: Batch, seeds: Tensor) -> None:
-        """All the way to the gradients of the logits."""
+        """The forward pass, up to the gradients of the logits."""
         copies, r, stride = self.values.shape
         x, labels, columns = self.x, self.examples.y, self.examples.columns
         common = {"ALIGN": self.align, "DRAW": copies == 2, "PRECISION": self._multiplied()}
@@ -471,7 +475,7 @@ class Chain:
         )  # fmt: skip
 
     def loss_shape(self) -> tuple[int, int]:
-        """Rows and columns of a program: all classes, and fewer rows if those are many."""
+        """Rows and columns of a program of the loss: all classes, and fewer rows if there are many classes."""
         width = triton.next_power_of_2(max(16, self.places[-1].outs))
         return min(self._tile("loss").rows, 4096 // width), width
 
@@ -480,29 +484,29 @@ class Chain:
         return EXACT if exact and kernel != "loss" else TILES["tf32" if exact else self.precision][kernel]
 
     def _multiplied(self) -> str:
-        """How float32 is; other numbers as they are."""
+        """The precision in which products are computed: that of torch for float32, otherwise that of the numbers."""
         return "tf32" if self.precision == "bf16" else self.precision
 
     def _taught(self) -> tuple[Any, ...]:
-        """What the kernel of the loss teaches by; something to point at where that is nothing."""
+        """The distillation arguments of the loss kernel; placeholder pointers if there is no distillation."""
         one, nothing = self.lessons, self.grads
         if one is None:
             return *[nothing] * 5, self.places[-1].outs, 1, 0
         return *one[:5], one.own, len(one.q), len(one.spans)
 
     def _course(self, batch: Batch) -> tuple[Any, ...]:
-        """What a kernel finds its examples by."""
+        """The arguments from which a kernel finds its examples."""
         sizes = *batch.order.shape, len(self.x), self.x.shape[1], batch.steps, batch.stride, batch.size
         return batch.order, batch.done, *sizes
 
 
 def aligned(dtype: torch.dtype) -> int:
-    """What widths are multiples of: the numbers in 16 bytes."""
+    """The number that widths must be multiples of: how many numbers fit in 16 bytes."""
     return 16 // dtype.itemsize
 
 
 def _views(place: Place, flat: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer's weights and biases; of those, something to point at where there are none."""
+    """A layer's weights and biases; without biases, a placeholder pointer."""
     biases = place.biases(flat)
     return place.weights(flat), flat if biases is None else biases
 
@@ -515,10 +519,10 @@ def _options(tile: Tile, rows: int, columns: int, deep: int) -> dict[str, int]:
 
 
 class _Buffers:
-    """What a chain's pass writes for batches of one size: y and ratio [R, size, outs], gh [S, R, size, outs].
+    """The buffers of a chain's pass for batches of one size: y and ratio [R, size, outs], gh [S, R, size, outs].
 
-    Of layers whose gradients are cuBLAS's: `kept`, the layer's x and its square [S, R, size, ins]. Elsewhere that is
-    something to point at.
+    For layers whose gradients cuBLAS computes, `kept` holds the layer's x and its square [S, R, size, ins]; for others
+    it is a placeholder.
     """
 
     def __init__(self, chain: Chain, size: int) -> None:
@@ -530,7 +534,7 @@ class _Buffers:
         self.nll = chain.grads.new_empty(r)
         self.partial_nll = chain.grads.new_empty(
             1 if chain.lessons is None else 2, r, parts
-        )  # of the NLL, and of lessons
+        )  # partial sums of the NLL and of the distillation loss
         self.kept = [
             new((copies, r, size, place.ins) if how.cublas else (1,))
             for place, how in zip(chain.places, chain.ways, strict=True)
@@ -547,7 +551,7 @@ def _up(n: int, multiple: int) -> int:
 
 @triton.jit
 def _one_minus_exp(x):
-    """1 - exp(x), without the loss of digits near 0."""
+    """1 - exp(x), without loss of precision near 0."""
     return tl.where(x > -0.1, -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))), 1 - tl.exp(x))
 
 
@@ -590,7 +594,7 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
     steps = tl.load(counts + program) + 1
     tl.store(counts + program, steps)
     if program == 0:
-        tl.store(count, steps)  # which no program reads
+        tl.store(count, steps)  # no program reads `count`
     at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     row = at // columns
@@ -622,7 +626,9 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
 
 
 def counts(weights: Tensor) -> Tensor:
-    """Of the steps taken, one for each program of `update`: a program cannot know when all have read one."""
+    """Counters of the steps taken, one per program of `update`: a program cannot know when all others have read a
+    shared counter.
+    """
     return weights.new_zeros(triton.cdiv(weights.numel(), BLOCK))
 
 
@@ -638,11 +644,12 @@ def update(
     counts: Tensor,
     low: Tensor | None,
 ) -> None:
-    """The update of training/rules/update.py; it sets `count`, and counts by `counts`. Buffers are [R, P], rates [R, 1].
+    """The update of training/rules/update.py. It counts steps in `counts`, and sets `count`. Buffers are [R, P], rates
+    [R, 1].
 
-    `mean` is the weights and Adam's moments; `std` nothing, or the log sigmas and those, or a natural step's two means
-    if `natural`. `springs` are the stiffness and centre of each part of the pull: the mean's, the linear and the square
-    one. `low` [S, R, P] becomes a copy of means and variances.
+    `mean` holds the weights and Adam's moments. `std` is empty, or holds the log sigmas and Adam's moments or, if
+    `natural`, the two running means of the natural step. `springs` are the stiffness and centre of each of the mean,
+    linear and square springs. `low` [S, R, P] becomes a copy of means and variances.
     """
     weights, n = mean[0], mean[0].numel()
     (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)

@@ -1,11 +1,11 @@
-// What a training step does to each number, in one pass over memory instead of one an operation.
-// native.py compiles it where there is a compiler; evcl/nn/chain.py and evcl/training/rules/update.py do the same without it.
+// The elementwise parts of a training step, in one pass over memory instead of one per operation.
+// native.py compiles it if there is a compiler; without it, evcl/nn/chain.py and evcl/training/rules/update.py do the same.
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-// e^x for |x| < 87, to two units in the last place; written out so that a compiler can vectorise it.
+// e^x for |x| < 87, to two units in the last place; written by hand so that a compiler can vectorise it.
 static inline float exponential(float x) {
     x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;  // NaN stays NaN
     float k = rintf(x * 1.44269504f);
@@ -57,7 +57,7 @@ void update_mean(float rate, float root, long n, float *restrict w, float *restr
     }
 }
 
-// The same on log sigmas, g v + k (v - s) + d v (v - u), and the variance v = e^(2 w) that follows.
+// The same on log sigmas: g v + k (v - s) + d v (v - u). It also updates the variance v = e^(2 w).
 void update_log_std(float rate, float root, long n, float *restrict w, float *restrict first, float *restrict second,
                     const float *restrict grad, float *restrict variance, const float *restrict k,
                     const float *restrict c, const float *restrict d, const float *restrict u) {
@@ -70,11 +70,11 @@ void update_log_std(float rate, float root, long n, float *restrict w, float *re
         float move = rate * m / (sqrtf(s) * root + 1e-8f);
         float next = w[i] - move;
         w[i] = next;
-        variance[i] = move == 0.0f ? v : exponential(2.0f * next);  // one at rest stays where it is, to the last bit
+        variance[i] = move == 0.0f ? v : exponential(2.0f * next);  // a weight that does not move keeps its variance, to the last bit
     }
 }
 
-// The natural step on log sigmas, see update.py: the curvature is the mean of v times the gradient, by the mean of v.
+// The natural step on log sigmas (see update.py): the curvature is the mean of v times the gradient, over the mean of v.
 void update_natural(float rate, long n, float *restrict w, float *restrict measured, float *restrict mean_variance,
                     const float *restrict grad, float *restrict variance, const float *restrict k,
                     const float *restrict s, const float *restrict d, const float *restrict u) {
@@ -93,7 +93,7 @@ void update_natural(float rate, long n, float *restrict w, float *restrict measu
     }
 }
 
-// y = relu(m + t v) in place of m, its square, and t = eps / sqrt(v) in place of eps.
+// Replaces m by y = relu(m + t v) and eps by t = eps / sqrt(v), and computes the square of y.
 void activate(long n, float *restrict y, float *restrict square, float *restrict t, const float *restrict v) {
     for (long i = 0; i < n; i++) {
         float spread = v[i] < 1e-30f ? 1e-30f : v[i];
@@ -116,8 +116,8 @@ void pass_on(long n, float *restrict g, float *restrict h, const float *restrict
     }
 }
 
-// One row of logits an example: t = eps / sqrt(v) in place of eps, z = m + t v (z = m without v), the NLL of its label,
-// and the gradients g of the mean over n examples and h = g t. Only the classes from `begin` to `end` take part.
+// One row of logits, that of one example: replaces eps by t = eps / sqrt(v), and computes z = m + t v (z = m without v),
+// the NLL of its label, the gradient g of the mean over n examples, and h = g t. Uses only classes `begin` to `end`.
 static inline float row_loss(long classes, long begin, long end, long label, float n, const float *m, const float *v,
                              float *t, float *g, float *h) {
     float top = -INFINITY, total = 0.0f;
@@ -141,7 +141,7 @@ static inline float row_loss(long classes, long begin, long end, long label, flo
     return nll + top + logf(total);
 }
 
-// The mean NLL of n examples; `columns` may be null: then all classes take part; so may `weights`: all count the same.
+// The mean NLL of n examples. If `columns` is null, all classes are used; if `weights` is null, all examples weigh 1.
 void loss(long n, long classes, const int64_t *labels, const int64_t *columns, const float *weights, float *nll,
           const float *m, const float *v, float *t, float *g, float *h) {
     double sum = 0.0;
@@ -153,8 +153,8 @@ void loss(long n, long classes, const int64_t *labels, const int64_t *columns, c
     *nll = (float)(sum / n);
 }
 
-// One row of logits z: adds the gradients of w T^2 KL(q || softmax(z / T)), in the mean over n examples, to g for each
-// head's own columns, and returns their sum; `told` is sum q log q of each head. z is overwritten.
+// One row of logits z: adds the gradients of w T^2 KL(q || softmax(z / T)), averaged over n examples, to each head's
+// columns of g, and returns the sum of these terms; `told` is sum q log q of each head. z is overwritten.
 static inline float row_lesson(long heads, const int64_t *spans, float warm, const float *strengths, float n,
                                const float *q, const float *told, float *z, float *g) {
     float found = 0.0f, cold = 1.0f / warm;
@@ -173,8 +173,9 @@ static inline float row_lesson(long heads, const int64_t *spans, float warm, con
     return warm * warm * found;
 }
 
-// `loss` where the classes behind the first `own` are of heads that are taught alone, and `taught` the mean of lessons:
-// q and `told` have a row for each example of the data, of which `rows` are here. m is overwritten.
+// `loss` with distillation. The classes after the first `own` belong to heads that are only distilled, and `taught`
+// receives the mean distillation loss. q and `told` have one row per example of the data; `rows` are those of this
+// batch. m is overwritten.
 void loss_and_lessons(long n, long classes, long own, long heads, const int64_t *labels, const int64_t *columns,
                       const float *weights, float *nll, float *m, const float *v, float *t, float *g, float *h,
                       const int64_t *rows, const float *q, const float *told, const int64_t *spans, const float *warm,
@@ -199,7 +200,7 @@ void loss_and_lessons(long n, long classes, long own, long heads, const int64_t 
     *taught = (float)(lessons / n);
 }
 
-// The rows of x that `rows` names, and their squares unless `square` is null.
+// Copies the rows of x listed in `rows`, and their squares unless `square` is null.
 void take(long n, long width, const int64_t *rows, const float *restrict x, float *restrict out,
           float *restrict square) {
     for (long i = 0; i < n; i++) {

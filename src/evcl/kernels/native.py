@@ -1,6 +1,6 @@
-"""native.c, compiled once by the machine's own compiler; None where that does not work, and everything works without.
+"""Compiles native.c once, with this machine's compiler. If that fails, everything works without it.
 
-A compiled step is faster by a tenth to a fifth and equal to the plain one up to rounding. EVCL_NATIVE=0 turns it off.
+A compiled step is 10 to 20 % faster, and equal to the plain one up to rounding. EVCL_NATIVE=0 turns it off.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Native:
         self._library = ctypes.CDLL(str(path))
 
     def bind(self, name: str, *arguments: Tensor | int | None) -> Callable[..., None]:
-        """A function with its tensors (contiguous, of the types that it takes) and whole numbers fixed.
+        """Bind a function to its tensors (contiguous, with the dtypes that it takes) and integers.
 
-        Calling it takes the real numbers, which come first. Looking up a tensor's address takes as long as a small
-        operation: once is enough.
+        Call the result with the real-valued arguments, which come first. Looking up a tensor's address takes as long as
+        a small operation, so it is done once, here.
         """
         function = getattr(self._library, name)
         function.restype = None
@@ -55,8 +55,8 @@ _lock = threading.Lock()
 
 
 def native() -> Native | None:
-    """The compiled functions, from the cache of an earlier run if there is one."""
-    with _lock:  # one thread compiles
+    """The compiled functions, from the cache of an earlier run if possible; None if they cannot be compiled."""
+    with _lock:  # only one thread compiles
         return _native()
 
 
@@ -70,7 +70,7 @@ def _native() -> Native | None:
         folder = cache_folder() / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
-            return None  # others could put their code there
+            return None  # other users could put their code there
         path = folder / f"{_key([compiler, *words[1:]])}.so"
         digest = path.with_suffix(".sha256")
         if not path.exists() or not digest.exists() or digest.read_text() != _digest(path):
@@ -82,7 +82,7 @@ def _native() -> Native | None:
 
 
 def _compile(compiler: Sequence[str], path: Path) -> None:
-    """For this very processor, if the compiler knows it."""
+    """Compile for exactly this processor, if the compiler supports it."""
 
     def build(out: Path) -> None:
         for flags in (("-march=native", *FLAGS), FLAGS):
@@ -100,7 +100,7 @@ def _digest(path: Path) -> str:
 
 
 def _key(compiler: Sequence[str]) -> str:
-    """What the result depends on: a home folder may be shared by machines whose processors differ."""
+    """A key of everything the result depends on: machines with different processors may share a home folder."""
     cpu, stat = Path("/proc/cpuinfo"), Path(compiler[0]).stat()
     lines = cpu.read_text().splitlines() if cpu.exists() else [f"model name {platform.processor()} {platform.node()}"]
     of_cpu = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})

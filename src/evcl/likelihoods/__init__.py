@@ -1,4 +1,4 @@
-"""What the network's outputs mean: how likely a target is, what is predicted, and what the Fisher is measured of."""
+"""Likelihoods: they turn the network's outputs into an NLL, predictions and the targets of the Fisher."""
 
 from evcl.likelihoods.categorical import CATEGORICAL, Categorical
 from evcl.likelihoods.likelihood import Likelihood

@@ -1,6 +1,7 @@
-"""One of several classes: p(y | outputs) = softmax(outputs)[y].
+"""Classification: p(y | outputs) = softmax(outputs)[y].
 
-The slow and obvious form of what nn/chain.py, native.c and kernels/gpu.py compute by hand for multilayer perceptrons.
+This is the slow, simple form of what nn/chain.py, native.c and kernels/gpu.py compute by hand for multilayer
+perceptrons.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Categorical:
     compiled = True
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
-        """[M]: the cross-entropy over the classes of each example's own head."""
+        """[M]: the cross-entropy over the classes of each example's head."""
         if columns is not None:
             outputs = outputs.masked_fill(foreign(columns, outputs.shape[1]), -torch.inf)
         return F.cross_entropy(outputs, y, reduction="none")
@@ -39,7 +40,7 @@ class Categorical:
         generators: Sequence[torch.Generator] | None,
         temperature: Tensor | float,
     ) -> list[Tensor]:
-        """The weight p(c|x) enters as its root, since the gradient is squared; so does that of the example."""
+        """The weights p(c|x) and those of the examples enter as square roots, because the gradient is squared."""
         warm = temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature
         log_p = F.log_softmax(outputs / warm, dim=2).flatten(0, 1)
         p = log_p.detach().exp()
@@ -66,6 +67,6 @@ def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
 
 
 def foreign(columns: Tensor, classes: int) -> Tensor:
-    """[..., classes]: which classes are outside an example's own `columns` [..., 2]."""
+    """[..., classes]: True for classes outside an example's `columns` [..., 2]."""
     place = torch.arange(classes, device=columns.device)
     return (place < columns[..., :1]) | (place >= columns[..., 1:])

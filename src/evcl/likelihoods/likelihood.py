@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Likelihood(Protocol):
-    """p(y | outputs), for outputs [M, o] of the heads side by side.
+    """p(y | outputs), for the concatenated outputs [M, o] of the heads.
 
-    `columns` [M, 2] says where the outputs of an example's own head begin and end; None: there is one head.
+    `columns` [M, 2] holds the first and end column of the outputs of each example's head; None: there is one head.
     """
 
     compiled: bool  # whether nn/chain.py, native.c and the GPU kernels compute this likelihood
@@ -22,11 +22,11 @@ class Likelihood(Protocol):
         ...
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """[M, ...]: what is predicted by one draw of the weights; predictions average this over draws."""
+        """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""
         ...
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, N] each: the NLL and whether it is right, of averaged predictions [R, N, ...] for y [R, N]."""
+        """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N]."""
         ...
 
     def fisher_targets(
@@ -38,7 +38,7 @@ class Likelihood(Protocol):
         generators: Sequence[torch.Generator] | None,
         temperature: Tensor | float,
     ) -> list[Tensor]:
-        """Sums whose gradients, squared example by example, add up to the Fisher of outputs [R, n, o]."""
+        """Scalars whose per-example gradients, squared and summed, give the Fisher for outputs [R, n, o]."""
         ...
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:

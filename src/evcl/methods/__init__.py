@@ -37,7 +37,7 @@ from evcl.methods.terms import (
 )
 from evcl.methods.vcl import VCL
 
-# the order of `evcl list`
+# in the order in which `evcl list` shows them
 for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 

@@ -1,11 +1,11 @@
-"""Coresets: some examples of each task are kept, and what predicts is tuned on them. A wrapper around any method.
+"""Coresets: keep some examples of each task, and fine-tune on them for prediction. A wrapper around any method.
 
-VCL with a coreset: q_t learns from the examples outside it; then, for prediction, a copy of q_t learns from the
-coresets of all tasks so far, each through its own head, with q_t as the prior. The copy is thrown away at the next
-task, and q_t goes on. Every Bayesian method can do so (`coreset=kcenter`), with its own terms: for EVCL the anchor is
-q_t too, as if the coresets were one task more.
+VCL with a coreset: q_t learns from the examples outside the coreset. Then, for prediction, a copy of q_t learns from
+the coresets of all tasks so far, each through its own head, with q_t as the prior. The next task starts from q_t and
+discards the copy. Every Bayesian method can use coresets (`coreset=kcenter`) with its own terms; for EVCL, q_t is also
+the anchor, as if the coresets were one more task.
 
-Coreset-only: after each task a fresh plain network learns from the coresets so far.
+Coreset-only: after each task, a freshly initialised plain network learns from the coresets so far.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ STAGE = "coreset"
 
 
 def with_coreset(method: Method, **changes: Any) -> Method:
-    """The method with coresets, of the kind and size that its settings say."""
+    """Add coresets to a method; its settings choose their kind and size."""
     memory = make_dataclass(
         "Memory",
         [
             ("inner", method.memory, field()),
             ("kept", tuple[TaskData, ...], examples()),
-            ("tuned", Gaussian, per_weight(Gaussian, "posterior")),  # the copy that predicts
+            ("tuned", Gaussian, per_weight(Gaussian, "posterior")),  # the fine-tuned copy, used for prediction
         ],
         frozen=True,
     )
@@ -59,25 +59,25 @@ def with_coreset(method: Method, **changes: Any) -> Method:
 
 
 def for_settings(method: Method, s: Settings) -> Method:
-    """The method as its settings want it: with coresets, where it can do without and they ask for some."""
+    """The method, with coresets added if the settings ask for them and the method does not always have them."""
     chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices
     return with_coreset(method) if chosen else method
 
 
 def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Settings) -> Tensor:
-    """The rows [R, m] of the coreset of the round's task i."""
+    """[R, m]: the rows of task i of the round that form its coreset."""
     shapes = [tuple(one.x.shape[2:]) for one in (*kept[:1], task)]
     if shapes[0] != shapes[-1]:
-        raise EvclError(f"coresets need inputs of one shape, and {shapes[-1]} came after {shapes[0]}")
+        raise EvclError(f"coresets need inputs of one shape, but {shapes[-1]} follows {shapes[0]}")
     if task.weights is not None:
-        raise EvclError("class_weight and coresets do not go together: an example that is kept has no weight")
+        raise EvclError("class_weight and coresets cannot be combined: coreset examples have no weights")
     count = len(round_.seeds)
     found = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators("coreset", i))
     return round_.same(found[torch.arange(count) % len(found)])
 
 
 def _some(kept: Sequence[TaskData]) -> bool:
-    """Tasks of one example each have none to keep."""
+    """False if no examples are kept: a task with a single example has an empty coreset."""
     return any(task.y.numel() for task in kept)
 
 
@@ -95,14 +95,14 @@ class KeptAlone:
 def _learn_kept(memory: KeptAlone, round_: Round, s: Settings) -> Learning:
     rows = [_rows(memory.kept, task, i, round_, s) for i, task in enumerate(round_.tasks)]
     kept = (*memory.kept, *(task.select(r) for task, r in zip(round_.tasks, rows, strict=True)))
-    tuned = round_.posterior  # which never learns: the first weights
+    tuned = round_.posterior  # the initial weights: the posterior itself is never trained
     if _some(kept):
         tuned = (yield Fit(kept, stage=STAGE, number=-1 - round_.number)).q
     return Learned(round_.posterior, KeptAlone(kept, tuned))
 
 
 def _fixed(kind: str) -> dict[str, Setting]:
-    """The settings of a method that is named after its coreset."""
+    """The coreset settings of a method whose name fixes the kind of coreset."""
     return {**CORESET, "coreset": replace(CORESET["coreset"], default=kind, choices=(kind,))}
 
 

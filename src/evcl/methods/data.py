@@ -1,4 +1,4 @@
-"""The examples that a fit learns from, and the order in which it sees them."""
+"""The examples that a fit trains on, and their order."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskData:
-    """x [U, N, ...] and y [U, N]: replica r learns from row r mod U, so that U = 1 is data that all of them share."""
+    """x [U, N, ...] and y [U, N]. Replica r learns from row r mod U; with U = 1, all replicas share the data."""
 
     x: Tensor
-    y: Tensor  # positions among the head's classes; for another likelihood, [U, N, ...]
+    y: Tensor  # class indices within the head; for a likelihood other than the categorical, [U, N, ...]
     head: int
-    weights: Tensor | None = None  # [U, N], what an example counts for: 1 on average; None: 1 each
-    task: int = 0  # which of the tasks learned so far this is, from 0
+    weights: Tensor | None = None  # [U, N]: the weight of each example, with mean 1; None: all 1
+    task: int = 0  # the task's number in the order of learning, from 0
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples `rows` [R, B], replica by replica: [R, B, ...] and [R, B]."""
+        """The examples `rows` [R, B] of each replica: x [R, B, ...] and y [R, B]."""
         if self.x.shape[0] == 1:
             flat = rows.flatten()
             x, y = self.x[0].index_select(0, flat), self.y[0].index_select(0, flat)
@@ -33,7 +33,7 @@ class TaskData:
         return self.x[own, rows], self.y[own, rows]
 
     def take_weights(self, rows: Tensor) -> Tensor | None:
-        """[R, B]: what the examples `rows` [R, B] count for."""
+        """[R, B]: the weights of the examples `rows` [R, B]."""
         if self.weights is None:
             return None
         own = (torch.arange(len(rows), device=rows.device) % len(self.weights)).unsqueeze(1)
@@ -44,7 +44,7 @@ class TaskData:
         return TaskData(*self.take(rows), self.head, self.take_weights(rows), self.task)
 
     def replicas(self, rows: Sequence[int]) -> TaskData:
-        """The data of these replicas; itself, not a copy, where that is the same."""
+        """The data of these replicas. Returns this object itself, not a copy, if the data is the same."""
         own = [r % len(self.x) for r in rows]
         if len(self.x) == 1 or own == list(range(len(self.x))) * (len(own) // len(self.x)):
             return self
@@ -53,13 +53,13 @@ class TaskData:
 
 
 class Minibatch(NamedTuple):
-    """What a loss is shown: the examples of a step, and which rows of the fit's data they are.
+    """What a loss receives: the examples of one step, and their rows in the fit's data.
 
     Attributes:
         x: [R, B, ...], the inputs
-        y: [R, B], positions among the classes of the fit's heads, side by side
-        rows: [R, B], counted through the fit's data: those of its first task first
-        features: [R, B, F], what the trunk makes of the inputs, if the step has computed it
+        y: [R, B], class indices within the fit's heads, concatenated
+        rows: [R, B], row numbers in the fit's data, with its tasks concatenated
+        features: [R, B, F], the trunk's output for them, if the step has computed it
     """
 
     x: Tensor
@@ -68,13 +68,13 @@ class Minibatch(NamedTuple):
     features: Tensor | None = None
 
     def logits(self, network: BayesianNetwork, heads: Sequence[int]) -> Tensor:
-        """[R, B, classes of these heads]: what the network, as the step computes with it, says of the examples."""
+        """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step."""
         features = network(self.x.flatten(0, 1)) if self.features is None else self.features.flatten(0, 1)
         found: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
         return found
 
     def of(self, replicas: Tensor) -> Minibatch:
-        """What these replicas are shown."""
+        """The minibatch of these replicas alone."""
         return Minibatch(*(None if part is None else part[replicas] for part in self))  # type: ignore[arg-type]
 
 
@@ -86,15 +86,16 @@ Every epoch has the same number of rows.
 
 
 def shuffled(sizes: Sequence[int], batch: int, source: torch.Generator) -> Tensor:
-    """Every example once."""
+    """Every example once, in random order."""
     return torch.randperm(sum(sizes), generator=source)
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Every example of the first task once, and in each batch a `share` of earlier examples, drawn with replacement.
+    """Every example of the first task once; in each batch, a fraction `share` is drawn from earlier examples, with
+    replacement.
 
-    The fit's first task is the new one; the others are what was kept.
+    The fit's first task is the new one; its other tasks hold the kept examples.
     """
 
     share: float

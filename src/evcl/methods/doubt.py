@@ -1,15 +1,15 @@
-"""How much the KL term weighs: beta, where `tempering` is auto.
+"""The weight of the KL term, beta, when `tempering` is auto.
 
     beta = 0.2 d^2 sqrt(n / 10,000),   n at most 10,000, and beta from 0.001 to 0.03
 
-n is the number of rows in the round, and d how doubtful their labels are, from 0 to 1. Noise on the weights keeps a
-network from learning doubtful labels by heart. Where labels are clear, it only costs accuracy.
+n is the number of rows in the round, and d measures how noisy their labels are, from 0 to 1. Noise on the weights keeps
+a network from memorising noisy labels. If the labels are clean, it only costs accuracy.
 
-d is the error of a ridge regression that predicts each of up to 500 rows from the others, divided by the error of
-always naming the most frequent class. It is asked twice, with the inputs and with the features of the network as the
-last round left it, and the better one counts. With K the kernel of the inputs and Y the labels, one column a class,
+d is the leave-one-out error of a ridge regression on up to 500 rows, divided by the error of always predicting the most
+frequent class. It is computed twice, from the inputs and from the features of the network as the last round left it,
+and the smaller value is used. With K the kernel of the inputs and Y the labels, one column per class,
 
-    G = (K + ridge I)^-1,    label of row i less its prediction from the others = (G Y)_i / G_ii
+    G = (K + ridge I)^-1,    label of row i minus its prediction from the others = (G Y)_i / G_ii
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
 
-ASKED = 500  # rows that tell how doubtful labels are
-RIDGE = 0.1  # of the mean of the kernel's diagonal
-UNKNOWN = 0.2  # the d of labels that are no classes, and at most that of inputs that are no numbers
-ENOUGH = 10_000  # rows
-BETAS = (0.001, 0.03)
+ASKED = 500  # maximum number of rows used to estimate d
+RIDGE = 0.1  # as a fraction of the mean of the kernel's diagonal
+UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for inputs that are not real numbers
+ENOUGH = 10_000  # beyond this many rows beta does not grow
+BETAS = (0.001, 0.03)  # limits of beta
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
-    """beta in this round: one for all replicas, or [R, 1]."""
+    """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
     doubts = sum(task.y.shape[1] * doubt(task, round_) for task in round_.tasks) / max(1, round_.n)
@@ -43,7 +43,7 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
 
 @torch.no_grad()
 def doubt(task: TaskData, round_: Round) -> Tensor:
-    """d of a task's labels, [R, 1]."""
+    """[R, 1]: d, how noisy a task's labels are."""
     mean = round_.posterior.mean
     if round_.likelihood is not CATEGORICAL or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
@@ -59,12 +59,12 @@ def doubt(task: TaskData, round_: Round) -> Tensor:
 
 
 def _error(x: Tensor, labels: Tensor) -> Tensor:
-    """[R]: how many labels [R, n, C] are predicted wrongly from x [R, n, inputs], each by the other rows."""
+    """[R]: the fraction of labels [R, n, C] predicted wrongly from x [R, n, inputs], each from the other rows."""
     x = x.double() - x.double().mean(1, keepdim=True)
     kernel = x @ x.mT
     scale = kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12).view(-1, 1, 1)
     identity = torch.eye(x.shape[1], dtype=kernel.dtype, device=kernel.device)
-    inverse = torch.linalg.inv(kernel + scale * (1 + RIDGE * identity))  # the 1 is for a bias
+    inverse = torch.linalg.inv(kernel + scale * (1 + RIDGE * identity))  # the 1 adds a bias
     predicted = labels - inverse @ labels / inverse.diagonal(dim1=1, dim2=2).unsqueeze(2)
     wrong: Tensor = predicted.argmax(2) != labels.argmax(2)
     return wrong.double().mean(1)

@@ -1,10 +1,11 @@
-"""EVCL: VCL plus an elastic pull, Fisher-weighted, on the means and variances, and one on what the network says.
+"""EVCL: VCL plus a Fisher-weighted elastic penalty on the means and variances, and a distillation loss on the outputs.
 
 L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2] + distillation
 
 The anchor (mu*, s2*) is the posterior at the end of the last task, which is also the prior q_{t-1}. With the default
-`fisher_scale`, F = sum_k n_k T^2 F_k / N_t: what Laplace's approximation says that the rows of the past weigh next to
-those of the task, so that lambda = 1 has a meaning. `teacher.py` has the last term; the paper has none (`distill` 0).
+`fisher_scale`, F = sum_k n_k T^2 F_k / N_t: the weight that Laplace's approximation gives the rows of earlier tasks
+relative to those of the new one, so that lambda = 1 has a meaning. The last term is in `teacher.py`; the paper does not
+have it (`distill` 0).
 """
 
 from __future__ import annotations

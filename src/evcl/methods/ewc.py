@@ -1,8 +1,8 @@
-"""Elastic weight consolidation (Kirkpatrick et al., 2017), in its online form: one anchor, the accumulated Fisher.
+"""Elastic weight consolidation (Kirkpatrick et al., 2017), in its online form: one anchor and an accumulated Fisher.
 
 L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 
-`distill` adds a pull on what the network says, see teacher.py; plain EWC has none.
+`distill` adds a distillation loss on the outputs (see teacher.py); plain EWC has none.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from evcl.nn import Gaussian
 
 @dataclass(frozen=True)
 class Memory:
-    """`prior` is the posterior at the end of the last task (for a new weight, the first prior): the anchor."""
+    """`prior`, the anchor, is the posterior at the end of the last task; for a new weight, it is the first prior."""
 
     prior: Gaussian = per_weight(Gaussian, "prior")
     importance: Tensor = per_weight(low=0)  # F
-    used: Tensor = per_weight(low=0, high=1)  # 1 where an earlier task used the weight, 0 where not
-    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
-    beta: dict[int, Tensor] = per_task()  # of EVCL, as VCL's
+    used: Tensor = per_weight(low=0, high=1)  # 1 for weights that an earlier task used, otherwise 0
+    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
+    beta: dict[int, Tensor] = per_task()  # used by EVCL, as in VCL's memory
 
     def after(
         self, fitted: Fitted, round_: Round, importance: Tensor, decay: Number, beta: Mapping[int, Tensor] | None = None
     ) -> Memory:
-        """What is remembered after one more round; only the weights that it used are concerned."""
+        """The memory after one more round; only entries of the weights that the round used change."""
         used = fitted.used.expand_as(self.used)
         added = torch.where(used > 0, decay * self.importance + importance, self.importance)
         rows = more_rows(self.rows, round_)
@@ -46,7 +46,9 @@ class Memory:
 
 
 def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
-    """`part` of lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with lambda F raised by the floor; over n, if so said."""
+    """`part` times lambda/2 sum F [(mu - mu*)^2 + (s2 - s2*)^2], with the floor added to lambda F. It is divided by n
+    if `strength_scale` or `fisher_scale` is "examples".
+    """
     importance = part * (s.strength * memory.importance + s.fisher_floor * memory.used)
     over = "examples" in (s.strength_scale, s.fisher_scale)
     return Elastic(memory.prior, importance / n if over else importance)
@@ -59,7 +61,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 
 def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
-    """[R, P]: the diagonal Fisher of the round's tasks, over all weights: 0 for those that the fit did not use."""
+    """[R, P]: the diagonal Fisher of the round's tasks over all weights; 0 for weights that the fit did not use."""
     total: Tensor | float = 0.0
     for i, task in enumerate(round_.tasks):
         total = total + _of_task(fitted, task, round_.generators("fisher", i), round_, s)
@@ -69,7 +71,9 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
 
 
 def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
-    """At the weights, at the posterior's means, or averaged over draws from it; over the fit's weights."""
+    """The Fisher of one task over the fit's weights: at the point weights, at the posterior's means, or averaged over
+    posterior draws.
+    """
     rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[: s.fisher_examples] for g in generators])
     rows = rows.to(task.y.device)
     about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
@@ -78,7 +82,7 @@ def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], 
     drawn = s.fisher_draws and fitted.own.log_std is not None
     points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
     found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
-    if s.fisher_scale == "examples":  # to second order, the loss of the task's rows if they were taught
+    if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
         found = found * task.y.shape[1] * s.fisher_temperature**2
     if s.fisher_scale == "task":
         weights = sum(prod(shape) for shape in fitted.layout.shapes.values())

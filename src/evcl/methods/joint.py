@@ -1,6 +1,6 @@
-"""Joint training: a plain network on all tasks together; the ceiling, not a continual learner.
+"""Joint training: a plain network trained on all tasks at once. It is an upper bound, not a continual learner.
 
-L = mean NLL over the examples of every task, each through its own head
+L = mean NLL over the examples of all tasks, each through its own head
 """
 
 from evcl.methods.method import Method

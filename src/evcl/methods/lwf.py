@@ -1,10 +1,10 @@
-"""Learning without forgetting (Li and Hoiem, 2016): the last network teaches the old heads on the new inputs.
+"""Learning without forgetting (Li and Hoiem, 2016): distil the previous network's old heads on the new inputs.
 
 L_t = mean NLL + strength * sum_{k < t} T^2 mean_b KL(softmax(z*_k(x_b) / T) || softmax(z_k(x_b) / T))
 
-z*_k are the outputs of head k by the network that the last task left, on the examples of the new task; T is the
-`distill_temperature`. Nothing is kept but the network itself. A task that shares its head with an earlier one has
-labels of its own there, which the teacher would contradict: such a head is not taught.
+z*_k are the outputs of head k of the network as the last task left it, on the examples of the new task; T is
+`distill_temperature`. Nothing is kept except the network itself. A head that the new task shares with an earlier one is
+not distilled, because the teacher would contradict the new labels.
 """
 
 from __future__ import annotations

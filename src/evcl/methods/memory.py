@@ -1,4 +1,4 @@
-"""What a method remembers between tasks: a frozen dataclass whose fields say how they are stored.
+"""What a method remembers between tasks: a frozen dataclass whose fields declare how they are stored.
 
     @dataclass(frozen=True)
     class Memory:
@@ -7,10 +7,10 @@
         factors: dict[str, Tensor] = per_layer()           # weight name -> [R, ...]
         masks: dict[int, Tensor] = per_task()              # task -> [R, ...]
         kept: tuple[TaskData, ...] = examples()            # rows of earlier tasks
-        teacher: Model = model()                           # another network
+        teacher: Model = model()                           # a second network
 
-The first axis of every tensor is the replicas'. A field holds a tensor or a `Gaussian`, or a tuple or dict of these.
-The functions below do all that the rest of the library does with a memory: no other file knows a field by its name.
+The first axis of every tensor is the replica axis. A field holds a tensor or a `Gaussian`, or a tuple or dict of these.
+The rest of the library handles memories only through the functions below: no other file knows a field by name.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 M = TypeVar("M")
 Start = Literal["zero", "prior", "posterior"]
-HOW = "evcl"  # the key of a field's metadata
+HOW = "evcl"  # the key under which a field's metadata says how it is stored
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """The memory of a method that keeps none."""
+    """The memory of a method that remembers nothing."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Another network beside the learner's own: how it computes, which is not saved, and its weights, which are."""
+    """A second network beside the learner's own. Its weights and statistics are saved; its module is not."""
 
     network: BayesianNetwork
     posterior: Gaussian
     statistics: Mapping[str, Tensor]
-    name: str = ""  # of the memory's field that holds it
+    name: str = ""  # name of the memory field that holds it
 
 
 class PerWeight(NamedTuple):
@@ -55,13 +55,13 @@ class PerWeight(NamedTuple):
 
 
 class ByKey(NamedTuple):
-    """A dict of tensors [R, ...] of any other shape."""
+    """A dict of tensors [R, ...]; the other axes may have any size."""
 
     key: type
 
 
 class Kept(NamedTuple):
-    """Examples."""
+    """A tuple of kept examples."""
 
 
 class Another(NamedTuple):
@@ -69,33 +69,34 @@ class Another(NamedTuple):
 
 
 def per_weight(kind: type = Tensor, start: Start = "zero", low: float = -math.inf, high: float = math.inf) -> Any:
-    """[R, P], a number for each weight: a tensor, a Gaussian, or a tuple or dict of them, which starts empty.
+    """[R, P], one number per weight: a tensor, a Gaussian, or a tuple or dict of these, which starts empty.
 
-    `start` is what a new weight has: 0, its first prior, or what its posterior starts from. Values outside of
-    [low, high] are refused when a file is loaded.
+    `start` is the value for a new weight: 0, its first prior, or its initial posterior. When a file is loaded, values
+    outside [low, high] are refused.
     """
     return field(default=None, metadata={HOW: PerWeight(kind, start, low, high)})
 
 
 def per_layer() -> Any:
-    """A dict: the name of a weight -> a tensor [R, ...], such as a factor of its curvature."""
+    """A dict from weight names to tensors [R, ...], such as factors of the curvature."""
     return field(default_factory=dict, metadata={HOW: ByKey(str)})
 
 
 def per_task() -> Any:
-    """A dict: the number of a task -> a tensor [R, ...], such as the mask of its units."""
+    """A dict from task numbers to tensors [R, ...], such as masks of units."""
     return field(default_factory=dict, metadata={HOW: ByKey(int)})
 
 
 def examples() -> Any:
-    """A tuple of `TaskData` with an axis of replicas, [R, N, ...]: rows of earlier tasks."""
+    """A tuple of `TaskData` with a replica axis, [R, N, ...]: examples of earlier tasks."""
     return field(default=(), metadata={HOW: Kept()})
 
 
 def model(make: Callable[[nn.Module], nn.Module] | None = None) -> Any:
-    """A second network with the same heads, drawn from seeds of its own.
+    """A second network with the same heads, whose initial weights are drawn from separate seeds.
 
-    `make(network)` returns its trunk, given a copy of the learner's; by default it is that copy.
+    `make(network)` receives a copy of the learner's trunk and returns the second network's trunk; by default, that copy
+    is used.
     """
     return field(default=None, metadata={HOW: Another(make)})
 
@@ -104,7 +105,7 @@ def model(make: Callable[[nn.Module], nn.Module] | None = None) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tree with every tensor changed."""
+    """The same nested structure with `change` applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Gaussian):
@@ -120,9 +121,11 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def narrowed(term: M, layout: Layout, part: Layout) -> M:
-    """A term over all weights as one over those of `part`: its tensors [R, P] and [P] are gathered."""
+    """Restrict a term over all weights to the weights of `part`, by gathering its tensors of shape [R, P] and [P]."""
     if not is_dataclass(term):
-        raise EvclError(f"a term must be a dataclass, so that it can be narrowed to a fit's weights: {term!r} is not")
+        raise EvclError(
+            f"a term must be a dataclass, so that it can be narrowed to the weights of a fit; {term!r} is not"
+        )
 
     def gather(tensor: Tensor) -> Tensor:
         whole = tensor.dim() in (1, 2) and tensor.shape[-1] == layout.size
@@ -133,12 +136,12 @@ def narrowed(term: M, layout: Layout, part: Layout) -> M:
 
 
 def hows(memory: Any) -> dict[str, Any]:
-    """How each field of a memory, or of its class, is stored; None marks a field that is a memory itself."""
+    """How each field of a memory, or of a memory class, is stored; None marks a field that is itself a memory."""
     return {one.name: one.metadata.get(HOW) for one in fields(memory)}
 
 
 def each(memory: M, change: Callable[[Any, Any], Any]) -> M:
-    """The memory with every field's value v, stored as h, replaced by change(h, v); inner memories too."""
+    """Replace every field's value v, stored as h, by change(h, v), in inner memories too."""
     found: M = replace(  # type: ignore[type-var]
         memory,
         **{
@@ -153,13 +156,13 @@ def each(memory: M, change: Callable[[Any, Any], Any]) -> M:
 
 
 class Fresh(NamedTuple):
-    """What weights that have not learned anything start from, over a whole layout."""
+    """The initial prior and posterior of untrained weights, over a whole layout."""
 
     prior: Gaussian
     posterior: Gaussian
 
     def of(self, start: Start, kind: type) -> Any:
-        """The same as a Gaussian, or as a tensor."""
+        """The initial value that `start` names, as a Gaussian or as a tensor."""
         gaussian = self.posterior if start == "posterior" else self.prior
         if kind is Gaussian:
             return gaussian
@@ -167,7 +170,7 @@ class Fresh(NamedTuple):
 
 
 def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) -> M:
-    """A memory of nothing. `another(field, make)` makes a second network."""
+    """The memory before the first task. `another(field, make)` makes a second network."""
     values: dict[str, Any] = {}
     for one in fields(cls):  # type: ignore[arg-type]
         how = one.metadata.get(HOW)
@@ -182,18 +185,22 @@ def initial(cls: type[M], fresh: Fresh, another: Callable[[str, Any], Model]) ->
 
 
 def _class_of(cls: type, name: str) -> Any:
-    """The class of a field that is a memory itself; its annotation may be a text."""
+    """The class of a field that is itself a memory; its annotation may be a string."""
     try:
         found = get_type_hints(cls)[name]
     except NameError as error:
-        raise EvclError(f"the memory's field {name!r}: {error}; its class must be known where the memory is") from None
+        raise EvclError(
+            f"memory field {name!r}: {error}; define its class at module level, beside the memory's"
+        ) from None
     if not (isinstance(found, type) and is_dataclass(found)):
-        raise EvclError(f"the memory's field {name!r} needs to say how it lives: per_weight(), per_layer(), ...")
+        raise EvclError(f"memory field {name!r} must declare how it is stored: per_weight(), per_layer(), ...")
     return found
 
 
 def relaid(memory: M, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[Model], Model]) -> M:
-    """The memory in a layout where weights were added; those start as their field says. `grown`: second networks."""
+    """Move the memory to a layout with added weights, which start as their field declares. `grown` extends second
+    networks.
+    """
 
     def fill(flat: Tensor, start: Tensor) -> Tensor:
         return old.extended(flat, new, start)
@@ -221,7 +228,7 @@ def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, T
 
 
 def kept_examples(memory: Any) -> list[TaskData]:
-    """All examples that a memory keeps, wherever they stand in it."""
+    """All examples that a memory keeps, in any of its fields."""
     return [task for kept in _stored_as(Kept, memory) for task in kept]
 
 
@@ -231,7 +238,7 @@ def models(memory: Any) -> list[Model]:
 
 
 def _stored_as(kind: type, memory: Any) -> list[Any]:
-    """The values of all fields that are stored so, those of inner memories among them."""
+    """The values of all fields stored as `kind`, in inner memories too."""
     found: list[Any] = []
     for name, how in hows(memory).items():
         value = getattr(memory, name)

@@ -1,16 +1,16 @@
-"""What a method is: an algorithm that asks for fits, and a memory.
+"""The contract of a method: an algorithm that requests fits, and a memory.
 
-A method reads like the algorithm box of its paper. Its `learn` is a generator: it yields each `Fit` that it wants, is
-sent what the fit ended with, and returns what the round ends with. EVCL, without its teacher:
+A method reads like the algorithm box of its paper. Its `learn` is a generator: it yields each `Fit` that it needs,
+receives the result of that fit, and returns the result of the round. EVCL, without its teacher:
 
     def learn(memory, round, s):
         beta = tempering(s, round)
         fitted = yield Fit(round.tasks, terms=[KL(memory.prior, beta / round.n), elastic(memory, s, round.n)])
         return Learned(fitted.q, memory.after(fitted, round, fisher(fitted, round, s), s.fisher_decay))
 
-Every [R, P] tensor in a method is over all weights of the network: the engine narrows terms to the weights that a fit
-uses, and widens what comes of it. What lies between two yields must be a function of (seed, purpose, round), so that a
-run that was stopped can be resumed.
+Every [R, P] tensor in a method covers all weights of the network: the engine narrows terms to the weights that a fit
+uses, and widens the results again. Anything computed between two yields must be a function of (seed, purpose, round),
+so that a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -35,41 +35,42 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout
 
 
 class Tracker:
-    """Hears every step of one fit, by tensor operations alone. Subclass it and override what you need.
+    """Is called at every step of one fit, and may use tensor operations only. Subclass it and override what you need.
 
-    Everything it changes from step to step is in `buffers()`, so that checkpoints and CUDA graphs have it.
+    `buffers()` must return every tensor that changes from step to step, so that checkpoints and CUDA graphs include it.
     """
 
     def begin(self, q: Gaussian) -> None:
-        """The fit begins at `q`, over the fit's weights: make the buffers."""
+        """Called when the fit begins at `q`, over the fit's weights: create the buffers here."""
 
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        """A step's gradient is known: of the NLL and the losses, without the terms."""
+        """Called when a step's gradient is known: that of the NLL and the losses, without the terms."""
 
     def after(self, q: Gaussian) -> None:
-        """The step is taken."""
+        """Called after the update."""
 
     def buffers(self) -> list[Tensor]:
         return []
 
     def result(self) -> Tensor | None:
-        """[R, P] over the fit's weights; `Fitted.tracked` has it over all weights."""
+        """[R, P] over the fit's weights; `Fitted.tracked` holds it over all weights."""
         return None
 
 
 class Loss:
-    """A loss that sees the network, added to the mean NLL at each step and differentiated by autograd.
+    """A loss that uses the network. It is added to the mean NLL at each step and differentiated by autograd.
 
-    `heads` are the heads it uses beside those of the data: their weights are trained too.
+    `heads` are the heads that it uses in addition to those of the data: their weights are trained too.
     """
 
     heads: Sequence[int] = ()
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        """[R]: its value on a step's examples.
+        """[R]: the loss on the examples of a step.
 
-        `batch.logits(network, heads)` is what the network says of them, by the step's own pass through the trunk if it
-        can be shared; `network.logits(x, heads)` is a pass of its own, for other examples.
+        `batch.logits(network, heads)` returns the network's logits for these examples and reuses the step's forward
+        pass through the trunk if possible; `network.logits(x, heads)` makes a separate forward pass, for other
+        examples.
         """
         raise NotImplementedError
 
@@ -82,16 +83,16 @@ class Fit:
         data: the examples, of one task or of several jointly, each through its own head
         terms: penalties on the weights
         losses: functions of the network
-        sampler: in which order the examples are seen
-        trackers: what hears every step
-        start: where the weights start, over all weights; None: where the posterior, or the `model`, is
-        moves: [R, P] or [P], true for the weights that move; None: all that the fit uses
-        model: another network of the memory's, to be trained in place of the learner's own
-        likelihood: what the outputs mean; None: the learner's own
-        rule: makes the update; None: Adam, and for sigma what `std_update` says
-        capture: False if a term, loss, tracker or rule reads a value on the host: no CUDA graph is made then
-        stage: what its epochs are reported as
-        number: numbers the generators of its order and noise; None: by round and stage
+        sampler: chooses the order of the examples
+        trackers: objects that are called at every step
+        start: the initial weights, over all weights; None: the current posterior, or that of `model`
+        moves: [R, P] or [P], True for the weights to train; None: all weights that the fit uses
+        model: a second network from the memory, to be trained in place of the learner's own
+        likelihood: how the outputs are interpreted; None: the learner's likelihood
+        rule: makes the update rule; None: Adam, and for sigma the rule named by `std_update`
+        capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
+        stage: the name under which its epochs are reported
+        number: index of the generators of its example order and noise; None: derived from round and stage
     """
 
     data: Sequence[TaskData]
@@ -111,16 +112,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What one fit ended with.
+    """The result of one fit.
 
     Attributes:
         network: how the network that was trained computes
-        q: over all weights: those of the fit are learned, the others as they were
+        q: over all weights: those of the fit are trained, the others unchanged
         own: the weights of the fit alone
-        layout: the names of the fit's weights
+        layout: their layout
         used: [P], 1 for the weights of the fit
         tracked: the trackers' results, over all weights
-        model: with `Fit.model`: that network as it is now; `q` and the others are then its own
+        model: with `Fit.model`: that network after the fit; `q` and the other fields then refer to it
     """
 
     network: BayesianNetwork
@@ -134,7 +135,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a round ends with: the posterior over all weights, and what is remembered."""
+    """The result of a round: the posterior over all weights, and the memory."""
 
     posterior: Gaussian
     memory: Any
@@ -142,13 +143,13 @@ class Learned:
 
 @dataclass(frozen=True)
 class Round:
-    """What there is to learn now.
+    """The input of a round: what there is to learn, and the state it starts from.
 
     Attributes:
-        number: how many rounds were learned before
-        tasks: one, or several jointly
-        network: how the learner's network computes; its weights are `posterior`
-        posterior: where the round begins
+        number: number of rounds learned before
+        tasks: one task, or several to learn jointly
+        network: the learner's network, without weights; they are in `posterior`
+        posterior: the weights at the start of the round
         seen: the heads of earlier rounds
         seeds: one per replica
         likelihood: what the network's outputs mean
@@ -166,19 +167,19 @@ class Round:
 
     @property
     def n(self) -> int:
-        """Examples of the round."""
+        """Number of examples in the round."""
         return sum(task.y.shape[1] for task in self.tasks)
 
     def of(self, tasks: Sequence[TaskData], posterior: Gaussian | None = None) -> Round:
-        """The same round with other examples, beginning elsewhere."""
+        """The same round with other examples and, if given, another starting point."""
         return replace(self, tasks=tasks, posterior=posterior or self.posterior)
 
     def generators(self, purpose: str, *indices: int) -> list[torch.Generator]:
-        """One a replica, a function of its seed, the purpose, this round and the indices."""
+        """One generator per replica: a function of its seed, the purpose, this round and the indices."""
         return [generator(seed, purpose, self.number, *indices) for seed in self.seeds]
 
     def same(self, tensor: Tensor) -> Tensor:
-        """The tensor that all processes of a run agree on."""
+        """Make all processes of a run use process 0's tensor."""
         return tensor if self.ranks is None else self.ranks.broadcast_(tensor)
 
 
@@ -187,30 +188,31 @@ Learning = Generator[Fit, Fitted, Learned]
 
 
 def plain(memory: Any, round_: Round, s: Settings) -> Learning:
-    """The mean NLL and nothing else."""
+    """Minimise the mean NLL alone."""
     fitted = yield Fit(round_.tasks)
     return Learned(fitted.q, memory)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of continual learning.
+    """A continual learning method.
 
     Attributes:
-        name: what it is called
-        summary: one line about it
-        bayesian: a Gaussian over each weight; otherwise a point
-        learn: (memory, round, settings) -> a generator of fits, see `Learning`
+        name: its name
+        summary: a one-line description
+        bayesian: True: a Gaussian over each weight; False: point weights
+        learn: (memory, round, settings) -> a generator of fits: see `Learning`
         memory: what it remembers: a frozen dataclass, whose fields `per_weight`, `per_layer`, `per_task`, `examples`
             and `model` declare
-        settings: its settings beyond those of training and, if it is Bayesian, of every Bayesian method; one of those
-            with another default or other choices
+        settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
+            an entry may also override one of those with another default or other choices
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
-        stages: how many fits a round has, for those who watch it
-        apart: it needs examples that do not touch in the network: the Fisher does, and replicas always do
-        jointly: it learns all tasks in one round: not a continual learner but a ceiling
-        shares: what its fits learn from: methods that say the same word can share a program on a GPU. A method whose
-            fits have other data, order or networks than the round's tasks says a word of its own
+        stages: number of fits per round, for progress reports
+        apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
+            replicas, for any method
+        jointly: True if it learns all tasks in one round: an upper bound, not a continual learner
+        shares: a label for what its fits train on: methods with the same label can share a program on a GPU. A method
+            whose fits use other data, another order or other networks than the round's tasks needs a label of its own
     """
 
     name: str
@@ -236,7 +238,7 @@ METHODS: Registry[Method] = Registry("method")
 
 
 def register(method: Method, *, overwrite: bool = False) -> Method:
-    """Add a method of one's own: it then works in `evcl run`, in `Learner` and in the contract tests."""
+    """Register a method of your own. It then works in `evcl run`, in `Learner` and in the contract tests."""
     if not isinstance(method, Method):
         raise EvclError(
             f"register takes an evcl.methods.Method, not {type(method).__name__}; see docs/own-method.md for an example"
@@ -246,5 +248,5 @@ def register(method: Method, *, overwrite: bool = False) -> Method:
 
 
 def get(method: str | Method) -> Method:
-    """The method of this name, or the method itself."""
+    """Return the method of this name, or `method` itself if it is a Method."""
     return method if isinstance(method, Method) else METHODS[method]

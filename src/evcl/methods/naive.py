@@ -1,4 +1,4 @@
-"""Naive training: the next task and nothing else.
+"""Naive training: fit each new task and do nothing against forgetting.
 
 L_t = mean NLL
 """

@@ -1,4 +1,4 @@
-"""A memory as named tensors and a few words of JSON, and back: files come from anywhere, and are checked."""
+"""Convert a memory to named tensors and a JSON outline, and back. Files are not trusted, so everything is checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tensors(memory: Any) -> dict[str, Tensor]:
 
 
 def outline(memory: Any) -> Any:
-    """What JSON has to say of a memory, so that `from_tensors` finds its tensors."""
+    """The structure of a memory as JSON, from which `from_tensors` finds its tensors."""
     return _packed(memory, [], {})
 
 
@@ -53,12 +53,12 @@ def _packed(value: Any, path: list[str], out: dict[str, Tensor]) -> Any:
         return {"fields": {one.name: inside(one.name, getattr(value, one.name)) for one in fields(value)}}
     if value is None:
         return None
-    raise EvclError(f"the memory's {'/'.join(path)} holds a {type(value).__name__}, which cannot be saved")
+    raise EvclError(f"{'/'.join(path)} in the memory is a {type(value).__name__}, which cannot be saved")
 
 
 class Fits(NamedTuple):
-    """What the tensors of a file must fit: a tensor [R, P], whether weights have a standard deviation, the number of
-    classes of each head, and the number of tasks learned.
+    """What the tensors of a file are checked against: a tensor [R, P], whether weights have a standard deviation, the
+    number of classes of each head, and the number of tasks learned.
     """
 
     like: Tensor
@@ -68,23 +68,23 @@ class Fits(NamedTuple):
 
 
 def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) -> M:
-    """A memory like this one, of what `outline` and `tensors` gave.
+    """Rebuild a memory like this one from the results of `outline` and `tensors`.
 
-    Whatever does not fit is an EvclError: files come from anywhere.
+    Files are not trusted: anything that does not fit raises an EvclError.
     """
     try:
         return _unpacked(memory, told, [], given, fits)
     except EvclError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise EvclError(f"what it remembers is damaged ({type(error).__name__} {error})") from error
+        raise EvclError(f"its memory is damaged ({type(error).__name__} {error})") from error
 
 
 def _unpacked(memory: M, told: Any, path: list[str], given: Mapping[str, Tensor], fits: Fits) -> M:
     told = told["fields"]
     known, values = hows(memory), {}
     if told.keys() != known.keys():
-        raise EvclError(f"it remembers {sorted(told)}, and this method remembers {sorted(known)}")
+        raise EvclError(f"its memory has the fields {sorted(told)}, but this method's has {sorted(known)}")
     for name, how in known.items():
         own, at = getattr(memory, name), [*path, name]
         if how is None:
@@ -112,54 +112,56 @@ def _value(told: Any, path: list[str], given: Mapping[str, Tensor], own: Any) ->
     if kind == "examples":
         x, y, weights = (inside(key, content[key]) for key in ("x", "y", "weights"))
         if type(content["head"]) is not int or type(content["task"]) is not int:
-            raise ValueError("head and task should be whole numbers")
+            raise ValueError("head and task must be whole numbers")
         return TaskData(x, y, content["head"], weights, content["task"])
     if kind == "model":
         return replace(own, posterior=inside("posterior", content[0]), statistics=inside("statistics", content[1]))
     if kind == "dict":
         if any(type(key) not in (int, str) for key, _ in content) or len({key for key, _ in content}) < len(content):
-            raise ValueError("a key should be a text or a whole number, and stand once")
+            raise ValueError("keys must be strings or whole numbers, without duplicates")
         return {key: inside(key, one) for key, one in content}
     raise ValueError(f"kind {kind!r}")
 
 
 def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
-    """Refuse a value that a field stored as `how`, whose value was `own`, could not have."""
+    """Refuse a value that is invalid for a field stored as `how`; `own` is the field's present value."""
     if isinstance(how, PerWeight):
         _check_weights(how, value, name, fits)
     elif isinstance(how, Another):
         _check_model(value, own, name)
     elif isinstance(how, Kept):
         if not isinstance(value, tuple):
-            raise EvclError(f"{name} should be examples")
+            raise EvclError(f"{name} must be a tuple of examples")
         for i, one in enumerate(value):
             _check_examples(one, f"{name}/{i}", fits)
     else:
         if not isinstance(value, dict) or any(type(key) is not how.key for key in value):
-            raise EvclError(f"{name} should be a dict by {how.key.__name__}")
+            raise EvclError(f"{name} must be a dict with {how.key.__name__} keys")
         if not all(tensors({"": one}) for one in value.values()):
-            raise EvclError(f"{name} should hold tensors")
+            raise EvclError(f"{name} must contain tensors")
         for key, tensor in tensors({"": value}).items():
             if tensor.shape[:1] != fits.like.shape[:1] or (tensor.is_floating_point() and not finite(tensor)):
-                raise EvclError(f"{name}{key} should have an axis of replicas first, and be finite")
+                raise EvclError(f"{name}{key} must be finite and have the replica axis first")
 
 
 def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
     like = fits.like
     if not isinstance(value, how.kind):
-        raise EvclError(f"{name} should be a {how.kind.__name__}")
+        raise EvclError(f"{name} must be a {how.kind.__name__}")
     each = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
     if not all(_is_of_weights(one, fits.bayesian) for one in each):
-        raise EvclError(f"{name} should be tensors, or Gaussians as the method has them")
+        raise EvclError(
+            f"{name} must be tensors, or Gaussians that have a standard deviation exactly if the method is Bayesian"
+        )
     for key, tensor in tensors({"": value}).items():
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
-            came = f"and is {tensor.dtype} {tuple(tensor.shape)}"
-            raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite, {came}")
+            came = f"but is {tensor.dtype} {tuple(tensor.shape)}"
+            raise EvclError(f"{name}{key} must be {like.dtype} {tuple(like.shape)} and finite, {came}")
         check_size(f"{name}{key}", tensor)
         if not key.endswith("log_std") and tensor.numel():
             least, most = (float(end) for end in tensor.aminmax())
             if least < how.low or most > how.high:
-                raise EvclError(f"{name} should be at least {how.low:g} and at most {how.high:g}")
+                raise EvclError(f"{name} must be at least {how.low:g} and at most {how.high:g}")
 
 
 def _is_of_weights(value: Any, bayesian: bool) -> bool:
@@ -171,48 +173,48 @@ def _is_of_weights(value: Any, bayesian: bool) -> bool:
 def _check_model(value: Any, own: Model, name: str) -> None:
     wanted, found = (tensors({"": one}) for one in (own, value))
     if wanted.keys() != found.keys():
-        raise EvclError(f"{name}: its network is another")
+        raise EvclError(f"{name} is of a different network")
     for key, tensor in found.items():
         like = wanted[key]
         if tensor.shape != like.shape or tensor.dtype != like.dtype or not finite(tensor):
-            raise EvclError(f"{name}{key} should be {like.dtype} {tuple(like.shape)}, all of it finite")
+            raise EvclError(f"{name}{key} must be {like.dtype} {tuple(like.shape)} and finite")
         if "/posterior/" in key:
             check_size(f"{name}{key}", tensor)
 
 
 def _check_examples(one: Any, name: str, fits: Fits) -> None:
     if not isinstance(one, TaskData) or one.x.dtype != fits.like.dtype or not finite(one.x):
-        raise EvclError(f"the inputs of {name} should be {fits.like.dtype}, all of it finite")
+        raise EvclError(f"the inputs of {name} must be {fits.like.dtype} and finite")
     right = one.y.dtype == torch.long and one.y.shape == one.x.shape[:2] and len(one.y) == len(fits.like)
     if not right or not bool(((one.y >= 0) & (one.y < fits.classes(one.head))).all()):
         raise EvclError(f"the labels of {name} do not fit its inputs or its head")
     if not 0 <= one.task < fits.tasks:
-        raise EvclError(f"{name} is of task {one.task}, and {fits.tasks} were learned")
+        raise EvclError(f"{name} belongs to task {one.task}, but only {fits.tasks} tasks were learned")
     if one.weights is not None and (one.weights.shape != one.y.shape or not finite(one.weights)):
         raise EvclError(f"the weights of {name} do not fit its inputs")
 
 
 def check_learned(memory: Any, before: Any, fits: Fits) -> None:
-    """Refuse what a method wants to remember if a file of it could not be loaded: `before` is what it remembered."""
+    """Refuse a new memory that could not be loaded again from a file; `before` is the previous memory."""
     for name, how in hows(memory).items():
         value, own = getattr(memory, name), getattr(before, name)
         if how is None:
             check_learned(value, own, fits)
             continue
         if isinstance(how, Another) and value.network is not own.network:
-            raise EvclError(f"the memory's {name} must keep its own network: replace({name}, posterior=...)")
+            raise EvclError(f"{name} in the memory must keep its own network: use replace({name}, posterior=...)")
         if any(t.is_floating_point() and not finite(t) for t in tensors({name: value}).values()):
-            raise EvclError(f"the {name} of some weights is not finite: the run is left as it was")
+            raise EvclError(f"{name} is not finite for some weights; the run has not been changed")
         _check(how, value, own, f"the memory's {name}", fits)
 
 
 def check_size(name: str, tensor: Tensor) -> None:
-    """Refuse means and log standard deviations of a file that are so large that predictions would not be finite."""
+    """Refuse means and log standard deviations so large that predictions would not be finite."""
     most = 50.0 if name.endswith("log_std") else 1e18
     if tensor.numel() and float(tensor.abs().max()) >= most:
-        raise EvclError(f"{name} should be below {most:g} in size")
+        raise EvclError(f"{name} must be below {most:g} in absolute value")
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all of it is; without the copies that `isfinite` makes, which may be as large as a file."""
+    """True if all values are finite. `isfinite` would make copies, which could be as large as the file."""
     return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in tensor.aminmax())

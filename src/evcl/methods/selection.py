@@ -1,9 +1,10 @@
-"""Which examples stand for a task: `random` ones, or `kcenter`, those that leave no other far away.
+"""Select the examples that represent a task: at `random`, or by `kcenter`, so that every example is near a selected
+one.
 
-Greedy k-center (Gonzalez, 1985) in input space: the first centre is the example nearest the mean, each next one the
-example farthest from the centres so far; the lower index where two are equally far. Distances are computed from
-differences and not as |x|^2 - 2 x.c + |c|^2, one matrix product, which is not 0 between copies of an example, so that
-rounding would decide between them.
+Greedy k-center (Gonzalez, 1985) in input space: the first centre is the example nearest the mean, and each next centre
+is the example farthest from the centres so far; ties go to the lower index. Distances are computed from differences.
+The faster form |x|^2 - 2 x.c + |c|^2, one matrix product, is not exactly 0 between copies of an example, so rounding
+would decide between them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FIRST_BLOCK, LARGEST_BLOCK = 8, 2048  # examples measured at once
+FIRST_BLOCK, LARGEST_BLOCK = 8, 2048  # examples whose distances are computed at once
 
 
 def choose(kind: str, x: Tensor, count: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """`random`: rows [R, count] for R generators; `kcenter`: [U, count], those of each of x [U, N, ...]."""
+    """Select `count` rows: `random` returns [R, count] for R generators, `kcenter` [U, count] for x [U, N, ...]."""
     if kind == "random":
         rows = torch.stack([torch.randperm(x.shape[1], generator=g)[:count] for g in generators])
         return rows.to(x.device)
@@ -25,21 +26,21 @@ def choose(kind: str, x: Tensor, count: int, generators: Sequence[torch.Generato
 
 
 def others(rows: Tensor, n: int) -> Tensor:
-    """[R, n - count]: those of n rows that are not among `rows` [R, count], in order."""
+    """[R, n - count]: the rows out of n that are not in `rows` [R, count], in ascending order."""
     taken = torch.zeros(len(rows), n, dtype=torch.uint8, device=rows.device).scatter_(1, rows, 1)
     return taken.argsort(dim=1, stable=True)[:, : n - rows.shape[1]]
 
 
 @torch.no_grad()
 def kcenter(x: Tensor, count: int) -> Tensor:
-    """The rows [R, count] of the k-centers of x [R, N, D]; count is at most N."""
-    if x.is_cuda:  # measuring costs less than waiting for the answer
+    """[R, count]: the rows of the k-centers of x [R, N, D]; count must be at most N."""
+    if x.is_cuda:  # computing all distances costs less than synchronising with the device
         return _eager(x, count)
     return torch.stack([_lazy(one, count) for one in x])
 
 
 def _eager(x: Tensor, count: int) -> Tensor:
-    """Every example is measured against every centre; nothing waits for the device."""
+    """Compute the distance of every example to every centre, without synchronising with the device."""
     chosen = _distance(x, x.mean(1, keepdim=True)).squeeze(2).argmin(1, keepdim=True)
     near = x.new_full(x.shape[:2], torch.inf)
     rows = []
@@ -47,16 +48,17 @@ def _eager(x: Tensor, count: int) -> Tensor:
         rows.append(chosen)
         centre = x.gather(1, chosen.unsqueeze(2).expand(-1, -1, x.shape[2]))
         torch.minimum(near, _distance(x, centre).squeeze(2), out=near)
-        near.scatter_(1, chosen, -1.0)  # once chosen, never again
+        near.scatter_(1, chosen, -1.0)  # never choose it again
         chosen = near.argmax(1, keepdim=True)
     return torch.cat(rows, 1) if rows else chosen[:, :0]
 
 
 def _lazy(x: Tensor, count: int) -> Tensor:
-    """The same for x [N, D]: [count].
+    """[count]: the same for x [N, D].
 
-    Each centre can only bring an example nearer, so that an old distance is a bound of the present one, and an example
-    is measured again only while its bound is not below the farthest that is known: a fraction of them at each centre.
+    A new centre can only reduce an example's distance to its nearest centre, so an old distance is an upper bound of
+    the present one. A distance is recomputed only while its bound is not below the largest known distance: for a
+    fraction of the examples per centre.
     """
     rows = torch.zeros(count, dtype=torch.long)
     centres = x.new_empty(count, x.shape[1])
@@ -68,12 +70,12 @@ def _lazy(x: Tensor, count: int) -> Tensor:
         else:
             _measure(x, centres[:k], near, seen)
             row = near.argmax()
-        rows[k], centres[k], near[row] = row, x[row], -1.0  # once chosen, never again
+        rows[k], centres[k], near[row] = row, x[row], -1.0  # never choose it again
     return rows
 
 
 def _measure(x: Tensor, centres: Tensor, near: Tensor, seen: Tensor) -> None:
-    """Bring `near` up to date with the centres for every example that could be the farthest from them."""
+    """Update `near` for every example that could be the farthest from the centres."""
     k = len(centres)
     old = (seen < k) & (near > 0)
     farthest = near.masked_fill(old, -1.0).max()
@@ -88,5 +90,5 @@ def _measure(x: Tensor, centres: Tensor, near: Tensor, seen: Tensor) -> None:
 
 
 def _distance(x: Tensor, centres: Tensor) -> Tensor:
-    """[..., N, K]: Euclidean distances of x [..., N, D] to centres [..., K, D], each pair in the same way."""
+    """[..., N, K]: Euclidean distances from x [..., N, D] to centres [..., K, D], each computed from differences."""
     return torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist")

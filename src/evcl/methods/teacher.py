@@ -1,18 +1,19 @@
-"""An elastic term on functions: what the last network says of the new inputs is to be said again.
+"""Distillation, an elastic term on functions: keep the previous network's outputs on the new inputs.
 
     sum_k  w_k T^2 mean_b KL(softmax(z*_k(x_b) / T) || softmax(z_k(x_b) / T))
 
-z*_k are the outputs of head k by the network that the last task left (of a posterior, by its means), on the examples of
-the new task; T is the `distill_temperature`. Nothing is kept but the network itself. The elastic term on weights is the
-same to second order, on the inputs that are gone: each sees what the other does not.
+z*_k are the outputs of head k of the teacher on the examples of the new task. The teacher is the network as the last
+task left it; for a posterior, its means. T is `distill_temperature`. Nothing is kept except the network itself. To
+second order, the elastic term on weights is the same loss on the old inputs, which are no longer available: the two
+terms complement each other.
 
-A head that no task of the round uses is taught with w_k = n_k / n, the rows it has learned over the rows of the round.
-A head that is used again has labels of its own, which may agree with the teacher or contradict it. `agreement` asks up
-to 1,000 of the new rows: the teacher knows, of log C nats that there are to know,
+A head that no task of the round uses is distilled with w_k = n_k / n, the number of rows it has learned divided by the
+number of rows in the round. A head that is used again has new labels, which may agree with the teacher or contradict
+it. `agreement` measures this on up to 1,000 of the new rows, as fractions of log C nats:
 
-    knows = 1 - NLL / log C,    and is surprised by    (NLL - H) / log C,
+    knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
 
-where H, its mean entropy, is the NLL that it expects. Both lie between 0 and 1.
+where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
 """
 
 from __future__ import annotations
@@ -32,29 +33,35 @@ from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Loss, Round
 from evcl.nn import BayesianNetwork, outputs
 
-ASKED = 1000  # new rows that tell whether they agree with the old
-USUAL = 0.15  # EVCL's `distill`: more costs what is learned anew, less forgets more
-UNTAUGHT = 1.7  # times the pull on weights where no teacher makes up for what a diagonal does not see
-MOST = 10.0  # the most that a taught head counts for, next to the new task: more, and that is hardly learned
-Number = Tensor | float  # one for all replicas, or [R, 1]
+ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
+USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
+UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
+MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
+Number = Tensor | float  # one number for all replicas, or [R, 1]
 
 DISTILLATION: dict[str, Setting] = {
     "distill": Setting(
-        0.0, "weight of what the last network says of the new inputs; 0: the past is held by weights alone", high=1e6
+        0.0,
+        "weight of the distillation loss, which keeps the previous network's outputs on the new inputs; 0: only "
+        "penalties on the weights protect earlier tasks",
+        high=1e6,
     ),
     "distill_temperature": Setting(
-        2.0, "softens what teacher and network say: softmax(logits / T)", low=1e-2, high=1e3
+        2.0,
+        "T in softmax(logits / T), the softened outputs of teacher and network in the distillation loss",
+        low=1e-2,
+        high=1e3,
     ),
 }
 
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """What a teacher says of each example, [R, N, classes] log-probabilities a head, is to be said again."""
+    """Distillation loss. `said` holds the teacher's log-probabilities for each example, [R, N, classes] per head."""
 
     said: Sequence[Tensor]
     temperature: Number
-    strength: Sequence[Number]  # of each head
+    strength: Sequence[Number]  # one per head
     heads: Sequence[int] = ()
     name: ClassVar[str] = "distillation"
 
@@ -72,13 +79,15 @@ class Distillation(Loss):
 
 
 def column(value: Number, like: Tensor) -> Tensor:
-    """[R, 1, 1], without a copy from the host: a CUDA graph could not have one."""
+    """`value` as [R, 1, 1], without a copy from the host, which a CUDA graph could not capture."""
     return value.view(-1, 1, 1) if isinstance(value, Tensor) else like.new_full((len(like), 1, 1), value)
 
 
 @torch.no_grad()
 def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengths: Mapping[int, Number]) -> list[Loss]:
-    """The lessons of the network that the last round left, on these examples: of these heads, with these strengths."""
+    """Distillation losses on these examples, with the network as the last round left it as the teacher. `strengths`
+    maps heads to weights.
+    """
     heads = list(strengths)
     if not heads:
         return []
@@ -100,7 +109,7 @@ def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
 
 
 class Agreement(NamedTuple):
-    """Of a teacher with the labels of new rows, [R, 1] each."""
+    """How well a teacher agrees with the labels of new rows, [R, 1] each: see the top of this file."""
 
     knows: Tensor
     surprised: Tensor
@@ -108,7 +117,7 @@ class Agreement(NamedTuple):
 
 @torch.no_grad()
 def agreement(task: TaskData, round_: Round) -> Agreement:
-    """Of the network that the last round left; rows are drawn, since files may be sorted."""
+    """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted."""
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
     x, y = task.take(drawn.to(task.y.device))
@@ -120,19 +129,19 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
 
 
 class Past(NamedTuple):
-    """How a round is to hold on to the past."""
+    """How a round protects what was learned before."""
 
-    lessons: list[Loss]  # by functions
-    prior: Number  # by weights: how much of the last posterior's precision is kept, [R, 1] or one for all
-    elastic: Number  # and of the elastic term
+    lessons: list[Loss]  # distillation losses
+    prior: Number  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
+    elastic: Number  # factor on the elastic term: one number, or [R, 1]
 
 
 def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
-    """`rows` are those that each head has learned, [R, 1] each.
+    """Decide how this round protects the past. `rows` is the number of rows that each head has learned, [R, 1] each.
 
-    The past counts once. Where a head is used again, `knows` of it is held by the teacher, and the weights let go of as
-    much; where the new rows contradict the old, nothing can be taught, and the weights hold on the more. What other
-    heads have learned is held in any case.
+    The past must count only once. If a head is used again, distillation protects the fraction `knows`, and the
+    penalties on the weights are reduced accordingly. If the new rows contradict the old, distillation cannot help, and
+    the penalties are stronger instead. What other heads have learned is always protected.
     """
     likelihood = round_.likelihood
     if likelihood is not CATEGORICAL or (not isinstance(s.distill, Tensor) and s.distill == 0):
@@ -148,14 +157,14 @@ def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
         whole = s.distill / USUAL
         whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
-        share = whole * rows[head] / torch.stack(list(rows.values())).sum(0)  # of the past that is this head's
+        share = whole * rows[head] / torch.stack(list(rows.values())).sum(0)  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = 1 - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
 
 
 def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
-    """`rows` after this round."""
+    """`rows`, the number of rows per head, after this round."""
     found, like = dict(rows), round_.posterior.mean
     for task in round_.tasks:
         added = like.new_full((len(like), 1), task.y.shape[1])

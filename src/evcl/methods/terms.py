@@ -1,20 +1,20 @@
-"""What a method adds to the mean NLL of a task, and the gradients of it.
+"""The terms that a method adds to the mean NLL of a task, and their gradients.
 
-A term gives its value for R replicas by `loss(q)`. The terms of this file have closed-form gradients, so they never
-enter autograd: at the start of a task they collapse into per-weight constants, with v = sigma^2,
+`loss(q)` returns a term's value for R replicas. The terms in this file have closed-form gradients, so they never enter
+autograd: at the start of a task they collapse into per-weight constants, with v = sigma^2,
 
     grad_mean    = a (mu - m)
     grad_log_std = k (v - s) + d v (v - u)
 
-whatever the method, so that a step costs the same for all of them. Both are differences from a centre and not, say,
-a mu + b: a weight without data rests at the centre, where a difference is exactly 0; the rounding error of a sum is
-not, and Adam makes full steps of it.
+so that a step costs the same for every method. Both gradients are written as differences from a centre, not, say, as
+a mu + b. A weight without data rests at its centre, where a difference is exactly 0. A sum would leave a rounding
+error there, which Adam turns into a full step.
 
-A term of one's own needs only `loss`: it is differentiated by autograd at each step. One that knows its gradient adds
-it in place, by `add_gradient`. Either way it joins the data's gradient before the update, and the compiled update stays
-in use. `autograd_gradients` differentiates any term; it is the reference in the tests.
+A term of your own needs only `loss`, which is differentiated by autograd at each step. If its gradient is known, it can
+add it in place with `add_gradient`. Either way the gradient is added to that of the data before the update, and the
+compiled update stays in use. `autograd_gradients` differentiates any term; it is the reference in the tests.
 
-Terms are dataclasses: a tensor [R, P] in one is over all weights, and is narrowed to the weights that a fit uses.
+Terms are dataclasses. A tensor [R, P] in a term covers all weights, and is narrowed to the weights that a fit uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evcl.nn import Gaussian, Layout
 
 
 class Term(Protocol):
-    """Something added to the mean NLL. `name`, where a term has one, is what its value is reported as."""
+    """A term added to the mean NLL. Its value is reported under `name`, if it has one."""
 
     def loss(self, q: Gaussian) -> Tensor:
         """[R]: the term's value for each replica at the posterior `q`."""
@@ -39,17 +39,17 @@ class Term(Protocol):
 
 @runtime_checkable
 class Quadratic(Term, Protocol):
-    """A term whose gradients are springs."""
+    """A term whose gradients are springs: linear in the distance from a centre."""
 
     def springs(self) -> Springs: ...
 
 
 @runtime_checkable
 class Differentiated(Term, Protocol):
-    """A term that knows its gradient."""
+    """A term that computes its own gradient."""
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
-        """Add it to `grads` in place, by tensor operations alone."""
+        """Add the gradient to `grads` in place, with tensor operations only."""
         ...
 
 
@@ -67,18 +67,18 @@ class Gradients(NamedTuple):
     layout: Layout
 
     def part(self, name: str) -> Tensor:
-        """Of the means of this name: a view [R, *shape]."""
+        """The gradient of the means of this name: a view [R, *shape]."""
         return self.layout.view(self.mean, name)
 
 
 def term_name(term: object) -> str:
-    """What a term's value is reported as: its `name`, else its class."""
+    """The name under which a term's value is reported: its `name`, or else its class name."""
     return str(getattr(term, "name", type(term).__name__.lower()))
 
 
 @dataclass
 class Spring:
-    """w (z - c), for each weight: a spring of stiffness w [R, P] and centre c [R, P]."""
+    """w (z - c) for each weight: a spring with stiffness w [R, P] and centre c [R, P]."""
 
     w: Tensor
     c: Tensor
@@ -86,12 +86,12 @@ class Spring:
     def __add__(self, other: Spring) -> Spring:
         w = self.w + other.w
         share = torch.where(w > 0, other.w / w, torch.zeros_like(w))
-        return Spring(w, self.c + share * (other.c - self.c))  # exact where the two centres are one
+        return Spring(w, self.c + share * (other.c - self.c))  # exact if both centres are equal
 
 
 @dataclass
 class Springs:
-    """The constants of the closed-form gradients; None where no term has that part."""
+    """The constants of the closed-form gradients; None for a part that no term has."""
 
     mean: Spring | None = None  # a (mu - m)
     linear: Spring | None = None  # k (v - s)
@@ -111,7 +111,7 @@ class Springs:
             grad.addcmul_(self.mean.w, torch.sub(mean, self.mean.c, out=scratch))
 
     def add_log_std_gradient(self, variance: Tensor, grad: Tensor, scratch: Tensor, second: Tensor) -> None:
-        """grad += k (v - s) + d v (v - u), in place; (k + d v) (v - s) where the centres are one."""
+        """grad += k (v - s) + d v (v - u), in place; as (k + d v) (v - s) if both centres are the same tensor."""
         linear, square = self.linear, self.square
         if linear is not None and square is not None and linear.c is square.c:
             torch.addcmul(linear.w, square.w, variance, out=second)
@@ -137,7 +137,7 @@ class KL:
         return weight * q.kl(self.prior)
 
     def springs(self) -> Springs:
-        """a = k = weight / s; the centres are the prior's."""
+        """a = k = weight / s; the centres are the prior's means and variances."""
         variance = self.prior.variance()
         assert variance is not None
         precision = self.weight / variance
@@ -146,7 +146,7 @@ class KL:
 
 @dataclass(frozen=True)
 class Elastic:
-    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; without the second part for point weights."""
+    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square."""
 
     anchor: Gaussian
     importance: Tensor
@@ -160,14 +160,14 @@ class Elastic:
         return 0.5 * (self.importance * moved).sum(1)
 
     def springs(self) -> Springs:
-        """a = importance, d = 2 importance; the centres are the anchor's."""
+        """a = importance, d = 2 importance; the centres are the anchor's means and variances."""
         variance = self.anchor.variance()
         mean = Spring(self.importance, self.anchor.mean)
         return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self.importance, variance))
 
 
 def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:
-    """One pull for all the terms that have one, and the other terms."""
+    """Combine the springs of all terms that have them; return the result and the remaining terms."""
     pull: Springs | None = None
     rest: list[Term] = []
     for term in terms:
@@ -177,14 +177,14 @@ def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:
             rest.append(term)
     linear, square = (None, None) if pull is None else (pull.linear, pull.square)
     if linear is not None and square is not None and torch.equal(linear.c, square.c):
-        square.c = linear.c  # so that they are seen to be one
+        square.c = linear.c  # one tensor for both, which `add_log_std_gradient` checks for
     return pull, rest
 
 
 def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients, variance: Tensor | None) -> None:
-    """Add the gradients of these terms to `grads`: by their own `add_gradient`, or else by autograd.
+    """Add the gradients of these terms to `grads`: with their own `add_gradient`, or else by autograd.
 
-    `variance` is q's, which a step has at hand.
+    `variance` is q's variance, which the step has already computed.
     """
     by_autograd = []
     for term in terms:
@@ -200,7 +200,7 @@ def add_gradients(terms: Iterable[Term], q: Gaussian, grads: Gradients, variance
 
 
 def autograd_gradients(terms: Iterable[Term], q: Gaussian) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the terms' sum with respect to mean and log_std, by autograd."""
+    """The gradients of the sum of the terms with respect to mean and log_std, by autograd."""
     with torch.enable_grad():
         mean = q.mean.detach().requires_grad_()
         log_std = None if q.log_std is None else q.log_std.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Several methods in one program: each replica follows its own, and their fits are merged."""
+"""Run several methods in one program: each replica follows its own method, and their fits are merged."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Rows = list[int]  # the replicas of one group
 
 @dataclass(frozen=True)
 class Group:
-    """The replicas of a program that follow one method with settings that differ in real numbers alone."""
+    """The replicas of a program that follow one method and whose settings differ only in real numbers."""
 
     method: Method
     rows: Rows
-    settings: Settings  # real numbers that differ are [R', 1]
+    settings: Settings  # real numbers that differ are [R', 1], for the R' replicas of the group
 
 
 def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tuple[Method, Rows]]:
-    """Which replicas follow which method, all of one kind: Bayesian or not, jointly or not."""
+    """Which replicas follow which method. All methods must be of the same `kind`."""
     found: dict[Any, tuple[Method, Rows]] = {}
     for r, (method, s) in enumerate(zip(methods, settings, strict=True)):
         words = tuple((name, s[name]) for name in method.known_settings if not isinstance(s[name], float))
@@ -37,26 +37,26 @@ def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tup
     groups = list(found.values())
     names = " and ".join(dict.fromkeys(method.name for method, _ in groups))
     if len({kind(method) for method, _ in groups}) > 1:
-        raise EvclError(f"{names} are of different kinds and cannot share a program")
+        raise EvclError(f"{names} cannot share a program: they differ in `bayesian`, `jointly`, `stages` or `shares`")
     return groups
 
 
 def kind(method: Method) -> tuple[object, ...]:
-    """What methods that share a program have in common."""
+    """The properties that must be equal for methods to share a program."""
     return method.bayesian, method.jointly, method.stages, method.shares
 
 
 def round_of(round_: Round, rows: Rows) -> Round:
-    """A round as these replicas see it."""
+    """The part of a round that concerns these replicas."""
     tasks = [task.replicas(rows) for task in round_.tasks]
     seeds = [round_.seeds[r] for r in rows]
     return replace(round_, tasks=tasks, posterior=_rows(round_.posterior, rows), seeds=seeds)
 
 
 def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | None]) -> Fitted:
-    """What a merged fit ended with, for these replicas, whose own `fit` and trackers' results these are.
+    """The result of a merged fit for these replicas. `fit` and `tracked` are their own fit and their trackers' results.
 
-    Heads that only the losses of others use are none of theirs.
+    Heads that only the losses of other replicas use are left out.
     """
     network, whole = fitted.network, fitted.layout
     heads = {task.head for task in fit.data} | {k for loss in fit.losses for k in loss.heads}
@@ -73,20 +73,21 @@ def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | N
 
 
 def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
-    """One fit for all groups; what cannot be merged is refused."""
+    """Merge the fits of all groups into one; refuse fits that cannot be merged."""
     names = " and ".join(dict.fromkeys(group.method.name for group in groups))
     first = fits[0]
 
     def same(what: str) -> Any:
         if any(getattr(fit, what) != getattr(first, what) for fit in fits):
             raise EvclError(
-                f"{names} cannot share a program: their fits differ in {what}; give shares= a word of its own"
+                f"{names} cannot share a program: their fits differ in {what}; give each method its own shares="
             )
         return getattr(first, what)
 
     if any(fit.model is not None or fit.moves is not None for fit in fits):
         raise EvclError(
-            f"{names} cannot share a program: one trains another network or a part; give shares= a word of its own"
+            f"{names} cannot share a program: one trains a second network or only some weights; "
+            "give each method its own shares="
         )
     count, device = len(round_.seeds), round_.posterior.mean.device
     own = [(fit, torch.tensor(group.rows, device=device)) for fit, group in zip(fits, groups, strict=True)]
@@ -117,7 +118,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
 
 
 def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: Round, names: str) -> Sequence[TaskData]:
-    """The groups' data side by side: as it is where all learn from the round's own."""
+    """The groups' data combined; the round's own tasks, without a copy, if all groups train on those."""
     own = [[task.replicas(group.rows) for task in round_.tasks] for group in groups]
     if all(
         len(data) == len(ours) and all(_is(a, b) for a, b in zip(data, ours, strict=True))
@@ -133,7 +134,9 @@ def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: R
         )
         for part, group in zip(parts, groups, strict=True):
             if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head or part.weights is not None:
-                raise EvclError(f"{names} cannot share a program: their examples are of other numbers or shapes")
+                raise EvclError(
+                    f"{names} cannot share a program: their examples differ in number, shape, head or weights"
+                )
             repeats = torch.arange(len(group.rows)) % len(part.x)
             whole.x[group.rows], whole.y[group.rows] = part.x[repeats], part.y[repeats]
         found.append(whole)
@@ -142,9 +145,7 @@ def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: R
 
 def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskData, ...]]:
     if len({len(data) for data in each}) > 1:
-        raise EvclError(
-            f"{names} cannot share a program: they learn from different tasks; give shares= a word of its own"
-        )
+        raise EvclError(f"{names} cannot share a program: they learn different tasks; give each method its own shares=")
     return list(zip(*each, strict=True))
 
 
@@ -157,7 +158,7 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-# What a step uses of these knows its rows as a tensor on the device: a CUDA graph takes nothing from the host.
+# The classes below keep their rows as a tensor on the device, because a CUDA graph cannot take values from the host.
 
 
 def _term(term: Term, rows: Tensor, count: int) -> Term:
@@ -168,7 +169,7 @@ def _term(term: Term, rows: Tensor, count: int) -> Term:
 
 @dataclass(frozen=True)
 class TermOf:
-    """A term of some replicas; 0 for the others."""
+    """A term that applies to some replicas; it is 0 for the others."""
 
     term: Any
     rows: Tensor
@@ -183,7 +184,7 @@ class TermOf:
 
 
 class QuadraticOf(TermOf):
-    """The others' springs have no stiffness."""
+    """A quadratic term of some replicas; the springs of the others have stiffness 0."""
 
     def springs(self) -> Springs:
         pull = self.term.springs()
@@ -197,7 +198,7 @@ class QuadraticOf(TermOf):
 
 
 class DifferentiatedOf(TermOf):
-    """The others' gradients are left alone."""
+    """A term of some replicas that computes its own gradient; the others' gradients stay unchanged."""
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
         own = _gradients(grads, self.rows)
@@ -209,7 +210,7 @@ class DifferentiatedOf(TermOf):
 
 @dataclass(frozen=True)
 class LossOf(Loss):
-    """A loss of some replicas: it sees a network of theirs alone."""
+    """A loss that applies to some replicas; it is given a network narrowed to them."""
 
     loss: Loss
     rows: Tensor
@@ -230,7 +231,7 @@ class LossOf(Loss):
 
 
 class TrackerOf(Tracker):
-    """A tracker of some replicas."""
+    """A tracker that follows some replicas only."""
 
     def __init__(self, tracker: Tracker, rows: Tensor) -> None:
         self.tracker, self.rows = tracker, rows
@@ -256,5 +257,5 @@ def _rows(gaussian: Gaussian, rows: Rows | Tensor) -> Gaussian:
 
 
 def _gradients(grads: Gradients, rows: Tensor) -> Gradients:
-    """A copy of those of these replicas."""
+    """A copy of the gradients of these replicas."""
     return Gradients(grads.mean[rows], None if grads.variance is None else grads.variance[rows], grads.layout)

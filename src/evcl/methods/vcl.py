@@ -2,7 +2,7 @@
 
 L_t = mean NLL + beta/N_t KL(q_t || q_{t-1})
 
-`distill` adds a pull on what the network says, see teacher.py; plain VCL has none.
+`distill` adds a distillation loss on the outputs (see teacher.py); plain VCL has none.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TRUNK = -1
 @dataclass(frozen=True)
 class Memory:
     prior: Gaussian = per_weight(Gaussian, "prior")  # q_{t-1}
-    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: how many it has learned
-    beta: dict[int, Tensor] = per_task()  # head, or TRUNK -> [R, 1]: the tempering that it was last trained with
+    rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
+    beta: dict[int, Tensor] = per_task()  # head, or TRUNK -> [R, 1]: the beta it was last trained with
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -42,11 +42,11 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 
 def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
-    """beta / n times the KL to the last posterior, or to a wider one.
+    """beta / n times the KL to the last posterior, or to a wider version of it.
 
-    What rows have added to the precision of the first prior was measured in units of an earlier round's beta (`before`
-    has those of all heads), and counts in those of this one's. Where the weights let go of a part of the past, as much
-    of it goes.
+    The precision that earlier rows added to the first prior is in units of an earlier round's beta; `before` holds that
+    beta for each head and for the trunk. It is converted to units of this round's beta. If `past.prior` is below 1,
+    only that fraction of the added precision is kept.
     """
     share = past.prior
     if before and isinstance(s.tempering, str):
@@ -59,7 +59,7 @@ def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, 
 
 
 def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round) -> Tensor:
-    """[R, P]: the beta that a weight was last trained with over this round's; 1 where it is not trained now."""
+    """[R, P]: the beta a weight was last trained with, divided by this round's; 1 for weights not trained now."""
     network = round_.network
     found = torch.ones_like(round_.posterior.mean)
     heads = {name: k for k in used_heads(past, round_) for name in head_names(k).values()}
@@ -70,12 +70,14 @@ def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: R
 
 
 def used_heads(past: Past, round_: Round) -> list[int]:
-    """Those that a round trains: its tasks' own, and those that are taught."""
+    """The heads that a round trains: those of its tasks and those that are distilled."""
     return list(dict.fromkeys([*(task.head for task in round_.tasks), *(k for one in past.lessons for k in one.heads)]))
 
 
 def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> dict[int, Tensor]:
-    """`before` after this round: what each head and the trunk were last trained with, where a rule decides it."""
+    """`before` updated with this round: the beta that each head and the trunk were last trained with. Only the heads of
+    a round with `tempering` auto are recorded.
+    """
     mean = round_.posterior.mean
     heads = [TRUNK, *used_heads(past, round_)] if isinstance(s.tempering, str) else []
     return {**before, **{k: mean.new_zeros(len(mean), 1) + beta for k in heads}}

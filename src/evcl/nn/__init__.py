@@ -1,4 +1,4 @@
-"""A torch module in, one with Gaussian weights out."""
+"""Turn a torch module into one with Gaussian weights."""
 
 from evcl.nn.convert import Names, bayesianize, register
 from evcl.nn.layer import BayesianLayer, Weights

@@ -1,4 +1,4 @@
-"""Bayesian attention: the projections are Bayesian linear layers, and attention itself has no weights."""
+"""Bayesian attention: the projections are Bayesian linear layers; the attention itself has no weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from evcl.nn.layers import Dropout, Linear
 
 
 class MultiheadAttention(nn.Module):
-    """nn.MultiheadAttention: batch first or second, masks, kdim and vdim.
+    """The Bayesian form of nn.MultiheadAttention, with batch_first or not, masks, kdim and vdim.
 
-    Where query, key and value are one tensor their projections are one product; otherwise each takes its rows of the
-    same weights.
+    If query, key and value are the same tensor, one matrix product computes all three projections; otherwise each uses
+    its rows of the same weights.
     """
 
-    # torch's TransformerEncoderLayer asks for these, and then leaves out the fast path that goes past this layer.
+    # torch's TransformerEncoderLayer checks these, and then does not use the fast path, which would bypass this layer.
     in_proj_bias = None
     _qkv_same_embed_dim = False
 
@@ -50,7 +50,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if query.dim() != 3:
-            raise EvclError(f"MultiheadAttention takes a batch of sequences, not a shape {tuple(query.shape)}")
+            raise EvclError(f"MultiheadAttention takes a batch of sequences (3 axes), not shape {tuple(query.shape)}")
         one = query is key and key is value
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
@@ -75,7 +75,7 @@ class MultiheadAttention(nn.Module):
 
 
 def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) -> Linear:
-    """A linear layer of these parameters; with `rows`, of those rows of a parameter that has three times as many."""
+    """A linear layer with these parameters; with `rows`, it uses those rows of a packed parameter (3 times as long)."""
     layer = Linear(nn.Identity())
     layer.own = {key: p for key, p in (("weight", weight), ("bias", bias)) if isinstance(p, nn.Parameter)}
     if rows is not None:
@@ -84,11 +84,11 @@ def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) 
 
 
 def _mask(q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor | None:
-    """What is added to the scores, to be broadcast to [R*B, heads, t, s]; None for nothing."""
+    """What to add to the scores, broadcastable to [R*B, heads, t, s]; None if there is no mask."""
     if attn is None and causal:
         attn = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
     added = None if attn is None else _additive(attn, q)
-    if added is not None and added.dim() == 3:  # one for each example and head
+    if added is not None and added.dim() == 3:  # one mask per example and head
         added = added.unflatten(0, q.shape[:2])
     if padding is None:
         return added
@@ -97,7 +97,7 @@ def _mask(q: Tensor, k: Tensor, attn: Tensor | None, padding: Tensor | None, cau
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask of booleans, true where nothing is looked at, as numbers."""
+    """Turn a boolean mask, True for positions to ignore, into one that is added: 0 or -inf."""
     if mask.dtype != torch.bool:
         return mask.to(like)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)

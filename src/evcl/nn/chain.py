@@ -1,19 +1,19 @@
-"""The training pass of a feed-forward network, written out: linear layers with a ReLU between them, and a softmax.
+"""The training pass of a feed-forward network, written by hand: linear layers with ReLUs between them, and a softmax.
 
-Autograd spends as long on issuing such a network's operations as the machine on their products, and takes memory at
-each of them. Here every operation writes into a buffer that is there already. With S = 2 for means and variances, or
-S = 1 for weights that are points, and the layers' inputs x_0, x_1, ...:
+For such a network, autograd spends as long on launching operations as the hardware does on the matrix products, and
+allocates memory for each. Here every operation writes into an existing buffer. With S = 2 for means and variances, or
+S = 1 for point weights, and the layers' inputs x_0, x_1, ...:
 
     m = x W + b      v = x^2 var(W) + var(b)      t = eps / sqrt(v)      next x = relu(m + t v)
 
-and backwards, from the gradient g of a layer's output,
+and in the backward pass, from the gradient g of a layer's output,
 
     h = t g     dW = g^T x     db = sum g     2 dvar(W) = h^T x^2     2 dvar(b) = sum h     dx = g W + x (h var(W))
 
-A teacher's lessons (`Lessons`) are more columns of the last layer, and a gradient that is added to g there.
+Distillation (`Lessons`) adds columns to the last layer, and a gradient to its g.
 
-The tests compare it with autograd on the network itself. What lies between two products is one pass of native.c where
-that is there; `gpu.py` has the same in a GPU's kernels.
+The tests compare this with autograd on the network itself. Everything between two matrix products is one pass of
+native.c if that is available; `gpu.py` does the same in GPU kernels.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ from evcl.nn.slots import head_names
 
 
 class ChainData(Protocol):
-    """What a chain learns from; `evcl.training.Pool` is one."""
+    """The data that a chain trains on; `evcl.training.Pool` implements it."""
 
     x: Tensor  # [U, N, ...]: replica r learns from row r mod U
-    y: Tensor  # [U, N], positions among the classes of all heads, side by side
-    columns: Tensor | None  # [N, 2]: where the classes of an example's own head begin and end; None: there is one head
-    weights: Tensor | None  # [U, N]: what an example counts for in the mean; None: 1
+    y: Tensor  # [U, N]: class indices within all heads, concatenated
+    columns: Tensor | None  # [N, 2]: first and end column of the classes of an example's head; None: there is one head
+    weights: Tensor | None  # [U, N]: weight of each example in the mean; None: all 1
 
 
 class Batch(NamedTuple):
-    """A step's examples where it takes nothing from the host: as many of an order as the steps taken say."""
+    """The examples of a step, computed on the device from the number of steps taken, without data from the host."""
 
     order: Tensor  # [V, n]: replica r follows row r mod V
     done: Tensor  # the number of steps taken
-    steps: int  # of an epoch
-    stride: int  # examples from one of them to the next
-    size: int
-    total: Tensor  # [R]: what a chain adds the sum of its NLL to
+    steps: int  # steps per epoch
+    stride: int  # examples between the starts of two steps
+    size: int  # examples per step
+    total: Tensor  # [R]: a chain adds the sum of its NLL to this
 
     def rows(self) -> Tensor:
-        """[R, size]"""
+        """[R, size]: the rows of this step."""
         start = self.done.long() % self.steps * self.stride
         rows = self.order.index_select(1, torch.arange(self.size, device=self.order.device) + start)
         return rows.repeat(len(self.total) // len(rows), 1)
 
 
 class Place(NamedTuple):
-    """Where a layer's weights lie in flat buffers [S, R, P], as they are stored."""
+    """The position of a layer's weights in flat buffers [S, R, P], with padding."""
 
     weight: slice
     bias: slice | None
     outs: int
     ins: int
-    units: int  # of `outs`, those that are not padding
+    units: int  # number of `outs` that are not padding
 
     def weights(self, flat: Tensor) -> Tensor:
         """[S, R, o, i]"""
@@ -79,13 +79,14 @@ class Place(NamedTuple):
         return None if self.bias is None else flat[..., self.bias]
 
 
-LayerNames = list[tuple[str, str | None]]  # of each layer's weight and bias
+LayerNames = list[tuple[str, str | None]]  # the names of each layer's weight and bias
 
 
 def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
-    """The layers of a trunk that is a chain, for inputs like x [R, N, ...]; None if it is something else.
+    """The layers of the trunk if it is a chain for inputs like x [R, N, ...]; otherwise None.
 
-    A chain is an `mlp`, or an `nn.Sequential` of `nn.Linear` and `nn.ReLU` in turn, perhaps behind an `nn.Flatten`.
+    A chain is an `mlp`, or an `nn.Sequential` of alternating `nn.Linear` and `nn.ReLU`, optionally after an
+    `nn.Flatten`.
     """
     trunk = network.trunk
     modules = list(trunk) if type(trunk) in (nn.Sequential, MLP) else []  # type: ignore[call-overload]
@@ -99,14 +100,14 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     if not linear or len(linear) != len(between) or not plain or watched:
         return None
     found = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]
-    if network.layout.shapes[found[0][0]][1] != x[0, 0].numel():  # the network itself says what is wrong
+    if network.layout.shapes[found[0][0]][1] != x[0, 0].numel():  # the network's forward raises the error
         return None
     names = [name for pair in found for name in pair if name is not None]
-    return found if len(names) == len(set(names)) else None  # tied weights need their gradients added up
+    return found if len(names) == len(set(names)) else None  # gradients of tied weights would have to be summed
 
 
 def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
-    """Shapes with widths rounded up, as a GPU's matrix units want them; a head's classes stay as they are."""
+    """Shapes with widths rounded up for a GPU's matrix units; the number of classes of a head is not rounded."""
 
     def up(n: int) -> int:
         return -(-n // multiple) * multiple
@@ -120,7 +121,7 @@ def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: in
 
 
 def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list[Place]:
-    """The trunk's layers, and the heads as one last layer: the layout has their weights side by side."""
+    """The trunk's layers, and the heads as one last layer, because their weights are adjacent in the layout."""
     spans, stored = layout.spans, layout.stored
     found = [
         Place(spans[w], None if b is None else spans[b], stored[w][0], stored[w][1], layout.shapes[w][0])
@@ -134,11 +135,11 @@ def find_places(chain: LayerNames, layout: Layout, heads: Sequence[int]) -> list
 
 
 class Chain:
-    """Calling it with rows [R, B] puts the gradients of their mean NLL into `grads`, and returns it, [R].
+    """Call it with rows [R, B] to write the gradients of their mean NLL into `grads`; it returns the NLL, [R].
 
-    `values` and `grads` are [S, R, P]: means and variances, or points; of a variance, twice the gradient. With `low`,
-    the pass is computed in that precision; values, gradients and the loss stay in their own. With `lessons`, their
-    gradients are added, and their value put where they say.
+    `values` and `grads` are [S, R, P]: means and variances, or point weights. For a variance, `grads` holds twice the
+    gradient. With `low`, the pass is computed in that precision, while values, gradients and loss keep theirs. With
+    `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`.
     """
 
     def __init__(
@@ -168,17 +169,17 @@ class Chain:
 
 
 class _Layer:
-    """One layer's buffers, and its products as operands and a place for the result, one for each s and r."""
+    """The buffers of one layer, and its matrix products as (operands, result), one for each s and r."""
 
     def __init__(self, place: Place, values: Tensor, grads: Tensor, x: Tensor, below: _Layer | None) -> None:
-        """`x` [S, R, B, i] is the layer's input and, with variances, its square."""
+        """`x` [S, R, B, i] holds the layer's input and, with variances, its square."""
         self.bayesian, self.biased = len(values) == 2, place.bias is not None
         shape = (*x.shape[:3], place.outs)
         self.y, self.gh = x.new_empty(shape), x.new_empty(shape)  # y: the next layer's x
         d, self.variance, self.ratio = torch.empty_like(x), x.new_empty(shape[1:]), x.new_empty(shape[1:])
         self.noise = values.new_empty(shape[1:])
         self.draw: Callable[[Noise, Tensor], Tensor] = lambda noise, out: noise.normal_(out)
-        # Indexing a tensor takes as long as a small operation on it: once is enough.
+        # Indexing a tensor takes as long as a small operation on it, so it is done once, here.
         (self.x, self.square), (self.out, self.out_square) = (
             t.unbind() if self.bayesian else (t[0], t[0]) for t in (x, self.y)
         )
@@ -206,9 +207,9 @@ class _Layer:
                 self.through_relu = compiled.bind("pass_on", below.g.numel(), *state)
 
     def activate(self, noise: Noise, last: bool) -> None:
-        """out <- relu(x W + b + t v), and its square beside it; of the last layer, without the ReLU.
+        """out <- relu(x W + b + t v), and its square; without the ReLU in the last layer.
 
-        By native.c, the last layer is left to the loss.
+        With native.c, the loss completes the last layer.
         """
         for bias, x, weight, out in self.forward:
             torch.addmm(bias, x, weight, out=out, beta=int(self.biased))
@@ -218,7 +219,7 @@ class _Layer:
                 self.finish()
             return
         if self.bayesian:
-            if not self.biased:  # a row of zeros has no variance
+            if not self.biased:  # an input of zeros has variance 0
                 self.variance.clamp_min_(1e-30)
             torch.rsqrt(self.variance, out=self.ratio).mul_(self.draw(noise, self.noise))
             self.out.addcmul_(self.ratio, self.variance)
@@ -228,7 +229,7 @@ class _Layer:
                 torch.mul(self.out, self.out, out=self.out_square)
 
     def differentiate(self) -> None:
-        """From g and h: the gradients of the weights, and the two products for the input's."""
+        """From g and h, compute the gradients of the weights, and the two products for the gradient of the input."""
         for a, b, out in self.for_weight:
             torch.mm(a, b, out=out)
         if self.grad_bias is not None:
@@ -237,7 +238,7 @@ class _Layer:
             torch.mm(a, b, out=out)
 
     def pass_on(self, below: _Layer) -> None:
-        """The gradient of the input, back through the ReLU of the layer below: its g and h."""
+        """Pass the gradient of the input back through the ReLU of the layer below, giving that layer's g and h."""
         if self.through_relu is not None:
             self.through_relu()
             return
@@ -278,7 +279,7 @@ class _Pass:
         self._bind(native() if values.dtype == torch.float32 and written else None)
 
     def _bind(self, compiled: Native | None) -> None:
-        """What is one pass of native.c, a replica each."""
+        """Bind the passes of native.c, one per replica."""
         self.takes: list[Callable[[], None]] = []
         self.losses: list[Callable[[], None]] = []
         if compiled is None:
@@ -329,7 +330,7 @@ class _Pass:
                 torch.index_select(self.weights[r % len(self.weights)], 0, mine, out=self.counts[r, :, 0])
 
     def _loss(self) -> None:
-        """The mean NLL, and the last layer's g and h."""
+        """Compute the mean NLL, and g and h of the last layer."""
         top = self.layers[-1]
         for loss in self.losses:
             loss()

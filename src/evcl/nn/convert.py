@@ -1,4 +1,4 @@
-"""`bayesianize`: any module made of known layers, with a Gaussian over each of its weights."""
+"""`bayesianize`: put a Gaussian over each weight of any module made of known layers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import FreeParameter, SampledLayer
 
-INIT_SHARE = 0.02  # of a layer's scale: the standard deviation that training starts from
+INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scale
 Names = str | Sequence[str] | None
 """Names of modules, or patterns of them."""
 
 Form = Callable[[Any], nn.Module]
 _FORMS: dict[type[nn.Module], Form] = {}
-# Layers without weights that still cannot stay as they are, and why.
+# Layers without weights that still cannot be used unchanged, and why.
 _REFUSED: dict[type[nn.Module], str] = {
     nn.AlphaDropout: "draws from torch's global generator",
     nn.FeatureAlphaDropout: "draws from torch's global generator",
@@ -46,11 +46,11 @@ _TRANSFORMERS = (
 
 
 def register(layer: type[nn.Module], form: Form = SampledLayer) -> None:
-    """Say how a layer becomes Bayesian: `form(layer)` makes the Bayesian one from the plain one.
+    """Register the Bayesian form of a layer: `form(layer)` makes the Bayesian layer from the plain one.
 
-    Without a form the layer is kept as it is, with weights drawn once per batch: see `evcl.nn.SampledLayer`. Your own
-    form is a `BayesianLayer`, or a module that holds some. The key is the exact type: a subclass may compute something
-    else, so it needs an entry of its own. A later entry replaces an earlier one.
+    Without a form, the layer itself is used, with weights drawn once per batch: see `evcl.nn.SampledLayer`. A form of
+    your own is a `BayesianLayer`, or a module that contains some. The key is the exact type: a subclass may compute
+    something else, so it needs its own entry. A later entry replaces an earlier one.
     """
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise EvclError(f"register takes a subclass of torch.nn.Module, not {layer!r}")
@@ -88,17 +88,17 @@ def bayesianize(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BayesianNetwork:
-    """A new network like `module`, with a Gaussian over every weight; `module` itself is left alone.
+    """Return a copy of `module` with a Gaussian over every weight; `module` itself is not changed.
 
-    Posterior means start from the module's own weights or, with `generators` (one a replica), are drawn He-uniform (but
-    those of norms). `init_std` (one for all, or one a replica) is the standard deviation at the start, "auto" 0.02
-    of each layer's own (`BayesianLayer.scale`); None makes a network of points, without variances.
+    Posterior means start from the module's own weights or, with `generators` (one per replica), are drawn He-uniform,
+    except for norms. `init_std` is the initial standard deviation, one for all replicas or one per replica; "auto" is
+    0.02 times each layer's scale (`BayesianLayer.scale`). None makes a network of point weights, without variances.
 
-    `only` and `skip` choose the layers that are taken up, by the names of modules (of `named_modules()`, with all that
-    is inside them) or patterns (`"*.norm1"`). What is left out is fixed: it stays as it is, in evaluation mode, since a
-    weight that moves with nothing to hold it forgets. So is a layer whose weights are all frozen
-    (`requires_grad=False`) and, with `unsupported="deterministic"`, one that has no Bayesian form. `only=[]` leaves a
-    fixed trunk, with Bayesian heads on it.
+    `only` and `skip` choose the layers to make Bayesian, by the names of modules in `named_modules()`, which include
+    everything inside them, or by patterns (`"*.norm1"`). All other layers are fixed: they keep their weights and run in
+    evaluation mode, because a weight that is trained without a prior or penalty forgets. Layers whose weights are all
+    frozen (`requires_grad=False`) are fixed too, and so are layers without a Bayesian form if
+    `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads.
     """
     if not isinstance(module, nn.Module):
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")
@@ -124,20 +124,22 @@ def bayesianize(
 
 
 def _check(module: nn.Module) -> None:
-    """Refuse a module whose weights cannot be where a posterior starts."""
+    """Refuse a module whose weights cannot initialise a posterior."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise EvclError("a TorchScript module cannot be taken apart: pass the module that it was made from")
+        raise EvclError("a TorchScript module cannot be converted: pass the module that it was made from")
     for name, p in module.named_parameters():
         if nn.parameter.is_lazy(p):
-            raise EvclError(f"{name!r} has no shape yet: call the network on a batch once, before")
+            raise EvclError(f"{name!r} has no shape yet: call the network on a batch once before passing it")
         if p.is_meta:
-            raise EvclError(f"{name!r} is on the device 'meta', without values: load the network's weights before")
+            raise EvclError(f"{name!r} is on the device 'meta' and has no values: load the network's weights first")
         if not p.is_floating_point():
-            raise EvclError(f"{name!r} holds {p.dtype}: weights must be real floating-point numbers")
+            raise EvclError(f"{name!r} is {p.dtype}: weights must be real floating-point numbers")
 
 
 class _Conversion:
-    """Turns the copy of a module, part by part, into its Bayesian form, and gathers what its weights start from."""
+    """Converts the copy of a module, part by part, to its Bayesian form, and collects the initial values of its
+    weights.
+    """
 
     def __init__(
         self,
@@ -157,32 +159,36 @@ class _Conversion:
         self.scales: dict[str, float] = {}
         self.owned: list[tuple[nn.Module, str, FreeParameter]] = []
         self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
-        self.fixed: dict[str, str] = {}  # the weights that are left out -> where
-        self.seen: list[str] = []  # what could be chosen
+        self.fixed: dict[str, str] = {}  # name of each fixed weight -> its module
+        self.seen: list[str] = []  # the modules and parameters that `only` and `skip` can choose
 
     def __call__(self, plain: nn.Module, copied: nn.Module, path: str, second: bool = False) -> nn.Module:
-        """`second`: the batch is the second axis here, behind the positions."""
+        """Convert one module. `second`: its input has the batch as the second axis, after the positions."""
         if id(plain) not in self.done:
             form = _FORMS.get(type(plain))
             trainable = [p.requires_grad for p in plain.parameters()]
             if form is not None and self._chosen(path) and (any(trainable) or not trainable):
                 if not all(trainable):
-                    raise EvclError(f"{path!r} ({type(plain).__name__}) is frozen in part: freeze all of it, or none")
+                    raise EvclError(
+                        f"{path!r} ({type(plain).__name__}) is partly frozen: freeze all its weights, or none"
+                    )
                 self.done[id(plain)] = self._taken_up(form(plain), path, second)
             else:
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
         return self.done[id(plain)]
 
     def check(self) -> None:
-        """What can only be said at the end."""
+        """Checks that are only possible after all modules have been converted."""
         for pattern in (*(self.only or ()), *self.skip):
             if any(_matches([pattern], path) for path in self.seen):
                 continue
             if any(_matches([pattern], path) for path in self.modules):
-                raise EvclError(f"{pattern!r} chooses nothing: it has no weights, or is part of a layer taken as one")
+                raise EvclError(
+                    f"{pattern!r} chooses nothing: it has no weights, or is inside a layer converted as a whole"
+                )
             raise unknown("module", pattern, self.seen)
         for name in self.means.keys() & self.fixed.keys():
-            raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: take up both, or leave out both")
+            raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: choose both, or leave out both")
 
     def _chosen(self, path: str) -> bool:
         self.seen.append(path)
@@ -211,7 +217,7 @@ class _Conversion:
             setattr(layer, key, buffer.expand(r, *buffer.shape[1:]).clone())
 
     def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool) -> nn.Module:
-        """The copy itself, with its children in their Bayesian forms."""
+        """Keep the copy itself, and convert its children."""
         self._check_kept(plain, path)
         for key, p in list(plain._parameters.items()):
             if p is None:
@@ -227,24 +233,26 @@ class _Conversion:
                 self.fixed[self.names[id(p)]] = path
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
             copied.register_forward_pre_hook(_as_indices)
-        if isinstance(copied, nn.TransformerEncoderLayer):  # its fast path reads its layers' weights
+        if isinstance(copied, nn.TransformerEncoderLayer):  # disable its fast path, which reads the layers' weights
             copied.activation_relu_or_gelu = 0
-        if isinstance(copied, nn.TransformerEncoder):  # the same
+        if isinstance(copied, nn.TransformerEncoder):  # likewise
             copied.use_nested_tensor = False
         if isinstance(plain, _TRANSFORMERS):
             second = any(not m.batch_first for m in plain.modules() if isinstance(m, nn.MultiheadAttention))
-        for key, child in plain._modules.items():  # named_children leaves out a child's second name
+        for key, child in plain._modules.items():  # named_children would skip a child that has two names
             if child is not None:
                 inner = copied.get_submodule(key)
                 setattr(copied, key, self(child, inner, f"{path}.{key}" if path else key, second))
         return copied
 
     def _owns(self, plain: nn.Module, key: str, name: str) -> bool:
-        """Whether this parameter of a module's own is taken up; one that should be and cannot is an error."""
+        """Whether to make this parameter, which belongs to no layer, Bayesian; raise if that is asked for but
+        impossible.
+        """
         p = plain._parameters[key]
         assert p is not None
         if not p.requires_grad or type(plain) in _FORMS or not self._chosen(name):
-            return False  # a layer with a form is left out as a whole
+            return False  # a layer that has a form is left out as a whole
         lists = type(plain) in (nn.ParameterList, nn.ParameterDict)
         if p.dim() > 1 and p.shape[0] == 1 and (lists or not type(plain).__module__.startswith("torch.nn.")):
             return True
@@ -253,11 +261,11 @@ class _Conversion:
         kind = type(plain).__name__
         raise EvclError(
             f"{name!r} ({kind}) has no Bayesian form: register one (evcl.nn.register({kind}) if it is a layer), "
-            "give the parameter a first axis of length 1, for the batch, or pass unsupported='deterministic'"
+            "give the parameter a first axis of length 1 (the batch), or pass unsupported='deterministic'"
         )
 
     def _check_kept(self, plain: nn.Module, path: str) -> None:
-        """Refuse to keep, silently, a layer that computes something else here."""
+        """Refuse a layer without weights that would compute something else here than in the plain module."""
         why = next((reason for t, reason in _REFUSED.items() if isinstance(plain, t)), None)
         if why is None or (self.unsupported == "deterministic" and "mixes" in why) or not self._chosen(path):
             return  # in evaluation mode a batch norm uses its stored statistics
@@ -279,7 +287,7 @@ class _SecondAxis(nn.Module):
 
 
 def _as_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A learner hands on all inputs as floating-point numbers."""
+    """Convert inputs to indices: a learner passes all inputs as floating-point numbers."""
     return (args[0].long(), *args[1:])
 
 
@@ -288,11 +296,11 @@ def _patterns(names: Names) -> list[str] | None:
     if found is None:
         return None
     if not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
-        raise EvclError(f"only and skip take names or patterns of modules, not {names!r}")
+        raise EvclError(f"only and skip take module names or patterns, not {names!r}")
     return list(found)
 
 
 def _matches(patterns: Sequence[str], path: str) -> bool:
-    """Whether a pattern fits the module at `path`, or one that it is inside of."""
+    """Whether a pattern matches the module at `path` or a module that contains it."""
     around = list(accumulate(path.split("."), "{}.{}".format))
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)

@@ -1,7 +1,7 @@
-"""Find out, on a few examples, how a module treats its batch, and refuse one that lets examples touch.
+"""Check on a few examples how a module treats its batch, and refuse one in which examples affect each other.
 
-Replicas share one batch, and the Fisher is measured example by example: both need a network whose output for an
-example depends on nothing else in the batch, and layers that see an example's rows together.
+Replicas share one batch, and the Fisher is estimated example by example. Both need a network whose output for an
+example depends on nothing else in the batch, and layers that receive an example's rows together.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from evcl.nn.network import BayesianNetwork
 from evcl.nn.sampled import FreeParameter
 
 FIX = (
-    "Keep the batch as the first axis, and let no example see another; without that, one network at a time can learn, "
-    "by a method that measures no Fisher (vcl, naive)"
+    "Keep the batch as the first axis, and do not let examples affect each other; otherwise only one network at a time "
+    "can learn, with a method that does not use the Fisher (vcl, naive)"
 )
 
 
 class Pass(NamedTuple):
-    """What one pass showed: each layer called, with its input, in order, and the output."""
+    """A record of one forward pass: the layers in the order of their calls, each with its input, and the output."""
 
     calls: list[tuple[BayesianLayer, Tensor]]
     output: Tensor
@@ -32,11 +32,12 @@ class Pass(NamedTuple):
 
 @torch.no_grad()
 def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool) -> None:
-    """Look at how the trunk treats examples like x [n, ...].
+    """Check how the trunk treats examples like x [n, ...].
 
-    A layer whose input is the same for all of the batch (positions, say) is given it once for each example from now on,
-    so that each example has its own draw of the weights. A layer that sees several rows an example, folded into the
-    batch, is told so. `strict`: a network that mixes examples is an error; otherwise such a one is left as it is.
+    If the whole batch shares a layer's input (such as positions), that layer will receive it once per example from now
+    on, so that each example has its own draw of the weights. A layer that receives several rows per example, folded
+    into the batch, is told their number (`fold`). With `strict`, a network that mixes examples is an error; otherwise
+    it is left unchanged.
     """
     undo: list[Callable[[], None]] = []
     try:
@@ -51,8 +52,8 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
         if mixes:
             raise
         raise EvclError(
-            f"the network fails on a small batch: {str(error).splitlines()[0]}. A parameter of its own, [1, ...], is "
-            "there once for each example: add it or .expand() it, do not .repeat() it"
+            f"the network fails on a small batch: {str(error).splitlines()[0]}. A parameter [1, ...] outside a layer "
+            "is replaced by one copy per example: add it or .expand() it, do not .repeat() it"
         ) from error
 
 
@@ -68,13 +69,13 @@ def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -
             same = False
         if not same:
             raise EvclError(
-                f"{_called(shared)} sees as many rows whatever the size of the batch: the batch is not its first axis, "
-                f"or it sees what a batch shares, and more is done with that than adding or expanding it. {FIX}"
+                f"{_called(shared)} gets the same number of rows for every batch size: the batch is not its first "
+                f"axis, or the batch shares its input and the output is not merely added or expanded. {FIX}"
             )
     for (layer, a), (_, b) in zip(two.calls, three.calls, strict=False):
         layer.fold = max(1, len(a) // 2)
         if (len(a), len(b)) != (2 * layer.fold, 3 * layer.fold):
-            raise EvclError(f"{_called(layer)} sees {len(a)} rows for 2 examples and {len(b)} for 3. {FIX}")
+            raise EvclError(f"{_called(layer)} gets {len(a)} rows for 2 examples and {len(b)} for 3. {FIX}")
     for row in (0, 2):
         changed = x.clone()
         changed[row] = x[1] if not torch.equal(x[1], x[row]) else torch.zeros_like(x[row])
@@ -87,7 +88,9 @@ def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -
 
 
 def _shared(two: Pass, three: Pass) -> BayesianLayer | None:
-    """The first layer that does not see the batch: it has as many rows for three examples as for two."""
+    """The first layer whose input does not depend on the batch size: it gets as many rows for three examples as for
+    two.
+    """
     both = zip(two.calls, three.calls, strict=False)
     return next((layer for (layer, a), (_, b) in both if len(a) == len(b)), None)
 
@@ -108,7 +111,7 @@ def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
 
 
 def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
-    """Whether rows other than the example's own changed, by more than rounding."""
+    """Whether rows of other examples changed by more than rounding."""
     others = torch.ones(len(before), dtype=torch.bool)
     others[example * fold : (example + 1) * fold] = False
     a, b = before[others].double(), after[others].double()
@@ -116,7 +119,7 @@ def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
 
 
 def _each_example(layer: BayesianLayer, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward hook: what the batch shares, [t, ...] or [1, t, ...], as [R*B, t, ...]."""
+    """A forward pre-hook: expand an input that the batch shares, [t, ...] or [1, t, ...], to [R*B, t, ...]."""
     x = args[0]
     x = x[0] if x.dim() > 1 and len(x) == 1 else x
     return (x.expand(layer.weights.batch, *x.shape), *args[1:])

@@ -1,4 +1,4 @@
-"""Bayesian forms of the layers that most networks are made of: linear, convolution, embedding, dropout."""
+"""Bayesian forms of the most common layers: linear, convolution, embedding, dropout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Linear(BayesianLayer):
         return self.draw(mean.view(shape), variance.view(shape))
 
     def _along(self, x: Tensor, positions: int, weight: Tensor) -> Tensor:
-        """Of x [R, B*t, i]: the t positions of an example share its draw of the weights."""
+        """The output for x [R, B*t, i], in which the t positions of an example share its draw of the weights."""
         examples = x.shape[1] // positions
         spread, ins, outs = self.flips(examples, x.shape[2])
         each, low = (self.weights.replicas, examples, positions, -1), self.weights.compute_dtype
@@ -55,7 +55,7 @@ class Linear(BayesianLayer):
         return y if bias is None else y.add_(bias.unsqueeze(2))
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same, with gradients that go straight into the flat buffers."""
+        """The same output, with gradients added directly to the flat buffers."""
         grads, noise = self.weights.grads, None
         assert grads is not None
         mean_grads = tuple(self.part(grads.mean, p) for p in ("weight", "bias"))
@@ -80,7 +80,7 @@ class Linear(BayesianLayer):
         return of_units(importance, learned)
 
     def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2): one product."""
+        """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2): one matrix product."""
         if delta.dim() > 3:
             return super().square_sum(parameter, x, delta)
         if parameter == "bias":
@@ -89,7 +89,7 @@ class Linear(BayesianLayer):
 
 
 class Conv(BayesianLayer):
-    """nn.Conv1d and nn.Conv2d: stride, padding of every kind, dilation, groups."""
+    """nn.Conv1d and nn.Conv2d, with stride, every kind of padding, dilation and groups."""
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
         super().__init__(layer)
@@ -98,12 +98,12 @@ class Conv(BayesianLayer):
         self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self.pad = self._padding(layer)
         self.padding = (0,) * len(self.kernel)
-        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution itself does it, faster
+        if self.pad_mode == "constant" and self.pad[::2] == self.pad[1::2]:  # the convolution pads faster itself
             self.padding, self.pad = self.pad[::-2], ()
 
     @staticmethod
     def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
-        """(left, right, top, bottom), as F.pad wants them: the last axis first."""
+        """(left, right, top, bottom), the order that F.pad expects: last axis first."""
         if layer.padding == "same":
             whole = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         else:
@@ -114,7 +114,7 @@ class Conv(BayesianLayer):
         rank = len(self.kernel)
         if x.dim() != rank + 2:
             wanted = ", ".join(("height", "width")[2 - rank :])
-            raise EvclError(f"Conv{rank}d takes [batch, channels, {wanted}], not a shape {tuple(x.shape)}")
+            raise EvclError(f"Conv{rank}d takes [batch, channels, {wanted}], not shape {tuple(x.shape)}")
         rows = self.rows_each(x)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         if self.weights.variance is None:
@@ -122,7 +122,7 @@ class Conv(BayesianLayer):
         spread, ins, outs = self.flips(len(x) // (rows * self.weights.replicas), x.shape[1])
 
         def spread_out(each: Tensor) -> Tensor:
-            """[R, B, c] -> [R*B, c, 1, 1]: for all rows and positions of an example."""
+            """[R, B, c] -> [R*B, c, 1, 1]: repeat for all rows and positions of an example."""
             wide = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1)
             return wide.view(*wide.shape, *[1] * rank)
 
@@ -132,7 +132,7 @@ class Conv(BayesianLayer):
         return y if bias is None else y.add_(spread_out(bias))
 
     def _convolve(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """[R*B, c, h, w]. Replicas become groups of one convolution over [B, R*c, h, w]."""
+        """Convolve x [R*B, c, h, w], with replicas as the groups of one convolution over [B, R*c, h, w]."""
         assert weight is not None
         r = weight.shape[0]
         if r > 1:
@@ -143,26 +143,26 @@ class Conv(BayesianLayer):
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
-        """Group by group, for each has inputs of its own; but one constant is the input of every bias."""
+        """Weights are treated group by group, because each group has its own inputs. All biases share the input 1."""
         if parameter == "bias":
             return of_units(importance, learned)
         groups = importance.unflatten(1, (self.groups, -1)).flatten(0, 1)
         return of_units(groups, learned).expand_as(groups).reshape(importance.shape)
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
-        """The unfolded patches, [R, B, c*k, l], are larger than the gradients."""
+        """Fewer than in other layers, because the unfolded patches [R, B, c*k, l] are larger than the gradients."""
         patches = x.shape[0] * x.shape[2] * prod(self.kernel) * prod(delta.shape[3:])
         return min(super().rows_at_once(parameter, x, delta), max(1, EXAMPLE_GRADIENT_NUMBERS // patches))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """The product over positions of one example: [R, B, o, l] x [R, B, l, i*k] a group."""
+        """The matrix product over the positions of each example: [R, B, o, l] x [R, B, l, i*k] per group."""
         if parameter == "bias":
             return delta.flatten(3).sum(3)
         r, b = x.shape[:2]
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         how = [self.kernel, self.dilation, self.padding, self.stride]
-        if len(self.kernel) == 1:  # a sequence is an image of one line
+        if len(self.kernel) == 1:  # treat a sequence as an image of height 1
             x, how = x.unsqueeze(2), [(one, *sizes) for one, sizes in zip((1, 1, 0, 1), how, strict=True)]
         patches = F.unfold(x, *how).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
         delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
@@ -172,10 +172,10 @@ class Conv(BayesianLayer):
 
 
 class Embedding(BayesianLayer):
-    """nn.Embedding on indices [R*B] or [R*B, ...], of any type of number.
+    """nn.Embedding on indices [R*B] or [R*B, ...], of any numeric type.
 
-    In training each example has its own draw of each row it asks for, however often it asks. The row of `padding_idx`
-    is no weight: it stays as the plain layer has it.
+    In training, each example has one draw of each row it uses, however often it uses it. The row of `padding_idx` is
+    not a weight: it keeps the plain layer's values.
     """
 
     padding: Tensor
@@ -192,7 +192,7 @@ class Embedding(BayesianLayer):
         return self._with_padding(super().initial(parameter, source))
 
     def centre(self, parameter: str) -> Tensor:
-        """Where it is, for the row of the padding, which then never moves."""
+        """The mean of the first prior; for the padding row, its present values, so that it never moves."""
         return self._with_padding(super().centre(parameter))
 
     def _with_padding(self, rows: Tensor) -> Tensor:
@@ -214,23 +214,23 @@ class Embedding(BayesianLayer):
         return out.reshape(*x.shape, out.shape[-1])
 
     def _look_up(self, what: str, index: Tensor) -> Tensor | None:
-        """[R, B, t, d]: a look-up a replica, so that an index that is too large is not another replica's."""
+        """[R, B, t, d]: one look-up per replica, so that an index that is too large does not read another replica's
+        row.
+        """
         table = self.mean("weight") if what == "mean" else self.variance("weight")
         if table is None:
             return None
         try:
             return torch.stack([F.embedding(i, rows) for i, rows in zip(index, table, strict=True)])
         except IndexError:
-            raise EvclError(
-                f"{self.path!r} (Embedding) has rows 0 to {self.size - 1}, and other indices came"
-            ) from None
+            raise EvclError(f"{self.path!r} (Embedding) got an index outside its rows 0 to {self.size - 1}") from None
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
-        """A row is what comes from one input, which is an index and not learned."""
+        """The weights from one input are a row; its input is an index, which is not learned."""
         return importance.mean(2, keepdim=True)
 
     def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """A row's gradient is summed over the positions that ask for it, at one of them, and squared there."""
+        """Sum the gradients of a row over the positions that use it, at the first of them, and square the sum there."""
         index, delta = self._positions(x, delta)
         leaders = _leaders(index).unsqueeze(-1).expand_as(delta)
         squares = torch.zeros_like(delta).scatter_add_(2, leaders, delta).square()
@@ -245,7 +245,7 @@ class Embedding(BayesianLayer):
         return gradient.scatter_add_(2, index.unsqueeze(-1).expand_as(delta), delta)
 
     def _positions(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices [R, B, t], and gradients [R, B, t, d] without those of the padding."""
+        """Indices [R, B, t] and gradients [R, B, t, d], which are 0 at the padding."""
         index = x.long().reshape(*x.shape[:2], -1)
         delta = delta.reshape(*index.shape, delta.shape[-1])
         if self.padding_idx is not None:
@@ -254,7 +254,7 @@ class Embedding(BayesianLayer):
 
 
 def _leaders(index: Tensor) -> Tensor:
-    """[..., t]: for each position, the first one that has its index, which stands for all of them."""
+    """[..., t]: for each position, the first position that has the same index, which represents all of them."""
     found, order = index.sort(stable=True)
     place = torch.arange(index.shape[-1], device=index.device).expand_as(index)
     first = F.pad(found[..., 1:] != found[..., :-1], (1, 0), value=True)
@@ -263,12 +263,12 @@ def _leaders(index: Tensor) -> Tensor:
 
 
 class Dropout(BayesianLayer):
-    """Dropout and its channel-wise forms, drawing from the run's own noise."""
+    """Dropout and its channel-wise forms, which draw from the run's noise."""
 
     def __init__(self, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d, positions: int = 0) -> None:
         super().__init__(layer)
         self.p = layer.p
-        self.positions = positions  # trailing axes that are dropped as one
+        self.positions = positions  # number of trailing axes that are dropped together
 
     def forward(self, x: Tensor) -> Tensor:
         noise = self.weights.noise

@@ -1,4 +1,4 @@
-"""A teacher's lessons inside a chain's own pass: see chain.py."""
+"""Distillation inside a chain's training pass: see chain.py."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from evcl._core.randomness import Noise
 
 
 class Lessons(NamedTuple):
-    """What a teacher says of each example is to be said again: sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)).
+    """The distillation loss sum_k w_k T^2 mean_b KL(q || softmax(z_k / T)), with q the teacher's probabilities.
 
-    The columns C are those of the chain's last layer: the data's heads and then those that are taught alone.
+    The columns C are those of the chain's last layer: the heads of the data, then the heads that are only distilled.
     """
 
-    q: Tensor  # [U, N, C], 0 where nothing is taught: replica r hears row r mod U
-    told: Tensor  # [U, N, K]: sum q log q of each head that is taught
-    spans: Tensor  # [K, 2]: where the columns of each head that is taught begin and end
+    q: Tensor  # [U, N, C], 0 for columns that are not distilled; replica r uses row r mod U
+    told: Tensor  # [U, N, K]: sum q log q of each distilled head
+    spans: Tensor  # [K, 2]: first and end column of each distilled head
     temperature: Tensor  # [R]
     strengths: Tensor  # [R, K]
-    own: int  # columns of the data's heads
-    value: Tensor  # [R]: where a chain puts it
+    own: int  # number of columns of the data's heads
+    value: Tensor  # [R]: where a chain writes the value of the loss
 
 
 class LessonPass:
-    """Lessons in plain operations: `loss_and_lessons` of native.c, without it; and the noise of the last layer."""
+    """Distillation in plain torch operations, used where native.c's `loss_and_lessons` is not available; also draws the
+    noise of the last layer.
+    """
 
     def __init__(self, of: Lessons, z: Tensor) -> None:
         self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
@@ -34,12 +36,12 @@ class LessonPass:
         self.parts = [(of.q[u], self.q[r], of.told[u], self.told[r]) for r, u in enumerate(teachers)]
         self.heads = [slice(*span) for span in of.spans.tolist()]
         some = of.strengths.ne(0).any(1)
-        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # of replicas that are taught, or not
+        self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # replicas with distillation, and without
         self.drawn: list[tuple[Tensor, list[Tensor]]] = []
         self.noises: tuple[Noise, list[Noise]] | None = None
 
     def draw(self, noise: Noise, out: Tensor) -> Tensor:
-        """A replica that is not taught draws what it draws without lessons, whatever others do."""
+        """Draw the noise. A replica without distillation draws the same numbers whether or not others have it."""
         if len(self.rows[0]) == len(out) or self.of.own == out.shape[2]:
             return noise.normal_(out)
         if not self.drawn:
@@ -55,14 +57,14 @@ class LessonPass:
         return out
 
     def take(self, z: Tensor, rows: Tensor) -> None:
-        """The logits of a batch, and what the teacher says of its examples."""
+        """Store a batch's logits, divided by the temperature, and look up the teacher's probabilities for it."""
         torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
         for (q, own_q, told, own_told), own in zip(self.parts, rows, strict=True):
             torch.index_select(q, 0, own, out=own_q)
             torch.index_select(told, 0, own, out=own_told)
 
     def add_gradient(self, g: Tensor) -> None:
-        """To that of the mean NLL; and the value."""
+        """Add the gradient to `g`, that of the mean NLL, and store the value of the loss."""
         value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
         for columns, told, strength in zip(self.heads, self.told.unbind(2), self.of.strengths.unbind(1), strict=True):
             log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]

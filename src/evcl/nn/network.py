@@ -1,4 +1,4 @@
-"""A network with Gaussian weights: a trunk made from the user's module, and heads on its output."""
+"""A network with Gaussian weights: a trunk made from the user's module, and heads on top of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
 
 
 class BayesianNetwork(nn.Module):
-    """What `bayesianize` returns. Calling it runs the trunk: [R*B, ...] -> [R*B, features].
+    """The result of `bayesianize`. Calling it runs the trunk: [R*B, ...] -> [R*B, features].
 
-    `posterior` holds `mean` and `log_std`, both [R, P]; `layout` names its parts as the plain module names its
-    parameters, with the heads' behind them: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the
-    first prior of the trunk's weights: 0, except for a norm's scale and what never moves. `scales` has, by name, how
-    wide that prior is where nothing else is said.
+    `posterior` holds `mean` and `log_std`, both [R, P]. `layout` names its parts as the plain module names its
+    parameters, followed by the heads: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the first
+    prior of the trunk's weights: 0, except for the scale of a norm and for values that never move. `scales` holds, by
+    name, the default standard deviation of that prior.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class BayesianNetwork(nn.Module):
         layout: Layout,
         grads: tuple[Tensor, Tensor | None] | None = None,
     ) -> list[Tensor]:
-        """Compute with these flat buffers from now on; returns the parts that gradients are taken of.
+        """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
 
-        The means' parts come first, in the layout's order, then the variances'. They share memory with the buffers,
-        so that an update in place is seen by the next forward pass. With `grads`, flat buffers too, a backward pass
-        and then `collect_gradients` add the gradients to those.
+        They are the parts of the means, in the layout's order, then those of the variances. They share memory with the
+        buffers, so the next forward pass uses values updated in place. With `grads`, also flat buffers, a backward pass
+        followed by `collect_gradients` adds the gradients to them.
         """
         self.weights.replicas = len(mean)
         self.weights.mean = _leaves(layout, mean)
@@ -76,7 +76,7 @@ class BayesianNetwork(nn.Module):
         return leaves
 
     def collect_gradients(self) -> None:
-        """Bring the gradients that autograd left at the weights (of layers that know no better) to their place."""
+        """Add gradients in `.grad` to the flat buffers, for layers that do not write there directly."""
         weights = self.weights
         assert weights.grads is not None
         both = ((weights.mean, weights.grads.mean, 1), (weights.variance, weights.grads.variance, 2))
@@ -88,7 +88,7 @@ class BayesianNetwork(nn.Module):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As replica 0 alone, at the posterior's mean, for as long as this lasts."""
+        """Inside this context, compute with replica 0 alone, at the posterior's mean."""
         weights = self.weights
         before = dict(vars(weights))
         weights.rows, weights.noise = [0], None
@@ -100,7 +100,7 @@ class BayesianNetwork(nn.Module):
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
-        """What is bound belongs to these replicas, for as long as this lasts."""
+        """Inside this context, the bound weights belong to these replicas."""
         before, self.weights.rows = self.weights.rows, rows
         try:
             yield
@@ -109,7 +109,7 @@ class BayesianNetwork(nn.Module):
 
     @contextmanager
     def narrowed(self, rows: Tensor) -> Iterator[None]:
-        """As the network of these replicas alone, of those bound, for as long as this lasts; gradients by autograd."""
+        """Inside this context, compute with these replicas alone, out of those bound; autograd takes the gradients."""
         weights = self.weights
         before = dict(vars(weights))
         weights.replicas, weights.rows, weights.grads = len(rows), rows, None
@@ -138,22 +138,22 @@ class BayesianNetwork(nn.Module):
         return features
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
-        """The outputs of these heads side by side: [R*B, classes]."""
+        """[R*B, classes]: the outputs of these heads, concatenated."""
         return self.apply_heads(self(x), heads)
 
     def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
-        """What these heads make of the trunk's features: [R*B, classes]. No heads: the features themselves."""
+        """[R*B, classes]: the outputs of these heads for these features; without heads, the features themselves."""
         if not heads:
             return features
         outputs: list[Tensor] = [self.heads[k](features) for k in heads]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def names_of(self, heads: Sequence[int]) -> list[str]:
-        """The trunk's names and these heads', their weights side by side and then their biases."""
+        """The names of the trunk's weights, then of these heads' weights, then of their biases."""
         return [*self.trunk_names, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
 
     def add_head(self) -> int:
-        """A layer for one more head, and its number; `with_slots` gives the layout with room for its weights."""
+        """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
         k = len(self.heads)
         head = Linear(nn.Identity())
         head.names, head.weights = head_names(k), self.weights
@@ -161,21 +161,21 @@ class BayesianNetwork(nn.Module):
         return k
 
     def with_slots(self, slots: Sequence[Slot]) -> Layout:
-        """The layout with room for these."""
+        """The layout extended by these slots."""
         added = {name: shape for slot in slots for name, shape in slot.named.items()}
         return Layout({**self.layout.shapes, **added})
 
     def classes(self, k: int) -> int:
-        """Of head k."""
+        """The number of classes of head k."""
         return self.layout.shapes[head_names(k)["bias"]][0]
 
     def begin(self) -> None:
-        """A task begins."""
+        """Called when a task begins."""
         for layer in self.bayesian_layers():
             layer.begin()
 
     def statistics(self) -> dict[str, Tensor]:
-        """What layers measure beside the weights, by the plain module's names, a replica each: [R, ...]."""
+        """The layers' state beside the weights (such as running statistics), by name in the plain module: [R, ...]."""
         return {
             f"{layer.path}.{key}" if layer.path else key: buffer
             for layer in self.bayesian_layers()
@@ -206,10 +206,10 @@ def outputs(
     chunk: int | None = None,
     change: Callable[[Tensor], Tensor] = lambda found: found,
 ) -> Tensor:
-    """[R, N, ...]: what the network with these weights [R, P] says of x [U, N, ...], replica r of row r mod U.
+    """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
 
-    The heads' outputs stand side by side; without heads, it is the trunk's features. `change` is made to them,
-    [R*n, outputs], as they come. `chunk` examples go through the network at once, of all replicas.
+    The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
+    each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
     """
     r = len(weights)
     network.bind(weights, None, layout)
@@ -218,6 +218,6 @@ def outputs(
         chunk = 500_000 if x.is_cuda else 4096
     pieces = []
     for xs in x.split(max(1, chunk // r), 1):
-        copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view: a forward may write to it
+        copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
         pieces.append(change(network.logits(copies.flatten(0, 1), heads)).unflatten(0, (r, -1)))
     return torch.cat(pieces, 1)

@@ -1,8 +1,8 @@
 """Bayesian norms: y = n(x) gamma + beta, where n(x) has no weights and gamma and beta are Gaussian.
 
-In training each example has its own draw of gamma and beta, which all its positions share. Where there are no
-positions, y itself is drawn (local reparameterisation): the same distribution, with less variance in the gradients.
-The first prior of gamma is centred on 1: a norm that has learned nothing passes its input on.
+In training, each example has its own draw of gamma and beta, which all its positions share. Without positions, y itself
+is drawn (local reparameterisation), which gives the same distribution with less variance in the gradients. The first
+prior of gamma is centred on 1, so that an untrained norm passes on its normalised input.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class Norm(BayesianLayer):
     """A norm whose weights lie along the channels, [R*B, c, ...]."""
 
     def normalise(self, x: Tensor) -> Tensor:
-        """n(x), of the shape of x [R*B, ...]."""
+        """n(x), with the shape of x [R*B, ...]."""
         raise NotImplementedError
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
-        """The plain layer's own: there is nothing to draw."""
+        """The plain layer's value: norms are not initialised at random."""
         return self.own[parameter].detach()
 
     def scale(self, parameter: str) -> float:
-        """A norm's scale seldom leaves 0.5 to 1.5."""
+        """The scale of a norm is seldom outside 0.5 to 1.5."""
         return 0.25
 
     def centre(self, parameter: str) -> Tensor:
         return torch.full_like(self.own[parameter], float(parameter == "weight"))
 
     def positions(self, x: Tensor, shape: torch.Size) -> list[int]:
-        """The axes of x [R, B, ...] that the weights, of this shape, do not lie along."""
+        """The axes of x [R, B, ...] that weights of this shape do not extend along."""
         return list(range(3, x.dim()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Norm(BayesianLayer):
             return n
         n, rows = self.unfold(n), self.rows_each(x)
         positions = self.positions(n, gamma.shape[1:])
-        if rows > 1:  # of an example
+        if rows > 1:  # rows per example
             n, positions = n.unflatten(1, (-1, rows)), [2, *(axis + 1 for axis in positions)]
         variance = self.variance("weight")
         if variance is not None and not positions:
@@ -74,14 +74,14 @@ def _scaled(n: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
 
 
 def _spread(weight: Tensor | None, positions: list[int]) -> Tensor | None:
-    """[R, B, *shape] with an axis of length 1 for each position."""
+    """[R, B, *shape] with an axis of length 1 inserted for each position axis."""
     for axis in positions:
         weight = None if weight is None else weight.unsqueeze(axis)
     return weight
 
 
 class LayerNorm(Norm):
-    """nn.LayerNorm: its weights lie along the last axes."""
+    """nn.LayerNorm, whose weights extend along the last axes."""
 
     def __init__(self, layer: nn.LayerNorm | nn.RMSNorm) -> None:
         super().__init__(layer)
@@ -114,12 +114,13 @@ class GroupNorm(Norm):
 
 
 class BatchNorm(Norm):
-    """nn.BatchNorm1d, 2d and 3d, with statistics of its own for each replica.
+    """nn.BatchNorm1d, 2d and 3d, with separate statistics for each replica.
 
-    The statistics are measured while the first task is learned (n(x) then uses the batch's), and are fixed from then
-    on, in training too. What earlier tasks learned depends on them, and no prior or penalty holds them: if they moved,
-    the network would forget without any weight moving. A plain layer that has seen batches already (a pretrained
-    network) keeps its statistics from the start; `reset_running_stats()` on it, before, has them measured anew.
+    The running statistics are measured while the first task is learned, when n(x) uses the statistics of the batch.
+    They are fixed from then on, in training too. What earlier tasks learned depends on them, and no prior or penalty
+    protects them: if they moved, the network would forget without any change of a weight. A plain layer that has
+    already seen batches (a pretrained network) keeps its statistics from the start; to measure them again, call
+    `reset_running_stats()` on it first.
     """
 
     running_mean: Tensor
@@ -138,14 +139,16 @@ class BatchNorm(Norm):
             self.register_buffer(name, getattr(layer, name).detach().clone().unsqueeze(0), persistent=False)
 
     def begin(self) -> None:
-        """Statistics that were never measured are, in this task: in buffers of its own, so that it can be undone."""
+        """If the statistics have never been measured, measure them in this task, in new buffers so that the task can be
+        undone.
+        """
         self.open = not bool(self.num_batches_tracked.any())
         if self.open:
             for name, buffer in list(self.named_buffers(recurse=False)):
                 setattr(self, name, buffer.clone())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Replicas become channels: [B, R*c, ...]."""
+        """Normalise with replicas as channels: [B, R*c, ...]."""
         r = self.weights.replicas
         rows = self.weights.rows
         mean, variance = (t if rows is None else t[rows] for t in (self.running_mean, self.running_var))
@@ -153,20 +156,20 @@ class BatchNorm(Norm):
         flat = x if r == 1 else self.unfold(x).transpose(0, 1).flatten(1, 2)
         values = flat.numel() // flat.shape[1]
         measures = self.open and rows is None and self.weights.noise is not None
-        if measures and values > 1:  # one value has no variance
+        if measures and values > 1:  # a single value has no variance
             y = self._measure(flat, mean, variance)
         else:
             y = F.batch_norm(flat, mean, variance, eps=self.eps)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def _measure(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Normalise by the batch's statistics, and let the running ones (views of the buffers) follow."""
+        """Normalise by the batch's statistics, and update the running statistics, which are views of the buffers."""
         self.num_batches_tracked += 1
         if self.momentum is not None:
             return F.batch_norm(x, mean, variance, training=True, momentum=self.momentum, eps=self.eps)
         batch = torch.zeros_like(mean), torch.zeros_like(variance)
         y = F.batch_norm(x, *batch, training=True, momentum=1.0, eps=self.eps)
-        share = 1 / self.num_batches_tracked[0].to(mean)  # of this batch in the mean over all of them
+        share = 1 / self.num_batches_tracked[0].to(mean)  # weight of this batch in the mean over all batches
         mean.lerp_(batch[0], share)
         variance.lerp_(batch[1], share)
         return y

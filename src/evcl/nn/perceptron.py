@@ -16,7 +16,7 @@ MOST_LAYERS, MOST_WEIGHTS = 100, 10**9
 
 
 class MLP(nn.Sequential):
-    """Linear layers with a ReLU behind each. A learner draws its weights anew from the learner's own seed."""
+    """Linear layers, each followed by a ReLU. A learner draws the weights again from its own seed."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], seed: int = 0) -> None:
         widths = [inputs, *hidden]
@@ -27,13 +27,13 @@ class MLP(nn.Sequential):
         weights = sum((a + 1) * b for a, b in pairwise(widths))
         if len(hidden) > MOST_LAYERS or weights > MOST_WEIGHTS:
             raise EvclError(
-                f"mlp of {len(hidden)} hidden layers and {weights:,} weights: "
-                f"{MOST_LAYERS} layers and {MOST_WEIGHTS:,} weights are the most"
+                f"an mlp of {len(hidden)} hidden layers and {weights:,} weights is too large: "
+                f"the limits are {MOST_LAYERS} layers and {MOST_WEIGHTS:,} weights"
             )
         source = torch.Generator().manual_seed(seed)
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in pairwise(widths):
-            layer = skip_init(nn.Linear, fan_in, fan_out)  # its own start draws from the global generator
+            layer = skip_init(nn.Linear, fan_in, fan_out)  # its default initialisation uses the global generator
             for parameter in (layer.weight, layer.bias):
                 parameter.data.copy_(he_uniform(parameter.shape, fan_in, source))
             layers += [layer, nn.ReLU()]
@@ -43,7 +43,7 @@ class MLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         width = x[0].numel()
         if width != self.inputs:
-            raise EvclError(f"the network takes {self.inputs} numbers an example, not {width}")
+            raise EvclError(f"the network takes {self.inputs} numbers per example, not {width}")
         for layer in self:
             x = layer(x)
         return x

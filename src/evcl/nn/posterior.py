@@ -1,7 +1,7 @@
 """The posterior: flat buffers with a replica axis, and the layout that names their parts.
 
 Index letters, here and everywhere: r replica, b example, i in, o out, p weight. R replicas are independent networks of
-one shape; P is the number of weights of one of them.
+one shape; P is the number of weights in each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """Where each named tensor lies along the flat axis P.
+    """The position of each named tensor along the flat axis P.
 
-    With `stored`, a tensor lies in a larger one of that shape; what is around it is padding, and stays 0.
+    With `stored`, a tensor is part of a larger one of that shape; the rest is padding, and stays 0.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], stored: Mapping[str, Shape] | None = None, align: int = 1) -> None:
-        """P is a multiple of `align`."""
+        """P is rounded up to a multiple of `align`."""
         self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self.stored: dict[str, Shape] = {**self.shapes, **(stored or {})}
         self.spans: dict[str, slice] = {}
@@ -64,14 +64,14 @@ class Layout:
         return copy
 
     def scatter_(self, flat: Tensor, part: Layout, values: Tensor) -> None:
-        """Write what `gather` took back into `flat`."""
+        """Write `values`, in the layout of `part`, back into `flat`: the inverse of `gather`."""
         for name in part.shapes:
             self.view(flat, name).copy_(part.view(values, name))
 
     def extended(self, flat: Tensor, new: Layout, start: Tensor) -> Tensor:
-        """`flat` [R, P] in a layout where names were added or grew along their first axis.
+        """Move `flat` [R, P] to a layout in which names were added, or grew along their first axis.
 
-        What is new is taken from `start` [R, P'], which lies in the new layout.
+        New values come from `start` [R, P'], which has the new layout.
         """
         parts = []
         for name in new.shapes:
@@ -82,9 +82,9 @@ class Layout:
 
 @dataclass
 class Gaussian:
-    """N(mean, exp(log_std)^2) over every weight, both [R, P]; a point at `mean` where log_std is None.
+    """N(mean, exp(log_std)^2) over every weight, both [R, P]; point weights at `mean` if log_std is None.
 
-    `layout`, where it is known, names the parts of P.
+    `layout`, if known, names the parts of P.
     """
 
     mean: Tensor
@@ -98,11 +98,11 @@ class Gaussian:
         return self.layout.view(self.mean, name)
 
     def map(self, change: Callable[[Tensor], Tensor], layout: Layout | None = None) -> Gaussian:
-        """The Gaussian whose means and log standard deviations are changed alike."""
+        """Apply `change` to the means and to the log standard deviations."""
         return Gaussian(change(self.mean), None if self.log_std is None else change(self.log_std), layout)
 
     def snapshot(self) -> Gaussian:
-        """A copy that later training does not move."""
+        """A copy that later training does not change."""
         log_std = None if self.log_std is None else self.log_std.detach().clone()
         return Gaussian(self.mean.detach().clone(), log_std)
 
@@ -110,7 +110,7 @@ class Gaussian:
         return None if self.log_std is None else (2 * self.log_std).exp()
 
     def kl(self, prior: Gaussian) -> Tensor:
-        """KL(self || prior), summed over the weights: [R].
+        """[R]: KL(self || prior), summed over the weights.
 
         KL = sum_p log(s0/s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2,   self = N(m, s^2), prior = N(m0, s0^2)
         """
@@ -127,8 +127,8 @@ def log_stds(
     like: Tensor,
     part: float = 1.0,
 ) -> Tensor:
-    """log of standard deviations [R, 1] or [1, P]: of a number for all weights or, if it is "auto", of this part of the
-    scale of each name.
+    """The log of standard deviations. If `std` is numbers, one per replica or one for all, it is [R, 1] or [1, 1]; if
+    it is "auto", it is [1, P], from `part` times the scale of each name.
     """
     if not isinstance(std, str):
         return torch.as_tensor(std, dtype=torch.float64).reshape(-1, 1).log().to(like)
@@ -139,11 +139,11 @@ def log_stds(
 
 
 def he_std(fan_in: int) -> float:
-    """sqrt(2 / fan_in): with it a unit's output is about as large as its inputs, whatever their number."""
+    """sqrt(2 / fan_in), which makes a unit's output about as large as its inputs, for any number of inputs."""
     return math.sqrt(2 / max(1, fan_in))
 
 
 def he_uniform(shape: Sequence[int], fan_in: int, source: torch.Generator) -> Tensor:
-    """U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
+    """Draw from U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
     bound = math.sqrt(6 / max(1, fan_in))
     return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)

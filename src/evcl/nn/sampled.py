@@ -1,4 +1,4 @@
-"""Weights that no layer of ours computes with: those of a layer taken as it is, and a module's own parameters."""
+"""Weights without a specialised Bayesian layer: those of layers used unchanged, and parameters outside layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evcl.nn.layer import BayesianLayer
 
 
 class SampledLayer(BayesianLayer):
-    """Any layer that turns one tensor, example by example, into another; `evcl.nn.register(MyLayer)` chooses it.
+    """Wraps any layer that maps one tensor to another, example by example; `evcl.nn.register(MyLayer)` selects it.
 
-    Its forward runs as it is, a replica at a time, with weights drawn once a batch: right for every layer, but with
-    more variance in the gradients than a form of the layer's own can have. Means start from the module's weights.
+    The layer's own forward runs once per replica, with weights drawn once per batch. This is correct for every layer,
+    but gradients have more variance than with a specialised form. Means start from the module's weights.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -24,7 +24,9 @@ class SampledLayer(BayesianLayer):
         self.layer = copy.deepcopy(layer)
         keys = {id(p): name for name, p in self.layer.named_parameters()}
         inside = [(part, key, p) for part in self.layer.modules() for key, p in part._parameters.items()]
-        self.places = [(part, key, keys[id(p)]) for part, key, p in inside if p is not None]  # filled for each pass
+        self.places = [
+            (part, key, keys[id(p)]) for part, key, p in inside if p is not None
+        ]  # filled for each forward pass
         for part, key, _ in self.places:
             del part._parameters[key]
 
@@ -46,11 +48,11 @@ class SampledLayer(BayesianLayer):
                 part.__dict__.pop(key, None)
         if not isinstance(out, Tensor):
             kind, came = type(self.layer).__name__, type(out).__name__
-            raise EvclError(f"{self.path!r} ({kind}) returns a {came}, no tensor: register a form of its own for it")
+            raise EvclError(f"{self.path!r} ({kind}) returns a {came}, not a tensor: register a Bayesian form for it")
         return out
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """By torch.func, an example each."""
+        """Per-example gradients by torch.func."""
 
         def one(weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> Tensor:
             def out(weight: Tensor) -> Tensor:
@@ -65,10 +67,10 @@ class SampledLayer(BayesianLayer):
 
 
 class FreeParameter(BayesianLayer):
-    """A parameter [1, ...] that a module has of its own, for its batch: a class token, an embedding of positions.
+    """A parameter [1, ...] outside a layer that the batch shares, such as a class token or a position embedding.
 
-    Before each pass of the network it is called with the network's input, and what it returns, [R*B, ...], stands where
-    the parameter stood: one for each example, drawn for it alone in training.
+    It is called with the network's input before each forward pass, and its result [R*B, ...] replaces the parameter:
+    one value per example. In training, each example has its own draw.
     """
 
     def __init__(self, owner: nn.Module, key: str) -> None:

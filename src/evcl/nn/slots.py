@@ -1,4 +1,4 @@
-"""Weights that belong to a task, and not to the trunk that all tasks share. A head is the first kind of them."""
+"""Weights that belong to one task, not to the trunk that all tasks share. Heads are such weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evcl.nn.posterior import Shape
 
 @dataclass(frozen=True)
 class Slot:
-    """The weights of one key, such as "head 0": they lie behind the trunk's in the layout, as "head 0.weight".
+    """The weights under one key, such as "head 0". They follow the trunk's in the layout, as "head 0.weight".
 
-    A slot may be laid out again with more rows along its weights' first axes: what it knew stays.
+    A slot can be laid out again with more rows along the first axis of its weights; existing rows keep their values.
     """
 
-    key: str  # with a blank, so that no module of a user's has it too
+    key: str  # contains a space, so that it cannot equal the name of a user's module
     shapes: Mapping[str, Shape]  # parameter -> shape
     fan_in: int  # new means are drawn He-uniform for this many inputs
 

@@ -1,4 +1,4 @@
-"""One step, one fit, one round of a method, a whole stream; prediction."""
+"""Training: one step, one fit, one round of a method, a whole stream. Also prediction."""
 
 from evcl._core.ranks import joined
 from evcl.methods import TaskData

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: where they lie, one file written and read back, whole or not at all.
+"""Checkpoints on disk: their folders, and writing and reading one file atomically.
 
 A checkpoint is one safetensors file: tensors, a description in JSON, and a digest of both. Reading one executes no
-code; what it says is checked by whoever goes on from it.
+code; the caller that resumes from it checks its contents.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.files import save_tensors
 
-FORMAT = 3  # raised when a step has other buffers
-KEPT = 2  # checkpoints of a program: the last one, and one more in case that is damaged
+FORMAT = 3  # raise this when the buffers of a step change
+KEPT = 2  # checkpoints kept per program: the last one, and one more in case that is damaged
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
 PROGRAMS = ("seed-*", "program-*")
 FILES, TEMPORARY = f"{'[0-9]' * 8}.safetensors", f".{'[0-9]' * 8}.safetensors.*.tmp"
@@ -30,10 +30,10 @@ FILES, TEMPORARY = f"{'[0-9]' * 8}.safetensors", f".{'[0-9]' * 8}.safetensors.*.
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a run saves itself, how often, and whether it goes on from what is there.
+    """Where and how often a run saves checkpoints, and whether it resumes from existing ones.
 
-    In `folder` every program has a folder of its own. `seconds` lie between two checkpoints; at a task's end there is
-    one in any case, and with 0 only there. `stop` says that it should save itself and end.
+    Every program has its own folder inside `folder`. A checkpoint is written every `seconds` seconds and at the end of
+    each task; with 0, only at the end of each task. `stop` returns True if the run should save itself and end.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Checkpoints:
     stop: Callable[[], bool] | None = None
 
     def of(self, program: str) -> Checkpoints:
-        """Those of one program."""
+        """The checkpoints of one program."""
         return replace(self, folder=self.folder / program)
 
     def programs(self) -> list[Path]:
@@ -53,7 +53,7 @@ class Checkpoints:
             raise EvclError(f"cannot read {self.folder}: {error.strerror or error}") from error
 
     def remove(self) -> None:
-        """The checkpoints, and the folders if nothing else is in them."""
+        """Remove the checkpoints, and the folders if nothing else is in them."""
         with contextlib.suppress(OSError):
             for folder in self._folders():
                 clear(folder, [])
@@ -62,7 +62,7 @@ class Checkpoints:
             self.folder.rmdir()
 
     def remove_own(self) -> None:
-        """The checkpoints of one program that lie in this folder itself."""
+        """Remove the checkpoints of one program, which are in this folder itself."""
         clear(self.folder, [])
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -76,7 +76,7 @@ class OtherFormat(EvclError):
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     path: Path
     description: dict[str, Any]
@@ -84,34 +84,34 @@ class Saved(NamedTuple):
 
 
 def files(folder: Path) -> list[Path]:
-    """A program's checkpoints, the newest first."""
+    """A program's checkpoints, newest first."""
     return sorted(folder.glob(FILES), reverse=True)
 
 
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """One checkpoint, on the disk when this returns."""
+    """Write one checkpoint; it is on disk when this returns."""
     text = json.dumps({"format": FORMAT, **description}, allow_nan=False)
-    copies = {  # which share no memory: safetensors wants it so
+    copies = {  # safetensors needs tensors that do not share memory
         name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()
     }
     save_tensors(path, copies, {DESCRIPTION: text, DIGEST: _digest(text, copies)}, sync=True)
 
 
 def read(path: Path) -> Saved:
-    """One checkpoint, found to be what was written."""
+    """Read one checkpoint, and verify its digest."""
     try:
         if not path.is_file():
-            raise EvclError("it is no file")
+            raise EvclError("it is not a file")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text = metadata[DESCRIPTION]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
         if metadata[DIGEST] != _digest(text, tensors):
-            raise EvclError("its digest is another")
+            raise EvclError("its digest does not match")
         description = json.loads(text)
         if description["format"] != FORMAT:
             raise OtherFormat(
-                f"the checkpoint {path} was written by another version of evcl (format {description['format']!r}, and "
+                f"the checkpoint {path} was written by another version of evcl (format {description['format']!r}, but "
                 f"this one reads {FORMAT}): finish the run with that version, or remove it (--overwrite starts again)"
             )
     except OtherFormat:
@@ -124,7 +124,7 @@ def read(path: Path) -> Saved:
 
 
 def newest(folder: Path) -> Saved | None:
-    """The last checkpoint of a program that is whole; None if there is none at all."""
+    """The newest intact checkpoint of a program; None if there are no checkpoints."""
     found = files(folder)
     errors = []
     for path in found:
@@ -140,7 +140,7 @@ def newest(folder: Path) -> Saved | None:
 
 
 def clear(folder: Path, keep: list[Path]) -> None:
-    """Remove a program's other checkpoints, and what a write that was cut off has left."""
+    """Remove a program's other checkpoints, and files left by interrupted writes."""
     with contextlib.suppress(OSError):
         for path in {*folder.glob(FILES), *folder.glob(TEMPORARY)} - set(keep):
             path.unlink(missing_ok=True)

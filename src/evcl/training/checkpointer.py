@@ -1,9 +1,9 @@
-"""A program that saves itself on its way through a stream, and is resumed from there, bit for bit.
+"""Save a program while it learns a stream, and resume it later with bit-identical results.
 
-What lies between two steps is: the run before this round (a round either ends well or leaves the run as it was), what
-the round's earlier fits ended with, every buffer of the step, and a `Position`. Batches, what a method draws and the
-draws of predictions are functions of (seed, round, epoch) and are made again; so is the evaluation of a round that was
-learned.
+The state between two steps is: the run before this round (a round either succeeds or leaves the run unchanged), the
+results of the round's earlier fits, every buffer of the step, and a `Position`. Batches, random draws of a method and
+draws for predictions are functions of (seed, round, epoch), so they are generated again and not saved. The evaluation
+of a finished round is repeated too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from evcl.training.replicas import State, tensors_of
 from evcl.training.run import Run
 from evcl.training.step import Step
 
-Outline = list[dict[str, Any]]  # the configurations of a program, in words that JSON has
+Outline = list[dict[str, Any]]  # the configurations of a program, as JSON
 
 
 class AnotherOwner(EvclError):
-    """A checkpoint of something else; `difference` says what is different."""
+    """A checkpoint that belongs to another run; `difference` says how the two differ."""
 
     def __init__(self, message: str = "", difference: str = "") -> None:
         super().__init__(message)
@@ -38,13 +38,13 @@ class AnotherOwner(EvclError):
 
 
 class Stopped(BaseException):
-    """The program was asked to save itself and end, and has."""
+    """The program has saved itself and ended, as it was asked to."""
 
 
 class Checkpointer(Observer):
-    """Keeps the checkpoints of one program. Files that cannot be written are told of, and training goes on.
+    """Writes the checkpoints of one program. If a file cannot be written, the user is told, and training continues.
 
-    Of several processes (`ranks`) the first one writes, and all of them read.
+    With several processes (`ranks`), the first one writes and all of them read.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Checkpointer(Observer):
         tell: Callable[[str], object] = lambda note: None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`checkpoints` are the program's own, and belong to `owner`; `tell` hears of what a user should know."""
+        """`checkpoints` are those of this program and belong to `owner`. `tell` receives messages for the user."""
         self.checkpoints, self.tell, self.ranks = checkpoints, tell, ranks
         self.owner: Outline = json.loads(json.dumps(owner))
         self.environment = dict(environment)
@@ -68,19 +68,19 @@ class Checkpointer(Observer):
         self._round = 0
         self._run: Run
         self._extra: Mapping[str, Tensor] = {}
-        self._state: State | None = None  # what the round begins with
-        self._fits: dict[int, dict[str, Tensor]] = {}  # what the round's finished fits ended with
-        self._fit: tuple[int, Step, Tensor] | None = None  # the one that is trained
+        self._state: State | None = None  # the run's state at the start of the round
+        self._fits: dict[int, dict[str, Tensor]] = {}  # results of the round's finished fits
+        self._fit: tuple[int, Step, Tensor] | None = None  # the fit in progress
 
     @property
     def seconds(self) -> float:
-        """That the program has taken, those before it was resumed among them."""
+        """Seconds that the program has run, including the time before it was resumed."""
         return self._before + time.monotonic() - self._start
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def first(self, rounds: int) -> int:
-        """The round to be resumed; those before it are learned and measured."""
+        """The round to resume; all rounds before it are learned and evaluated."""
         return 0 if self._saved is None else self._whole("round", rounds)
 
     def enter(
@@ -91,10 +91,10 @@ class Checkpointer(Observer):
         own: Sequence[int],
         extra: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """A round begins. If it is the one to be resumed, put the run and the `extra` tensors where they were.
+        """Begin a round. If it is the one to resume, restore the run and the `extra` tensors.
 
-        `seen` are the heads of the tasks before this round, `own` those of its tasks. Returns whether the round is
-        learned already.
+        `seen` are the heads of the tasks before this round, and `own` those of its tasks. Returns True if the round is
+        already learned.
         """
         self._round, self._run, self._extra, self._fits = number, run, extra or {}, {}
         if self._saved is None:
@@ -127,14 +127,14 @@ class Checkpointer(Observer):
         return learned
 
     def learned(self) -> None:
-        """The round is learned; what is left of it is its evaluation."""
+        """Called when the round is learned and only its evaluation remains."""
         self._saved = self._fit = None
         self._fits = {}
         self._write(self._run.state(), {"learned": True}, {})
         self.pause()
 
     def pause(self) -> None:
-        """End here, if that was asked for: what is done since the last checkpoint is done again."""
+        """End here if asked to; a resumed run repeats the work since the last checkpoint."""
         if self.stopping():
             raise Stopped
 
@@ -145,7 +145,9 @@ class Checkpointer(Observer):
             return None
         prefix = f"fit {stage} "
         tracked = {name: t for name, t in self._named(prefix).items() if name not in like}
-        if any(t.shape[1:] != like["mean"].shape[1:] for t in tracked.values()):  # some replicas' or all
+        if any(
+            t.shape[1:] != like["mean"].shape[1:] for t in tracked.values()
+        ):  # the first axis may cover some replicas, or all
             raise self._wrong(f"{prefix}{', '.join(tracked)}")
         found = {name: self._tensor(f"{prefix}{name}", tensor) for name, tensor in like.items()}
         self._fits[stage] = found | {name: t.to(like["mean"].device) for name, t in tracked.items()}
@@ -193,7 +195,7 @@ class Checkpointer(Observer):
     # --- files ------------------------------------------------------------------------------------------------------
 
     def stopping(self) -> bool:
-        """Whether to end: asked of all processes or of none, which do what the first one hears."""
+        """Whether to end. Either all processes call this or none; they all follow the first one's answer."""
         asked = self.checkpoints.stop is not None and self.checkpoints.stop()
         return asked if self.ranks is None else self.ranks.first(asked, self._run.network.posterior.mean.device)
 
@@ -209,14 +211,14 @@ class Checkpointer(Observer):
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"
         try:
-            if not self._kept:  # later it is not: what vanished may be a disk, and come back
+            if not self._kept:  # not later: a folder that vanished may be on a disk that comes back
                 folder.mkdir(parents=True, exist_ok=True)
             write(path, {**about, "seconds": self.seconds, **where}, tensors)
         except (EvclError, OSError) as error:
             reason = str(error) if isinstance(error, EvclError) else f"cannot write {path}: {error.strerror or error}"
             if self._failure is None:
                 kept = f"the last checkpoint is {self._kept[-1]}" if self._kept else "there is no checkpoint yet"
-                self.tell(f"{reason}; training goes on, and {kept}")
+                self.tell(f"{reason}; training continues, and {kept}")
             self._failure = reason
         else:
             if self._failure is not None:
@@ -236,12 +238,12 @@ class Checkpointer(Observer):
         if saved is not None:
             check_owner(saved, self.owner)
             if self.ranks is None or self.ranks.rank == 0:
-                clear(folder, files(folder))  # what a write that was cut off has left
+                clear(folder, files(folder))  # files left by interrupted writes
             if saved.description.get("environment") != self.environment:
-                self.tell(f"{saved.path} was written in another environment: the result may differ by rounding")
+                self.tell(f"{saved.path} was written in another environment: results may differ by rounding")
         return saved
 
-    # --- what a file says, checked ----------------------------------------------------------------------------------
+    # --- checking the contents of a file ----------------------------------------------------------------------------
 
     def _wrong(self, what: str) -> EvclError:
         assert self._saved is not None
@@ -255,7 +257,7 @@ class Checkpointer(Observer):
     def _whole(self, key: str, below: int) -> int:
         value = self._value(key)
         if type(value) is not int or not 0 <= value < below:
-            raise self._wrong(f"{key} {str(value)[:60]!r}, and there are {below}")
+            raise self._wrong(f"{key} is {str(value)[:60]!r}, but there are only {below}")
         return value
 
     def _real(self, key: str) -> float:
@@ -273,11 +275,11 @@ class Checkpointer(Observer):
         assert self._saved is not None
         found = self._saved.tensors.get(name)
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
-            raise self._wrong(f"{name} should be {like.dtype} {tuple(like.shape)}")
+            raise self._wrong(f"{name} must be {like.dtype} {tuple(like.shape)}")
         return found.to(like.device)
 
     def _check_noise(self, noise: Sequence[Tensor], replicas: int) -> None:
-        """States of a CPU's generators; without them only an epoch that has ended can be resumed."""
+        """Check the states of CPU generators; without them, a fit can only be resumed at the end of an epoch."""
         try:
             if len(noise) != replicas:
                 raise ValueError(f"{len(noise)} generators")
@@ -289,13 +291,13 @@ class Checkpointer(Observer):
 
 def unfinished(folder: object) -> str:
     return (
-        f"{folder} holds the checkpoint of a run that was not finished: "
-        "pass --resume to go on with it, or --overwrite to start again"
+        f"{folder} contains the checkpoint of an unfinished run: "
+        "pass --resume to continue it, or --overwrite to start again"
     )
 
 
 def check_owner(saved: Saved, owner: Outline) -> None:
-    """Make sure that the checkpoint is of the same program."""
+    """Raise unless the checkpoint belongs to the same program."""
     theirs = saved.description.get("owner")
     if theirs != owner:
         difference = _difference(owner, theirs)

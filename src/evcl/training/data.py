@@ -1,4 +1,4 @@
-"""The examples of one fit, side by side."""
+"""The examples of one fit, in one pool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from evcl.nn import BayesianNetwork
 
 
 class Pool:
-    """The examples of one fit: one task's or, jointly, several tasks', each through its own head.
+    """The examples of one fit, from one task or from several jointly, each through its own head.
 
-    x [U, N, ...] and y [U, N]: replica r learns from row r mod U. Where some tasks are shared by all replicas and
-    others are not, everything lies in one row, U = 1, and `own` [R, n] says where in it a replica's examples are.
+    x [U, N, ...] and y [U, N]: replica r learns from row r mod U. If replicas share some tasks but not others, all
+    examples are in one row, U = 1, and `own` [R, n] holds the positions of each replica's examples in that row.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class Pool:
             counts = [torch.ones_like(t.y, dtype=t.x.dtype) if t.weights is None else t.weights for t in tasks]
             self.weights = torch.cat(counts, 1)
         self.columns: Tensor | None = None
-        if several:  # an example's classes are those of its own head
+        if several:  # an example is classified among the classes of its own head
             own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
         self._data = TaskData(self.x, self.y, -1, self.weights)
 
     def __len__(self) -> int:
-        """Examples that a replica learns from."""
+        """Number of examples that a replica learns from."""
         return sum(self.sizes)
 
     def places(self, orders: Tensor) -> Tensor:
-        """Where the rows `orders` [R, n] of each replica lie."""
+        """The positions in the pool of each replica's rows `orders` [R, n]."""
         return orders if self.own is None else self.own.to(orders.device).gather(1, orders)
 
     def minibatch(self, rows: Tensor) -> Minibatch:
-        """The examples at the places `rows` [R, B]."""
+        """The examples at positions `rows` [R, B] of the pool."""
         return Minibatch(*self._data.take(rows), rows if self.own is None else self._rows(rows))
 
     def _rows(self, places: Tensor) -> Tensor:
-        """The rows, counted as a replica counts them, that lie at these places."""
+        """The inverse of `places`: each replica's row numbers for these positions in the pool."""
         assert self.own is not None
         if not hasattr(self, "_row_at"):
             row_at = torch.zeros(len(self.own), self.x.shape[1], dtype=torch.long)
@@ -73,9 +73,9 @@ class Pool:
         return self._row_at.gather(1, places)
 
     def nll(self, network: BayesianNetwork, rows: Tensor, batch: Minibatch | None = None) -> Tensor:
-        """[R]: the mean negative log-likelihood of the examples at `rows` [R, B], each times what it counts for.
+        """[R]: the weighted mean negative log-likelihood of the examples at `rows` [R, B].
 
-        `batch` is the minibatch of these rows, if it is there already.
+        `batch` is the minibatch of these rows, if it has been made already.
         """
         batch = self.minibatch(rows) if batch is None else batch
         y, weights = batch.y, self._data.take_weights(rows)
@@ -86,7 +86,7 @@ class Pool:
 
 
 def _own(tasks: Sequence[TaskData], replicas: int) -> Tensor:
-    """[R, n]: where the examples of each replica lie in one row of all of them."""
+    """[R, n]: the positions of each replica's examples in a single row that holds all of them."""
     parts, start = [], 0
     for task in tasks:
         u, n = task.y.shape

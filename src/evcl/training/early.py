@@ -1,4 +1,4 @@
-"""A part of a task that is measured on after each epoch, and the weights of the best epoch."""
+"""Early stopping: evaluate on held-out examples after each epoch, and keep the weights of the best epoch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from evcl.training.step import Step
 
 @dataclass(frozen=True)
 class Validation:
-    """Examples that are not learned from. With `patience` the task ends after that many epochs without a smaller NLL on
-    them, and with the weights of the epoch where that was smallest.
+    """Held-out examples. With `patience`, a task stops after that many epochs without a smaller validation NLL, and
+    ends with the weights of the epoch that had the smallest.
     """
 
     data: TaskData
     patience: int | None = None
 
     def measure(self, p: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """[R] each: the mean NLL, weighted as the data is, and the accuracy of the predictions p [R, M, classes]."""
+        """[R] each: the NLL (the weighted mean) and the accuracy of the predictions p [R, M, classes]."""
         nll, right = likelihood.score(p, self.data.y.repeat(len(p) // len(self.data.y), 1))
         if self.data.weights is not None:
             nll = nll * self.data.weights
@@ -31,11 +31,11 @@ class Validation:
 
 
 class Best:
-    """The best epoch of one network's step: copies, on its device, of all that makes a prediction."""
+    """The best epoch of one network: copies, on its device, of everything that predictions depend on."""
 
     def __init__(self, step: Step, patience: int) -> None:
         if len(step.q.mean) != 1:
-            raise ValueError("early stopping is for one network")
+            raise ValueError("early stopping works for one network only")
         parts = (step.q.mean, step.q.log_std, *step.statistics)
         self.live = [tensor for tensor in parts if tensor is not None]
         self.kept = [tensor.clone() for tensor in self.live]
@@ -43,11 +43,11 @@ class Best:
         self.nll, self.since = torch.full((1,), math.inf, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
 
     def buffers(self) -> list[Tensor]:
-        """Everything that an epoch changes."""
+        """Every tensor that an epoch changes."""
         return [*self.kept, self.nll, self.since]
 
     def enough(self, nll: float) -> bool:
-        """Look at an epoch's validation NLL; whether there was none smaller for too long."""
+        """Record an epoch's validation NLL; return True if it has not improved for `patience` epochs."""
         if nll < float(self.nll):
             self.nll.fill_(nll)
             self.since.zero_()

@@ -1,4 +1,4 @@
-"""One fit of a round: the weights that it uses are copied side by side, trained, and written back into a copy."""
+"""One fit of a round: copy the weights it uses into one buffer, train them, and write them into a copy of the state."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from evcl.training.step import Step
 if TYPE_CHECKING:
     from evcl.training.run import Run
 
-# On a GPU widths are multiples of this many bytes, and P of this many weights: Triton has kernels of its own for sizes
-# that are, and their last bit may differ, which must not depend on R.
+# On a GPU, widths are multiples of this many bytes, and P of this many weights. Triton compiles separate kernels for
+# such sizes, whose results may differ in the last bit; that must not depend on R.
 ALIGNED = 16
-ARRIVES = 8  # std_rate auto: log sigma is brought to within exp(-8) of where it should be, however short the fit is
-STEP = 0.04  # lr auto: Adam's step, as a part of the standard deviation that a layer's first weights are drawn with
-SHORT, FASTER = 400, 3.0  # a first task of fewer steps takes larger ones, at most this many times
-FAR = 1_000_000  # between the numbers of the generators of a round's second, third, ... fits
+ARRIVES = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
+STEP = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
+SHORT, FASTER = 400, 3.0  # a first task of fewer than SHORT steps takes larger steps, by a factor of at most FASTER
+FAR = 1_000_000  # distance between the generator numbers of a round's first, second, third, ... fits
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a fit computes with, of which examples, and where in the network's layout its weights lie."""
+    """The network and examples of a fit, and the layout of the weights that it uses."""
 
     network: BayesianNetwork
     pool: Pool
@@ -49,12 +49,12 @@ class Place:
     start: Gaussian  # over all weights
 
     def gathered(self) -> Gaussian:
-        """Where the fit's weights start."""
+        """The initial values of the fit's weights."""
         return self.start.map(lambda t: self.network.layout.gather(t, self.part), self.part)
 
 
 class Fitting:
-    """Does the fits that the methods of a run ask for in one round."""
+    """Runs the fits that the methods of a run request in one round."""
 
     def __init__(
         self,
@@ -90,7 +90,9 @@ class Fitting:
         layout, on_gpu = network.layout, whole.mean.is_cuda
         likelihood = fit.likelihood or run.likelihood
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood)
-        eager = self.noise is not None or run.ranks is not None or not fit.capture  # kernels draw for themselves
+        eager = (
+            self.noise is not None or run.ranks is not None or not fit.capture
+        )  # kernels would generate their own noise
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
@@ -104,7 +106,7 @@ class Fitting:
         return Place(network, pool, chain, part, whole)
 
     def _trained(self, fit: Fit, stage: int, place: Place) -> dict[str, Tensor]:
-        """What the fit ends with, as tensors: what a checkpoint keeps of it."""
+        """Train, and return the result of the fit as tensors, which a checkpoint can store."""
         run, s, network, part = self.run, self.settings, place.network, place.part
         layout, statistics = network.layout, network.statistics()
         q = place.gathered()
@@ -129,7 +131,7 @@ class Fitting:
         if run.ranks is not None:
             for measured in step.statistics:
                 run.ranks.broadcast_(measured)
-        if start is not None:  # one that diverged stays where it was, and is measured no more
+        if start is not None:  # a diverged replica keeps its old weights and is no longer evaluated
             step.q.mean[run.diverged] = start.mean[run.diverged]
             if step.q.log_std is not None and start.log_std is not None:
                 step.q.log_std[run.diverged] = start.log_std[run.diverged]
@@ -140,11 +142,11 @@ class Fitting:
         return _ended(step.q, network) | tracked
 
     def _decided(self, s: Settings, stage: int, place: Place, steps: int) -> Settings:
-        """The settings with a number for each rate that a rule decides, in a fit of this many steps.
+        """Replace rates that are "auto" by numbers, for a fit of this many steps.
 
-        Adam moves every weight by about `lr` a step, so that layers with many inputs, whose weights are small, say how
-        much is too much. Bare parameters, such as an embedding of positions, have no inputs. Weights that were drawn
-        and have learned nothing have far to go.
+        Adam moves every weight by about `lr` per step, so the layers with the most inputs, whose weights are small,
+        limit the rate. Free parameters, such as position embeddings, have no inputs and are not counted. Random initial
+        weights that have learned nothing yet have far to go, and may take larger steps.
         """
         rates: dict[str, float] = {}
         if s.lr == "auto":
@@ -162,13 +164,13 @@ class Fitting:
         return Settings({**s, **rates})
 
     def _length(self, fit: Fit, pool: Pool) -> int:
-        """How many examples an epoch has."""
+        """The number of examples per epoch."""
         if fit.sampler is shuffled:
             return len(pool)
         return fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
 
     def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer, length: int) -> Steps:
-        """How its steps are run."""
+        """Choose how the steps are run: eagerly, or as CUDA graphs."""
         run, pool = self.run, place.pool
         number = fit.number
         if number is None:
@@ -178,15 +180,15 @@ class Fitting:
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
     def _meet(self, network: BayesianNetwork, q: Gaussian) -> None:
-        """Before a fit: all processes start from the same weights, and no layer needs the whole batch."""
+        """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
         ranks = self.run.ranks
         if ranks is None:
             return
         check_batch(self.settings.batch_size, ranks.size)
         if any(isinstance(layer, BatchNorm) and layer.open for layer in network.bayesian_layers()):
             raise EvclError(
-                "a BatchNorm measures whole batches, and several processes have a part each: "
-                "use another norm, or statistics that were measured before"
+                "a BatchNorm measures statistics of whole batches, but each process sees only a part: "
+                "use another norm, or one whose statistics have been measured before"
             )
         for tensor in (q.mean, q.log_std):
             if tensor is not None:
@@ -209,7 +211,7 @@ class Fitting:
         return Fitted(network, q, own, part, used, tracked, model)
 
     def measured(self, place: Place, q: Gaussian) -> tuple[Tensor, Tensor]:
-        """What a prediction of the validation part would be worth if the round ended with q."""
+        """NLL and accuracy on the validation examples if the round ended with q."""
         run, validation = self.run, self.validation
         assert validation is not None
         with run.predicting_from(written(place.network.layout, place.start, place.part, q)):
@@ -217,13 +219,13 @@ class Fitting:
 
 
 def _ended(q: Gaussian, network: BayesianNetwork) -> dict[str, Tensor]:
-    """What a fit that ends with these weights has to say of them, and of what layers measured."""
+    """The result of a fit as named tensors: its weights, and the layers' statistics."""
     found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
     return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
 
 
 def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:
-    """A copy of `to` in which the weights of `part` are q's."""
+    """A copy of `to` in which the weights of `part` are replaced by q's."""
 
     def scattered(flat: Tensor, values: Tensor) -> Tensor:
         flat = flat.clone()
@@ -237,7 +239,7 @@ def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian
 
 
 class _Stage(Observers):
-    """Tells the round's observer of one fit, counting epochs through the round, and looks at the validation part."""
+    """Reports one fit to the round's observer, counting epochs over the whole round, and evaluates validation data."""
 
     def __init__(self, fitting: Fitting, fit: Fit, stage: int, place: Place, step: Step) -> None:
         super().__init__(fitting.observer)

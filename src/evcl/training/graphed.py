@@ -19,8 +19,8 @@ from evcl.training.step import Step
 
 
 class Streams(threading.local):
-    """A thread's own two streams, made once: torch hands out 32 and then the same ones again, and what another thread
-    runs on a stream that is being captured becomes part of that graph.
+    """Two CUDA streams per thread, created once. Torch has a pool of 32 streams and then reuses them, and work that
+    another thread runs on a stream during capture would become part of the graph.
     """
 
     def __init__(self) -> None:
@@ -32,17 +32,17 @@ def streams() -> Streams:
     return Streams()
 
 
-MANY = 10  # steps in one graph: what lies between two graphs takes as long as a kernel
-# A capture must not meet another thread's backward pass: autograd has one thread a device for all of them.
+MANY = 10  # steps in one graph, because the gap between two graphs takes as long as a kernel
+# A capture must not overlap another thread's backward pass: autograd uses one thread per device for all threads.
 capturing = threading.Lock()
 
 
 class GraphedSteps:
-    """On a GPU: steps are captured as graphs, and replayed; nothing waits for the host in an epoch.
+    """On a GPU, captures steps as CUDA graphs and replays them; nothing waits for the host within an epoch.
 
-    There are three graphs: of many full batches, of one, and of the last one, which may be smaller. The order of an
-    epoch is a seed's own; so is the noise, where kernels draw it (see `DeviceNoise`): replicas of one seed see the same
-    batches and the same noise, whatever is beside them.
+    There are three graphs: for many full batches, for one, and for the last batch, which may be smaller. The order of
+    the examples depends only on the seed. So does the noise, if kernels generate it (see `DeviceNoise`): replicas with
+    the same seed get the same batches and noise, whichever other replicas train alongside.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GraphedSteps:
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
-        if position is not None:  # made at its end
+        if position is not None:  # checkpoints are only made at the end of an epoch
             return self.total.copy_(position.total)
         full, rest = divmod(self.order.shape[1], batch)
         plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
@@ -106,7 +106,7 @@ class GraphedSteps:
         except RuntimeError as error:
             raise EvclError(
                 "the step cannot be captured as a CUDA graph: a network, layer, term or loss must not wait for the "
-                "device (.item(), boolean indexing); a method whose fit does says so, Fit(capture=False) "
+                "device (.item(), boolean indexing); if it has to, use Fit(capture=False) in the method "
                 f"({str(error).splitlines()[0]})"
             ) from error
 
@@ -127,19 +127,19 @@ class GraphedSteps:
         stream = streams().capture
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # what is allocated or chosen at the first calls stays out of the graph
+            for _ in range(3):  # warm up, so that allocations and choices of the first calls stay out of the graph
                 once()
                 go_back()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other programs run on
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other threads keep running
             for _ in range(steps):
                 once()
         return graph
 
 
 def period(seeds: Sequence[int]) -> int:
-    """The shortest piece of which the seeds are repetitions."""
+    """The length of the shortest prefix whose repetition gives the seeds."""
     count = len(seeds)
     return next(v for v in range(1, count + 1) if count % v == 0 and list(seeds[:v]) * (count // v) == list(seeds))

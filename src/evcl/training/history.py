@@ -1,4 +1,4 @@
-"""What the callbacks of one network are told of a round, and the history that is kept of it."""
+"""Reports a round to the callbacks of one network, and keeps its history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evcl.training.observer import Observer, Progress
 
 
 class History(Observer):
-    """Tells the callbacks of one network, replica `replica` of a run, what happens in a round, and keeps the epochs."""
+    """Reports a round to the callbacks of one network, replica `replica` of a run, and keeps a record of its epochs."""
 
     def __init__(self, task: str, callbacks: Any, replica: int = 0) -> None:
         self.task, self.replica = task, replica
@@ -21,7 +21,7 @@ class History(Observer):
         self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
-                raise EvclError(f"callbacks must be a list of objects of evcl.Callback, and one is {callback!r}")
+                raise EvclError(f"callbacks must be a list of evcl.Callback objects, but one of them is {callback!r}")
 
     def begin(self, epochs: int) -> None:
         for callback in self.callbacks:
@@ -32,7 +32,7 @@ class History(Observer):
             callback.begin_epoch(self.task, epoch)
 
     def end_epoch(self, progress: Progress) -> bool:
-        """The numbers come from the device in one piece, once an epoch. All callbacks are told before it stops."""
+        """Copy the numbers from the device, once per epoch, and call all callbacks, even if one asks to stop."""
         p, losses = progress, progress.step.losses_now()
         numbers = [p.nll, *losses.values(), *(p.validation or ())]
         nll, *rest = torch.stack(numbers)[:, self.replica].tolist()

@@ -1,4 +1,4 @@
-"""A teacher's lessons, as a chain takes them into its own pass: see `Lessons` of nn/chain.py."""
+"""Convert distillation losses to the form that a chain computes in its own pass: see `Lessons` in nn/lessons.py."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from evcl.training.data import Pool
 
 
 def all_heads(pool: Pool, losses: Sequence[Loss]) -> list[int]:
-    """The data's heads, and behind them those that only losses use."""
+    """The heads of the data, followed by those that only losses use."""
     return list(dict.fromkeys([*pool.heads, *(k for loss in losses for k in loss.heads)]))
 
 
 def find_lessons(
     losses: Sequence[Loss], pool: Pool, classes: Callable[[int], int], like: Tensor, most: int | None
 ) -> Lessons | None:
-    """For weights like these [R, P]; None if the losses are something else, or have more than `most` columns.
+    """The lessons for weights like these [R, P]; None if there are other losses, or more than `most` columns.
 
-    Methods that share a program may teach, each its own replicas, if they teach the same heads beside the data's.
+    Methods that share a program may each distil for their own replicas, if the heads they distil beside those of the
+    data are the same.
     """
     replicas, heads = len(like), all_heads(pool, losses)
     found: list[tuple[Distillation, list[int]]] = []

@@ -1,4 +1,4 @@
-"""Who looks on while a run learns: one contract for callbacks, progress and checkpoints."""
+"""Observers of training: one interface for callbacks, progress displays and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a round stands at the end of an epoch, counted through all of its fits."""
+    """The progress of a round at the end of an epoch; epochs are counted over all fits of the round."""
 
     epoch: int  # from 1
     epochs: int
     nll: Tensor  # [R], the mean over the epoch
-    step: Step  # the weights and terms as they are now
+    step: Step  # holds the current weights and terms
     lr: Tensor | float
-    validation: tuple[Tensor, Tensor] | None = None  # [R] each: NLL and accuracy on a part held out
-    stage: str = "task"  # of the fit
+    validation: tuple[Tensor, Tensor] | None = None  # [R] each: NLL and accuracy on held-out examples
+    stage: str = "task"  # the fit's `stage`
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a fit stands within an epoch; all else that it needs to be resumed is in the step's buffers."""
+    """The position of a fit within an epoch. Everything else needed to resume it is in the step's buffers."""
 
     epoch: int  # from 0
-    batch: int  # steps taken in it
-    total: Tensor  # [R], the sum of their examples' NLL
-    noise: Sequence[Tensor] = ()  # the states of the replicas' generators; none: the epoch has ended
+    batch: int  # steps taken in this epoch
+    total: Tensor  # [R]: the NLL summed over the examples of these steps
+    noise: Sequence[Tensor] = ()  # the states of the replicas' generators; empty if the epoch has ended
 
 
 class Observer:
-    """Looks on while a run learns one round after another. Subclass it and override what you need."""
+    """Is called while a run learns one round after another. Subclass it and override what you need."""
 
     def begin(self, epochs: int) -> None:
-        """A round begins, of at most this many epochs."""
+        """Called when a round of at most this many epochs begins."""
 
     def end(self) -> None:
-        """The round is learned, and its tasks are known."""
+        """Called when the round is learned and its tasks are recorded."""
 
     def finished(self, stage: int, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """What the round's fit of this number ended with, if it was finished before the run was stopped.
+        """The result of the round's fit number `stage`, if it was finished before the run was stopped.
 
-        It has tensors of the names, shapes and types of `like`, and what trackers found.
+        It has tensors with the names, shapes and dtypes of `like`, and the trackers' results.
         """
         return None
 
     def end_fit(self, stage: int, result: dict[str, Tensor]) -> None:
-        """The round's fit of this number has ended, with this."""
+        """Called when the round's fit number `stage` has ended with this result."""
 
     def begin_fit(self, stage: int, step: Step, stopped: Tensor, epochs: int, batches: int) -> Position | None:
-        """A fit begins. To resume it: put `step` and `stopped` [R] where they were, and say where that was."""
+        """Called when a fit begins. To resume it, restore `step` and `stopped` [R], and return its position."""
         return None
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins, from 1."""
+        """Called when an epoch begins; epochs count from 1."""
 
     def end_epoch(self, progress: Progress) -> bool | None:
-        """An epoch has ended; True: it is the fit's last one."""
+        """Called when an epoch has ended. Return True to end the fit."""
 
     def due(self) -> bool:
-        """Whether `save` should be called. Asked after each step on one CPU, and after each epoch elsewhere."""
+        """Whether `save` should be called. Asked after each step in a single CPU process, else after each epoch."""
         return False
 
     def save(self, position: Position) -> None:
-        """The fit stands here."""
+        """Called to save the fit at this position."""
 
 
 class Observers(Observer):
-    """Several, in their order."""
+    """Several observers, called in order."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
@@ -102,7 +102,9 @@ class Observers(Observer):
             one.begin_epoch(epoch)
 
     def end_epoch(self, progress: Progress) -> bool:
-        answers = [one.end_epoch(progress) is True for one in self.observers]  # all of them hear of it
+        answers = [
+            one.end_epoch(progress) is True for one in self.observers
+        ]  # a list, so that every observer is called
         return any(answers)
 
     def due(self) -> bool:

@@ -1,4 +1,4 @@
-"""The loop over epochs of one fit, and its steps on a CPU. `graphed.py` has those of a GPU."""
+"""The loop over the epochs of one fit, and its steps on a CPU. Those on a GPU are in `graphed.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steps(Protocol):
     """How the steps of an epoch are run."""
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
-        """One pass over the data, or what is left of it from `position` on; returns the sum of the NLL, [R]."""
+        """One pass over the data, or the rest of one from `position` on; returns the sum of the NLL, [R]."""
         ...
 
 
@@ -36,10 +36,11 @@ def optimise(
     observer: Observer,
     diverged: Tensor | None = None,
 ) -> None:
-    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or the observer says to stop.
+    """Train for `s.epochs` epochs, or until an epoch's NLL is below `s.stop_nll` or the observer asks to stop.
 
-    `length` is the number of examples of an epoch. A replica whose loss or weights are no numbers is an error, or is
-    marked in `diverged` [R]. The observer may save the fit on the way; it is then resumed from there.
+    `length` is the number of examples per epoch. If the loss or weights of a replica become NaN or infinite, raise; if
+    `diverged` [R] is given, mark the replica there instead. The observer may save the fit in between, and resume it
+    from there.
     """
     ranks = step.ranks
     stopped = torch.zeros(len(seeds), dtype=torch.bool, device=step.q.mean.device)
@@ -75,9 +76,9 @@ def optimise(
 
 
 class EagerSteps:
-    """Operation by operation; every replica has generators of its own, so that it does not depend on its company.
+    """Runs steps operation by operation. Every replica has its own generators, so it does not depend on other replicas.
 
-    `number` numbers the generators: the order of batches is a function of (seed, number, epoch), and so is the noise.
+    The order of batches is a function of (seed, `number`, epoch), and so is the noise.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class EagerSteps:
         self.observer, self.sampler, self.noise = observer, sampler, noise
 
     def order(self, epoch: int, batch: int) -> Tensor:
-        """[R, n]: where the examples of an epoch lie, in their order."""
+        """[R, n]: the positions in the pool of an epoch's examples, in order."""
         sources = [generator(seed, "order", self.number, epoch) for seed in self.seeds]
         orders = torch.stack([self.sampler(self.pool.sizes, batch, source) for source in sources])
         return self.pool.places(orders).to(self.step.q.mean.device)
@@ -108,7 +109,7 @@ class EagerSteps:
         done = 0
         if position is not None:
             done = position.batch
-            if ranks is None or ranks.rank == 0:  # of several processes the first one has what all had
+            if ranks is None or ranks.rank == 0:  # the sum over several processes is kept by the first one
                 total.copy_(position.total)
             for source, state in zip(sources, position.noise, strict=False):
                 source.set_state(state)
@@ -123,7 +124,7 @@ class EagerSteps:
         return total
 
     def _due(self, device: torch.device) -> bool:
-        """Asked at the end of an epoch; several processes do what the first one says."""
+        """Whether to save at the end of an epoch; several processes follow the first one's answer."""
         due, ranks = self.observer.due(), self.step.ranks
         return due if ranks is None else ranks.first(due, device)
 

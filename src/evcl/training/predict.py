@@ -1,4 +1,4 @@
-"""Predictions: averages over draws of the weights that are fixed by the seed."""
+"""Predictions: averages over draws of the weights, which are determined by the seed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evcl._core.randomness import generator
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.replicas import Replicas
 
-KEPT_NUMBERS = 20_000_000  # of weight draws: 80 MB in float32
+KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
 
 
 def draws(
     network: BayesianNetwork, q: Gaussian, seeds: Sequence[int], samples: int, heads: Iterable[int]
 ) -> Iterator[Tensor]:
-    """The weight draws [R, P] of a prediction through these heads; each a function of the seed, whatever the heads."""
+    """The weight draws [R, P] of a prediction through these heads; each depends on the seed, not on the heads."""
     mean, log_std = q.mean, q.log_std
     if log_std is None:
         yield mean
@@ -44,9 +44,9 @@ def draws(
 
 
 class Predicting(Replicas):
-    """Replicas that predict; the draws of the last prediction are kept until the posterior changes."""
+    """Replicas that can predict. The draws of the last prediction are kept until the posterior changes."""
 
-    _predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and as one
+    _predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and of all replicas
     _kept: tuple[Gaussian, Any, list[Tensor]] | None = None  # the draws of the last prediction
 
     def _changed(self) -> None:
@@ -55,7 +55,7 @@ class Predicting(Replicas):
 
     @contextmanager
     def predicting_from(self, q: Gaussian) -> Iterator[None]:
-        """Predictions are made from these weights, for as long as this lasts."""
+        """Inside this context, predict from these weights."""
         before = self.network.posterior, self.groups
         self.network.posterior = q
         self.groups = [replace(group, method=replace(group.method, predictor=None)) for group in self.groups]
@@ -65,7 +65,7 @@ class Predicting(Replicas):
             (self.network.posterior, self.groups), self._kept = before, None
 
     def predictor(self, task: int | None = None) -> Gaussian:
-        """The weights that predict a task: the posterior's, or what the method makes of it."""
+        """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
         posterior = self.network.posterior
         if not self.predicts_by_task:
             return posterior
@@ -82,7 +82,7 @@ class Predicting(Replicas):
 
     @property
     def predicts_by_task(self) -> bool:
-        """Whether a method chooses the weights that predict a task."""
+        """Whether a method chooses different weights for each task's predictions."""
         return any(group.method.predictor is not None for group in self.groups)
 
     @torch.no_grad()
@@ -105,8 +105,8 @@ class Predicting(Replicas):
     def predict_with_entropy(
         self, x: Tensor, heads: Sequence[int], task: int | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """For each of these heads: `predict`, and the mean entropy [R, N], in nats, of what each draw of the weights
-        predicts by itself. The trunk is computed once.
+        """For each of these heads: `predict`, and the mean over the weight draws of the entropy of each draw's own
+        prediction, [R, N], in nats. The trunk is computed only once.
         """
         totals: list[tuple[Tensor | float, Tensor | float]] = [(0.0, 0.0) for _ in heads]
         count = 0
@@ -124,7 +124,7 @@ class Predicting(Replicas):
         chunk: int | None = None,
         task: int | None = None,
     ) -> Iterator[list[Tensor]]:
-        """Predictions [R, N, ...] through each of these heads, by each draw of the weights."""
+        """Predictions [R, N, ...] through each of these heads, for each draw of the weights."""
         network = self.network
         if len(self.seeds) > 1:
             self.check_independent(network, x)
@@ -140,7 +140,9 @@ class Predicting(Replicas):
                 yield [found] if len(sizes) == 1 else list(found.split(sizes, 2))
 
     def draws(self, heads: Iterable[int], task: int | None = None) -> Sequence[Tensor] | Iterator[Tensor]:
-        """The weight draws [R, P] of every prediction, kept until the posterior changes if they are not too large."""
+        """The weight draws [R, P] for predictions. If they are not too large, they are kept until the posterior
+        changes.
+        """
         posterior, wanted, samples = self.predictor(task), tuple(heads), self.settings.get("predict_samples", 1)
         if posterior.mean.numel() * samples > KEPT_NUMBERS:
             return draws(self.network, posterior, self.seeds, samples, wanted)

@@ -1,4 +1,4 @@
-"""R networks side by side, each with its seed, its settings and its method: their weights, heads and memories."""
+"""R networks trained side by side, each with its own seed, settings and method: their weights, heads and memories."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from evcl.training.step import matmul_precision
 
 @dataclass(frozen=True)
 class State:
-    """A run's state, to go back to: tensors are replaced as a run goes on, never changed."""
+    """A snapshot of a run's state. A run replaces its tensors and never changes them in place, so none is copied."""
 
-    layouts: tuple[tuple[BayesianNetwork, Layout, int], ...]  # of each network, with its number of heads
+    layouts: tuple[tuple[BayesianNetwork, Layout, int], ...]  # each network, its layout and its number of heads
     posterior: Gaussian
     statistics: dict[str, Tensor]
     memories: tuple[Any, ...]
@@ -75,15 +75,15 @@ class Replicas:
         ranks: Ranks | None = None,
         likelihood: Likelihood = CATEGORICAL,
     ) -> None:
-        """`method`: of all replicas, or one each. `draw`: initial means are drawn from each seed; otherwise they are
+        """`method`: one for all replicas, or one per replica. `draw`: draw initial means from each seed; otherwise use
         the module's own weights.
 
-        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: what the first prior of the trunk is centred on.
-        `allow_divergence`: replicas that diverge are noted in `diverged`, and the others go on. `ranks`: the processes
-        that train this network together, each of which makes the same run and gives it the same tasks.
+        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior.
+        `allow_divergence`: replicas that diverge are recorded in `diverged`, and the others continue. `ranks`: the
+        processes that train this network together; each must make the same run and give it the same tasks.
         """
         if len(settings) != len(seeds):
-            raise ValueError("one Settings a seed")
+            raise ValueError("settings must have one entry per seed")
         each = [method] * len(seeds) if isinstance(method, Method) else list(method)
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
@@ -106,9 +106,7 @@ class Replicas:
             self.network.weights.compute_dtype = torch.bfloat16
             others = [la for la in self.network.bayesian_layers() if la.names and not isinstance(la, Linear)]
             if others:
-                raise EvclError(
-                    f"bf16 products are there for linear layers only, and not for {type(others[0]).__name__}"
-                )
+                raise EvclError(f"precision bf16 supports linear layers only, not {type(others[0]).__name__}")
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         self.groups = [Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
@@ -139,7 +137,7 @@ class Replicas:
             allow_divergence,
             torch.zeros(len(seeds), dtype=torch.bool, device=mean.device),
         )
-        self.rounds = 0  # learned so far; it numbers the generators
+        self.rounds = 0  # number of rounds learned; generators are derived from it
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         self._examined: list[BayesianNetwork] = []
 
@@ -150,18 +148,18 @@ class Replicas:
 
     @property
     def memory(self) -> Any:
-        """What is remembered, where all replicas follow one method."""
+        """The memory, if all replicas follow one method."""
         (found,) = self.memories
         return found
 
     # --- heads -----------------------------------------------------------------------------------------------------
 
     def add_head(self, features: int, classes: int) -> int:
-        """A new head: He-uniform means, the first prior. Returns its number."""
+        """Add a head, with He-uniform means and the first prior, and return its number."""
         return self.add_heads(features, [classes])[0]
 
     def add_heads(self, features: int, classes: Sequence[int]) -> list[int]:
-        """A new head for each number of classes; the layout grows once."""
+        """Add a head for each number of classes; the layout is extended only once."""
         others = [model.network for memory in self.memories for model in memories.models(memory)]
         numbers = [self.network.add_head() for _ in classes]
         for other in others:
@@ -171,7 +169,7 @@ class Replicas:
         return numbers
 
     def grow_head(self, k: int, classes: int) -> None:
-        """Make room for new classes in head k; what it knew stays."""
+        """Extend head k to this many classes; the weights of existing classes stay."""
         features = self.network.layout.shapes[f"head {k}.weight"][1]
         self._grow([head(k, classes, features)])
 
@@ -185,14 +183,14 @@ class Replicas:
         return width
 
     def check_independent(self, network: BayesianNetwork, x: Tensor) -> None:
-        """Once: how the network treats a batch of examples like x [U, N, ...]."""
+        """Check, once per network, how it treats a batch of examples like x [U, N, ...]."""
         if not any(network is one for one in self._examined):
             apart = any(group.method.apart for group in self.groups)
             check_examples_independent(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
             self._examined.append(network)
 
     def _grow(self, slots: Sequence[Slot]) -> None:
-        """Lay every buffer out anew, with these slots; weights that were not there start as the first weights did."""
+        """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""
         network = self.network
         old, new = network.layout, network.with_slots(slots)
         fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
@@ -205,7 +203,7 @@ class Replicas:
         self._changed()
 
     def _grown(self, slots: Sequence[Slot], group: Group, model: Model) -> Model:
-        """A second network with the same heads."""
+        """Extend a second network by the same heads."""
         network = model.network
         old, new = network.layout, network.with_slots(slots)
         seeds = [self.seeds[r] for r in group.rows]
@@ -223,7 +221,7 @@ class Replicas:
         s: Settings,
         purpose: str,
     ) -> Fresh:
-        """What the weights of these slots start from, over a whole new layout; the trunk's place is 0."""
+        """Initial values of the weights of these slots, over the whole new layout; 0 for all other weights."""
         mean, old = network.posterior.mean, network.layout
         drawn = mean.new_zeros(len(mean), new.size)
         for slot in slots:
@@ -244,10 +242,10 @@ class Replicas:
 
     @staticmethod
     def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
-        """What sigma starts from, one a replica, or "auto"."""
+        """The initial sigma of each replica, or "auto"."""
         each = [s.init_std for s in settings]
         if "auto" in each:
-            return "auto"  # of all of them: `stack` sees to it
+            return "auto"  # if one is auto, all are: `stack` refuses a mixture
         return [float(decided(one)) for one in each]
 
     # --- state -----------------------------------------------------------------------------------------------------
@@ -273,28 +271,28 @@ class Replicas:
         self._changed()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every buffer, by name: with the layout, the seeds, `rounds`, `seen` and `outline`, all there is to save."""
+        """Every buffer, by name. With layout, seeds, `rounds`, `seen` and `outline`, this is the whole state."""
         return tensors_of(self.state())
 
     def kept_examples(self) -> list[TaskData]:
-        """Examples of earlier tasks that are remembered."""
+        """The examples of earlier tasks that the memories keep."""
         return [kept for memory in self.memories for kept in memories.kept_examples(memory)]
 
     def outline(self) -> list[Any]:
-        """What JSON has to say of what is remembered."""
+        """The structure of the memories, as JSON."""
         return [packing.outline(memory) for memory in self.memories]
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
-        """Take up the buffers of `tensors()` in the present layout; whatever does not fit is an error."""
+        """Load the buffers that `tensors()` returned, in the present layout; raise if something does not fit."""
         own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
         for name, wanted in own.items():
             found = tensors[name]
             if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
-                raise EvclError(f"{name} should be {wanted.dtype} {tuple(wanted.shape)}, all of it finite")
+                raise EvclError(f"{name} must be {wanted.dtype} {tuple(wanted.shape)} and finite")
             if name.startswith("posterior."):
                 packing.check_size(name, found)
         if not isinstance(outline, list) or len(outline) != len(self.memories):
-            raise EvclError("what it remembers is not of this method")
+            raise EvclError("its memory is not that of this method")
         remembered = []
         for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
             given = _under(_prefix(i, len(outline)), tensors)
@@ -306,7 +304,7 @@ class Replicas:
         self._changed()
 
     def _fits(self, group: Group, tasks: int) -> packing.Fits:
-        """What a group's memory must fit, when this many tasks are learned."""
+        """What a group's memory is checked against after this many tasks."""
         like = self.network.posterior.mean[: len(group.rows)]
         return packing.Fits(like, self.method.bayesian, self.classes, tasks)
 
@@ -329,7 +327,7 @@ class Replicas:
         self._changed()
 
     def _changed(self) -> None:
-        """The state is another: second networks take theirs up."""
+        """After a change of state, give second networks their new state."""
         for model in (model for memory in self.memories for model in memories.models(memory)):
             model.network.posterior = model.posterior
             model.network.set_statistics(model.statistics)
@@ -338,7 +336,7 @@ class Replicas:
         return matmul_precision(self.precision) if self.network.posterior.mean.is_cuda else nullcontext()
 
     def _joined(self, parts: Sequence[Gaussian]) -> Gaussian:
-        """The groups' weights as those of all replicas."""
+        """Combine the weights of the groups into those of all replicas."""
         whole = self.network.posterior.map(Tensor.clone)
         for group, part in zip(self.groups, parts, strict=True):
             whole.mean[group.rows] = part.mean

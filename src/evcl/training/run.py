@@ -1,4 +1,4 @@
-"""A run: replicas that learn one stream of tasks, a round at a time."""
+"""A run: replicas that learn a stream of tasks, one round at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evcl.training.predict import Predicting
 
 
 class Run(Predicting):
-    """Replicas that learn. A round either ends well or leaves the run as it was."""
+    """Replicas that learn. A round either succeeds or leaves the run unchanged."""
 
     def learn(
         self,
@@ -32,10 +32,10 @@ class Run(Predicting):
         noise: Noise | None = None,
         reference: bool = False,
     ) -> None:
-        """One round: learn these tasks (one, or several jointly) as the method says, and remember them.
+        """One round: learn these tasks, one or several jointly, with the method, and update its memory.
 
-        `observer` looks on, may save the round on its way, and may know where to resume it. `validation` is looked at
-        while the first fit trains. `noise` and `reference` are for tests: noise from elsewhere, terms by autograd.
+        `observer` follows the round, and may save and resume it. `validation` is evaluated during the first fit.
+        `noise` and `reference` are for tests: they replace the noise source, and differentiate the terms by autograd.
         """
         watching = observer or Observer()
         state = self.state()
@@ -47,7 +47,7 @@ class Run(Predicting):
         try:
             with self.precise(), self._measuring():
                 if find_chain(network, tasks[0].x) is None:
-                    self.check_independent(network, tasks[0].x)  # before a method asks it anything
+                    self.check_independent(network, tasks[0].x)  # before a method uses the network
                 learned = self._drive(round_, fitting, epochs)
                 self._take(learned, len(seen) + len(tasks))
             self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
@@ -56,7 +56,7 @@ class Run(Predicting):
             raise
 
     def _drive(self, round_: Round, fitting: Fitting, epochs: int | None) -> list[Learned]:
-        """Run the methods' generators side by side: each asks for a fit, and is sent what it ended with."""
+        """Run the methods' generators in step: each yields a fit, and receives its result."""
         alone = len(self.groups) == 1
         asked = []
         for group, memory in zip(self.groups, self.memories, strict=True):
@@ -87,7 +87,7 @@ class Run(Predicting):
         raise AssertionError
 
     def _take(self, learned: Sequence[Learned], tasks: int) -> None:
-        """What the methods' rounds ended with, when this many tasks are learned, becomes the run's state."""
+        """Make the methods' results the run's state; `tasks` is the number of tasks learned by then."""
         for one, before, group in zip(learned, self.memories, self.groups, strict=True):
             packing.check_learned(one.memory, before, self._fits(group, tasks))
         found = [one.posterior for one in learned]
@@ -97,7 +97,7 @@ class Run(Predicting):
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """What layers measure beside the weights is kept if this ends well."""
+        """Restore the layers' statistics if the body of this context fails."""
         before = self.network.statistics()
         try:
             yield

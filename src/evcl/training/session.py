@@ -1,4 +1,4 @@
-"""Tasks, heads and classes by name: what a `Learner` and `evcl run` both walk through, one round after another."""
+"""Names of tasks, heads and classes. `Learner` and `evcl run` both use a `Session`, one round after another."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from evcl.training.run import Run
 
 
 class Given(NamedTuple):
-    """A task as it is handed in: inputs [U, N, ...] (see TaskData), and U lists of labels."""
+    """A task as the caller passes it: inputs [U, N, ...] (see TaskData), and U lists of labels."""
 
     name: str
     head: str
-    classes: Sequence[Label]  # that its head should know, whether the labels have them or not
+    classes: Sequence[Label]  # classes that its head must have, even if no label uses them
     x: Tensor
     y: Sequence[Sequence[Label]]
 
@@ -35,15 +35,14 @@ class Session:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self.tasks: dict[str, str] = {}  # task -> its head
-        self.density: Density | None = None  # of all rows learned from, where the one who learns keeps one
-        self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # what the last prediction drew
+        self.density: Density | None = None  # summary of all training rows, if the learner keeps one
+        self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
     @contextmanager
     def round(self, given: Sequence[Given], ended: Callable[[], None] = lambda: None) -> Iterator[list[TaskData]]:
-        """Make or grow the heads of these tasks and yield their data; learn them inside.
+        """Add or extend the heads of these tasks and yield their data; learn them inside this context.
 
-        If that ends well, the tasks are known from then on, and `ended` is called; if not, or if that fails, everything
-        is as it was.
+        On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
         """
         state, before = self.run.state(), (self.heads, self.tasks, self.density)
         self._drawn = None
@@ -80,16 +79,16 @@ class Session:
         return [numbers[head] for head in self.tasks.values()]
 
     def data(self, task: Given) -> TaskData:
-        """A task's data on the run's device: labels become positions among its head's classes."""
+        """A task's data on the run's device; labels become class indices within its head."""
         mean = self.run.network.posterior.mean
         y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
         return TaskData(task.x.to(mean), y.to(mean.device), list(self.heads).index(task.head), task=number)
 
     def predict(self, data: TaskData) -> Tensor:
-        """Predictions [R, N, classes] of a task's inputs; of several processes, each predicts a part.
+        """Predictions [R, N, classes] for a task's inputs; with several processes, each predicts a part.
 
-        Draws of the weights are kept from one task to the next, however large they are.
+        Weight draws are kept from one task to the next, whatever their size.
         """
         run, heads = self.run, len(self.heads)
         weights = run.predictor(data.task)
@@ -106,11 +105,11 @@ class Session:
 
 
 def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:
-    """A head's classes, and behind them the new ones: those its task knows of, then those found, sorted."""
+    """A head's classes followed by the new ones: those that the task declares, then those in its labels, sorted."""
     kinds = {type(label) for label in (*head, *known, *y)}
     if len(kinds) > 1:
-        raise EvclError("a head's labels must be all integers or all strings; these are of both kinds")
+        raise EvclError("a head's labels must be all integers or all strings; these are a mixture")
     classes = list(dict.fromkeys([*head, *known, *sorted(set(y))]))
     if len(classes) < 2:
-        raise EvclError(f"a new head needs at least two classes, and the labels hold only {classes[0]!r}")
+        raise EvclError(f"a new head needs at least two classes, but the labels contain only {classes[0]!r}")
     return classes

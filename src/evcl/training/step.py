@@ -1,4 +1,4 @@
-"""One step: the gradient of the NLL, of losses that see the network and of the method's terms; then the update."""
+"""One step: the gradients of the NLL, of losses on the network and of the method's terms; then the update."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from evcl.training.rules import Rule, Update, gpu_kernels
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """On a GPU: products and convolutions of float32 in TF32, or exactly, for as long as this lasts.
+    """On a GPU, inside this context: whether float32 matrix products and convolutions use TF32 or full precision.
 
-    Torch keeps this for the whole process, so that programs in several threads must all want the same.
+    This is a global setting of torch, so programs in several threads must all use the same.
     """
     places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [place.fp32_precision for place in places]
@@ -42,15 +42,15 @@ Source = Callable[[Any, Noise], Tensor]  # (rows [R, B] or a Batch, noise) -> NL
 
 
 class Bound:
-    """The network, computing with a step's buffers; gradients by autograd go there."""
+    """A network bound to a step's buffers, to which it adds the gradients that autograd computes."""
 
     def __init__(self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor) -> None:
         self.network, self.layout, self.values, self.grads = network, layout, values, grads
         self.bound: object = None
 
     def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
-        """Add the gradient of the sum of what `compute` returns, [R] each, to the buffer; returns them."""
-        if self.network.weights.mean is not self.bound:  # at first, and when something was predicted in between
+        """Call `compute`, add the gradient of the sum of its results ([R] each) to the buffer, and return them."""
+        if self.network.weights.mean is not self.bound:  # on the first call, and after a prediction in between
             values, grads, both = self.values, self.grads, len(self.values) == 2
             into = grads[0], grads[1] if both else None
             self.network.bind(values[0], values[1] if both else None, self.layout, into)
@@ -66,9 +66,9 @@ class Bound:
 
 
 class ByAutograd:
-    """The gradient of any network, and of losses that see it, which share a pass through its trunk.
+    """The gradient of any network's NLL and of losses on the network, which share a pass through its trunk.
 
-    A chain computes the NLL faster, and a teacher's lessons too: then it is the `chain`, and other losses are added.
+    If the network is a chain, `chain` computes the NLL and any distillation faster, and only other losses are added.
     """
 
     def __init__(self, bound: Bound, pool: Pool, losses: Sequence[Loss] = (), chain: Source | None = None) -> None:
@@ -76,7 +76,7 @@ class ByAutograd:
         self.values = [bound.values.new_zeros(bound.values.shape[1]) for _ in losses]  # [R] each, of the last step
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
-        self.bound.grads.zero_()  # a chain writes the gradients of its own layers alone
+        self.bound.grads.zero_()  # a chain only writes the gradients of its own layers
         nll = None if self.chain is None else self.chain(rows, noise)
         rows = rows.rows() if isinstance(rows, Batch) else rows
         batch = self.pool.minibatch(rows)
@@ -95,17 +95,17 @@ class ByAutograd:
 
 
 class Shared:
-    """A gradient of which this process computes its part: of its examples of a batch, added up over all processes."""
+    """A gradient shared by processes: each computes that of its part of the batch, and all are summed."""
 
     def __init__(self, source: Source, grads: Tensor, ranks: Ranks) -> None:
         self.source, self.grads, self.ranks = source, grads, ranks
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
-        """Returns this process's share of the batch's mean NLL, [R]."""
+        """Return this process's share of the batch's mean NLL, [R]."""
         count = rows.shape[1]
         part = self.ranks.part(count)
         share = (part.stop - part.start) / count
-        if share == 0:  # of a last batch that is smaller than the processes are many: it draws, and counts for nothing
+        if share == 0:  # the last batch has fewer examples than processes: draw the noise, but contribute 0
             part = slice(0, 1)
         nll = self.source(rows[:, part], PartNoise(noise, part, count))
         nll, grads = (nll * share, self.grads.mul_(share)) if share else (torch.zeros_like(nll), self.grads.zero_())
@@ -114,10 +114,10 @@ class Shared:
 
 
 class Step:
-    """One step of training on flat buffers; everything that a step changes is in `buffers()`.
+    """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
-    `chain` names the network's layers if it is one. `moves` [R, P] says which weights move; None: all. `reference`
-    sends the method's terms through autograd: slow, obvious, for the tests.
+    `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
+    `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Step:
         low, copy = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
-        self.by_kernels = self.by_kernels and pool.weights is None  # which the kernels do not know
+        self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
         bound = Bound(network, layout, values, grads)
         source: Source | None = None
         lessons = None
@@ -172,19 +172,21 @@ class Step:
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
         self.update: Rule = make(self.q, self.variance, grads, pull, s, copy)
-        self.beside: list[Tensor] = []  # what others keep of it from one epoch to the next
+        self.beside: list[
+            Tensor
+        ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
         self._held: list[tuple[Tensor, Tensor]] = []
         self._still, self._copy, self._values = None if moves is None else ~moves, copy, values
         if moves is not None:
             live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
             self._held = [(tensor, tensor.clone()) for tensor in live]
-        self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that move no more
+        self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             tracker.begin(self.q)
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
-        """Learn from the examples `rows` [R, B], or a batch if it is `by_kernels`; returns their NLL before the step,
-        [R], valid until the next.
+        """Learn from the examples `rows` [R, B], or from a `Batch` if `by_kernels`. Returns their NLL before the step,
+        [R], in a tensor that the next step overwrites.
         """
         nll = self.source(rows, noise)
         if self.trackers:
@@ -203,12 +205,12 @@ class Step:
         return nll
 
     def freeze(self, rows: Tensor) -> None:
-        """The replicas where `rows` [R] is true move no more, and trackers hear no gradient of theirs."""
+        """Stop updating the replicas for which `rows` [R] is True; trackers no longer receive their gradients."""
         self._stopped |= rows.view(-1, 1)
         self.update.freeze(rows)
 
     def _hold(self) -> None:
-        """Weights that do not move are put back."""
+        """Restore the weights that must not move."""
         assert self._still is not None
         for tensor, value in self._held:
             torch.where(self._still, value, tensor, out=tensor)
@@ -216,8 +218,8 @@ class Step:
             self._copy.copy_(self._values)
 
     def losses_now(self) -> dict[str, Tensor]:
-        """[R] each, by name: the method's terms as they are now, and its losses at the last step. With the mean NLL
-        they add up to the objective.
+        """[R] each, by name: the current values of the method's terms, and its losses at the last step. Their sum and
+        the mean NLL make up the objective.
         """
         found: dict[str, Tensor] = {}
         parts = [(term_name(term), term.loss(self.q)) for term in self.terms]
@@ -227,15 +229,16 @@ class Step:
         return found
 
     def buffers(self) -> list[Tensor]:
-        """Everything that a step changes, and what is kept beside it."""
+        """Every tensor that a step changes, and those in `beside`."""
         tracked = [buffer for tracker in self.trackers for buffer in tracker.buffers()]
         losses = [value for _, value in self._losses]
         return [*self.update.buffers(), *self.statistics, *tracked, *losses, *self.beside]
 
     def judged(self, nll: Tensor) -> tuple[Tensor, Tensor]:
-        """An epoch's NLL [R], of all processes that share it, and whether it and the weights are sound [R].
+        """An epoch's NLL [R], summed over the processes that share it, and whether NLL and weights are valid [R].
 
-        That is: every mean is finite, and every variance finite and above 0. What diverged in one process did in all.
+        Weights are valid if every mean is finite, and every variance finite and above 0. A replica that diverges in one
+        process counts as diverged in all.
         """
         sound = nll.isfinite() & self.q.mean.isfinite().all(1)
         variance = self.q.variance()

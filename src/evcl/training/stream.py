@@ -1,4 +1,4 @@
-"""A whole stream: task after task, measured on every task seen so far."""
+"""Learn a whole stream task by task, and evaluate on every task seen so far."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from evcl.training.session import Given, Session
 
 @dataclass(frozen=True)
 class StreamResult:
-    """accuracy [R, after task, on task], NaN where not measured, or where it diverged; each task's last probabilities
-    and labels.
+    """accuracy [R, after task, on task], NaN if it was not evaluated or the replica diverged; and the final
+    probabilities and labels of each task.
     """
 
     accuracy: Tensor
-    probabilities: list[Tensor]  # a task: [R, N, classes]
-    labels: list[Tensor]  # a task: [U, N] (see TaskData), positions among the classes
+    probabilities: list[Tensor]  # per task: [R, N, classes]
+    labels: list[Tensor]  # per task: [U, N] (see TaskData), class indices
 
 
 OnTask = Callable[[int, Tensor], None]
-Watch = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> who looks on
+Watch = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> its observer
 
 
 def learn_stream(
@@ -38,9 +38,9 @@ def learn_stream(
     on_task: OnTask | None = None,
     checkpointer: Checkpointer | None = None,
 ) -> StreamResult:
-    """Let the run learn a stream; replica r learns `streams[r mod len(streams)]`.
+    """Learn a stream; replica r learns `streams[r mod len(streams)]`.
 
-    `watch` makes an observer for each round, and `on_task(task, accuracy [R, tasks seen])` hears when it is measured.
+    `watch` makes an observer for each round. `on_task(task, accuracy [R, tasks seen])` is called after each evaluation.
     `checkpointer` saves the run, and knows where to resume it.
     """
     session = Session(run)
@@ -77,7 +77,7 @@ def learn_stream(
             p = session.predict(data)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
-            if round_ is rounds[-1]:  # before that nobody asks for them, and they grow with the tasks
+            if round_ is rounds[-1]:  # only the last round's are returned, and they grow with the number of tasks
                 probabilities.append(p)
                 labels.append(data.y)
         accuracy[run.diverged.cpu(), last] = torch.nan
@@ -87,7 +87,9 @@ def learn_stream(
 
 
 def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:
-    """The same task of each stream, labelled as in the first; one example alone, where only its head is to be made."""
+    """The same task of each stream, with the classes of the first. With `shape_alone`, a single example, which is
+    enough to make its head.
+    """
     task = tasks[0]
     if shape_alone:
         parts = [part.select(torch.tensor([0])) for part in parts]
@@ -97,5 +99,5 @@ def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool =
         if own.classes != task.classes:
             y[r] = [task.classes[i] for i in positions(y[r], own.classes).tolist()]
         else:
-            positions(list(set(y[r])), own.classes)  # refuses others
+            positions(list(set(y[r])), own.classes)  # raises if a label is not among the classes
     return Given(task.name, task.head, task.classes, x, y)

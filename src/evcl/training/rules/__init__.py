@@ -1,4 +1,4 @@
-"""How a step moves the posterior: Adam for the means, Adam or a natural step for sigma."""
+"""Update rules: Adam for the means, Adam or a natural step for sigma."""
 
 from evcl.training.rules.adam import Adam
 from evcl.training.rules.rule import Rule

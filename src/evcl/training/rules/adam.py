@@ -1,5 +1,5 @@
-"""Adam on a flat buffer: by torch's fused kernel, in one pass, where all replicas have one learning rate, and by our
-own operations where each replica, a row of the buffer, has its own: torch's takes one a tensor.
+"""Adam on a flat buffer. If all replicas have the same learning rate, torch's fused kernel does it in one pass. If each
+replica, a row of the buffer, has its own, separate operations do: torch's kernel takes one rate per tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Moves `weights` [R, P] in place; `lr` is a number or [R, 1]."""
+    """Updates `weights` [R, P] in place; `lr` is a number or [R, 1]."""
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr = weights, lr
@@ -23,7 +23,7 @@ class Adam:
 
     def step(self, grad: Tensor, scratch: Tensor) -> None:
         """One step against `grad`; `scratch`, of the same shape, is overwritten."""
-        if not isinstance(self.lr, Tensor):  # what torch.optim.Adam(fused=True) calls, less its overhead
+        if not isinstance(self.lr, Tensor):  # as torch.optim.Adam(fused=True) does, without its overhead
             torch._fused_adam_(
                 [self.weights],
                 [grad],
@@ -40,7 +40,7 @@ class Adam:
                 maximize=False,
             )
             return
-        steps = self.count.add_(1).double()  # on the device, so that a graph can be made of this
+        steps = self.count.add_(1).double()  # on the device, so that a CUDA graph can capture it
         self.first.lerp_(grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
         torch.sqrt(self.second, out=scratch)

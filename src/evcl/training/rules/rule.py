@@ -1,4 +1,4 @@
-"""The contract of an update rule. `Fit(rule=make)` calls make(q, variance, grads, pull, settings, low) once a fit."""
+"""The contract of an update rule. `Fit(rule=make)` calls make(q, variance, grads, pull, settings, low) once per fit."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from torch import Tensor
 
 
 class Rule(Protocol):
-    """Moves q and its variances, [R, P] each, in place, by the gradient in `grads` [S, R, P] and the springs of `pull`.
+    """Updates q and its variances, [R, P] each, in place, from the gradient in `grads` [S, R, P] and the springs
+    `pull`.
 
-    `grads[1]` holds twice the gradient with respect to the variances. On a GPU a step is captured as a graph, unless
-    the fit says otherwise: a rule then reads nothing on the host.
+    `grads[1]` holds twice the gradient with respect to the variances. On a GPU, a step is captured as a CUDA graph
+    unless the fit has capture=False: a rule then must not read anything on the host.
     """
 
-    count: Tensor  # of steps taken, on the device
+    count: Tensor  # number of steps taken, on the device
 
     def __call__(self) -> None:
         """Take a step."""
 
     def buffers(self) -> list[Tensor]:
-        """Everything that a step changes, and what it reads."""
+        """Every tensor that a step changes or reads."""
         ...
 
     def scale(self, factor: float) -> None:
-        """From now on learning rates are this part of what the settings say."""
+        """From now on, learning rates are `factor` times those of the settings."""
 
     def freeze(self, rows: Tensor) -> None:
-        """The replicas where `rows` [R] is true move no more."""
+        """Stop updating the replicas for which `rows` [R] is True."""
 
     def resume(self, steps: int) -> None:
-        """This many steps were taken; the buffers are as those left them."""
+        """Continue after this many steps; the buffers have been restored."""

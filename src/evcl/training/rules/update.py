@@ -1,20 +1,20 @@
-"""The usual rule: the springs of the method's terms are added to the gradient, and the posterior moves.
+"""The default update rule: add the springs of the method's terms to the gradient, and update the posterior.
 
-Means move by Adam. So do log sigmas, or by a natural step. With v = sigma^2, the curvature H of the mean NLL and a KL
-of weight beta/N to a prior of variance s, the objective is least where
+Means are updated by Adam; log sigmas by Adam or by a natural step. With v = sigma^2, the curvature H of the mean NLL,
+and a KL of weight beta/N to a prior of variance s, the objective is minimal at
 
     v = k s / (k + H + d (v - u)),   k = beta / (N s)
 
-(d and u are the elastic term's, see methods/terms.py), and the gradient that a pass leaves in the buffer of the
-variances, twice the NLL's, is an unbiased measurement of H. So the natural step keeps a running mean of H and
-moves log sigma a part of the way, `std_rate`, to there: however small sigma is, it converges after a few times
-1/std_rate steps, where Adam moves it by one learning rate a step at most.
+(d and u belong to the elastic term, see methods/terms.py). The gradient in the buffer of the variances, twice that of
+the NLL, is an unbiased estimate of H. So the natural step keeps a running mean of H, and moves log sigma a fraction
+`std_rate` of the way to the optimum. However small sigma is, this converges after a few times 1/std_rate steps, whereas
+Adam moves log sigma by at most one learning rate per step.
 
-The noise of a measurement grows as 1/sigma, so each counts by the v it was made at: H = mean(v grad) / mean(v). In a
-plain mean those of the first steps, made while sigma was small, would drown the others. Where noise has still brought H
-below 0, |H| stands for it: it is known no better than that, and with 0 sigma would run to the prior.
+The noise of an estimate grows as 1/sigma, so each is weighted by the v at which it was made: H = mean(v grad) /
+mean(v). In a plain mean, the estimates of the first steps, when sigma was small, would dominate. If noise makes H
+negative, |H| is used instead: H is known no better than that, and with 0 sigma would grow to that of the prior.
 
-There are three forms of the same, which the tests compare: plain operations; one pass of native.c; one kernel on a GPU.
+There are three implementations, which the tests compare: torch operations; one pass of native.c; one GPU kernel.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from evcl.methods import Spring, Springs
 from evcl.nn import Gaussian
 from evcl.training.rules.adam import BETA1, BETA2, Adam
 
-DECAY = 0.999  # of the running means of which the curvature is the ratio
+DECAY = 0.999  # of the two running means whose ratio is the curvature
 
 
 class Update:
-    """Calling it moves `q` and `variance` (in place) by what `grads` [S, R, P] holds and the springs `pull` ask for.
+    """Calling it updates `q` and `variance` in place, from the gradients `grads` [S, R, P] and the springs `pull`.
 
-    `low` [S, R, P] is a copy of the means and variances in another precision, which it keeps up.
+    `low` [S, R, P] is a copy of the means and variances in another precision, which is updated too.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Update:
     ) -> None:
         self.pull = pull
         if self.pull is not None and not self.pull.finite():
-            raise EvclError("the penalty is infinite: a smaller strength, or a larger init_std or prior_std, is needed")
+            raise EvclError("the penalty is infinite: use a smaller strength, or a larger init_std or prior_std")
         self.q, self.variance, self.grads, self.settings, self.low = q, variance, grads, s, low
         self.mean = Adam(q.mean, decided(s.lr))
         self.log_std: Adam | Natural | None = None
@@ -62,22 +62,22 @@ class Update:
             if s.std_update == "natural":
                 if self.pull is None or self.pull.linear is None:
                     raise EvclError(
-                        "std_update natural needs a method with a KL term in closed form; std_update=adam needs none"
+                        "std_update=natural needs a method with a closed-form KL term; std_update=adam does not"
                     )
                 if not bool((self.pull.linear.w > 0).all()):
                     raise EvclError(
-                        "std_update natural needs a tempering above 0: without a KL sigma has no optimum; "
-                        "std_update=adam takes 0 too"
+                        "std_update=natural needs tempering above 0, because sigma has no optimum without a KL term; "
+                        "std_update=adam allows 0"
                     )
                 self.log_std = Natural(q.log_std, decided(s.std_rate))
         self._base = [_column(part.lr, q.mean) for part in self._parts()]
-        self.rates = [rate.clone() for rate in self._base]  # as they are now; a graph reads them at each step
+        self.rates = [rate.clone() for rate in self._base]  # the current rates; a CUDA graph reads them at each step
         self._numbers: list[list[float]] = []
         self._factor = 1.0
         self._set_rates()
-        self.count = self.mean.count  # of steps taken
-        self._counts: Tensor | None = None  # a kernel's own
-        self._taken = 0  # the same for compiled code, which is given numbers
+        self.count = self.mean.count  # number of steps taken
+        self._counts: Tensor | None = None  # number of steps taken, for the GPU kernel
+        self._taken = 0  # number of steps taken, for compiled CPU code, which takes Python numbers
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
@@ -91,29 +91,29 @@ class Update:
             self._move()
 
     def freeze(self, rows: Tensor) -> None:
-        """The replicas where `rows` [R] is true move no more."""
+        """Stop updating the replicas for which `rows` [R] is True."""
         for base in self._base:
             base.masked_fill_(rows.view(-1, 1), 0.0)
         self._set_rates()
 
     def scale(self, factor: float) -> None:
-        """Adam's learning rates are this part of what the settings say."""
+        """From now on, Adam's learning rates are `factor` times those of the settings."""
         if factor != self._factor:
             self._factor = factor
             self._set_rates()
 
     def resume(self, steps: int) -> None:
-        """This many steps were taken; the other buffers are as those left them."""
+        """Continue after this many steps; the other buffers have been restored."""
         counts = [part.count for part in self._parts() if isinstance(part, Adam)]
         for count in counts if self._counts is None else [*counts, self._counts]:
-            count.fill_(min(steps, 2**24))  # where counting by 1 ends in float32
+            count.fill_(min(steps, 2**24))  # the largest count that float32 reaches in steps of 1
         self._taken = steps
 
     def _set_rates(self) -> None:
         for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
             torch.mul(base, self._factor if isinstance(part, Adam) else 1.0, out=rate)
             part.lr = rate
-        if not self.q.mean.is_cuda:  # where the host waits for nothing anyway
+        if not self.q.mean.is_cuda:  # on a CPU, reading a value does not make the host wait
             self._numbers[:] = [rate.flatten().tolist() for rate in self.rates]
             for part, numbers in zip(self._parts(), self._numbers, strict=True):
                 if isinstance(part, Adam) and len(set(numbers)) == 1:
@@ -123,13 +123,13 @@ class Update:
         return [part for part in (self.mean, self.log_std) if part is not None]
 
     def buffers(self) -> list[Tensor]:
-        """Everything that an update changes, and what it reads."""
+        """Every tensor that an update changes or reads."""
         found = [t for part in self._parts() for t in part.state()]
         return [*found, self.grads, *(t for t in (self.variance, self.low, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
-        """The faster form, if there is one here. It does not hold on to `self`: that would be a cycle, and its memory
-        would stay until Python looks for those.
+        """The faster implementation, if one is available. It must not refer to `self`: the reference cycle would keep
+        the memory until Python's garbage collector runs.
         """
         values, on_gpu = self.q.mean, self.q.mean.is_cuda
         single = values.dtype == torch.float32
@@ -139,7 +139,7 @@ class Update:
             return None
         pull = self.pull or Springs()
         for part in (pull.mean, pull.linear, pull.square):
-            if part is not None:  # a kernel reads [R, P] numbers of each
+            if part is not None:  # the kernel reads [R, P] numbers from each
                 part.w, part.c = part.w.expand_as(values).contiguous(), part.c.expand_as(values).contiguous()
         return self._compiled(compiled, pull) if compiled is not None else self._kernels(kernels, pull)
 
@@ -155,15 +155,15 @@ class Update:
             assert self.pull is not None
             self.log_std.step(grad, self.variance, self.pull)
             return
-        grad.mul_(self.variance)  # the chain rule: now of log sigma
+        grad.mul_(self.variance)  # by the chain rule, now the gradient of log sigma
         if self.pull is not None:
             self.pull.add_log_std_gradient(self.variance, grad, self.scratch, self.second)
         self.log_std.step(grad, self.scratch)
         torch.mul(self.log_std.weights, 2, out=self.variance).exp_()
 
     def _compiled(self, compiled: Native, pull: Springs) -> Callable[[], None]:
-        """By native.c, a replica at a time."""
-        zero = Spring(self.scratch, self.scratch)  # of a part that the pull does not have
+        """The update by native.c, one replica at a time."""
+        zero = Spring(self.scratch, self.scratch)  # for a part that `pull` does not have
         mean, linear, square = (part or zero for part in (pull.mean, pull.linear, pull.square))
         means, log_stds = [], []
         for r in range(len(self.q.mean)):
@@ -193,7 +193,7 @@ class Update:
         return move
 
     def _kernels(self, kernels: Any, pull: Springs) -> Callable[[], None]:
-        """By one kernel on a GPU, where a graph takes no number from the host."""
+        """The update by one GPU kernel, in which a CUDA graph needs no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         states = [part.state()[:3] for part in self._parts()]
         rates, count, grads, variance, low = self.rates, self.count, self.grads, self.variance, self.low
@@ -212,23 +212,23 @@ class Natural:
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr = weights, lr
-        self.measured = torch.zeros_like(weights)  # the running mean of v times the gradient
-        self.mean_variance = torch.zeros_like(weights)  # that of v
+        self.measured = torch.zeros_like(weights)  # running mean of v times the gradient
+        self.mean_variance = torch.zeros_like(weights)  # running mean of v
 
     def state(self) -> list[Tensor]:
         return [self.weights, self.measured, self.mean_variance]
 
     def step(self, grad: Tensor, variance: Tensor, pull: Springs) -> None:
-        """`grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
+        """One step. `grad` is twice the NLL's gradient of the variance; `variance` is set for the next step."""
         linear, square = pull.linear, pull.square
         assert linear is not None
         self.measured.lerp_(variance * grad, 1 - DECAY)
-        self.mean_variance.lerp_(variance, 1 - DECAY)  # both begin at 0, and in their ratio that cancels
+        self.mean_variance.lerp_(variance, 1 - DECAY)  # both start at 0, which cancels in their ratio
         stiff = linear.w + (self.measured / self.mean_variance).abs()
         if square is not None:
             stiff = stiff + square.w * (variance - square.c)
-        stiff = stiff.maximum(0.1 * linear.w)  # where the elastic term would have sigma grow, it grows by no more
-        # A weight without data has a stiffness of w and a variance of c: exactly, so that it stays there.
+        stiff = stiff.maximum(0.1 * linear.w)  # limits how far the elastic term can make sigma grow
+        # A weight without data has stiffness exactly w and variance exactly c, so that it stays there.
         self.weights += 0.5 * self.lr * (linear.w / stiff * (linear.c / variance)).log()
         torch.exp(2 * self.weights, out=variance)
 
@@ -244,7 +244,7 @@ def _column(rate: Tensor | float, like: Tensor) -> Tensor:
 
 @cache
 def gpu_kernels() -> Any:
-    """The module of Triton kernels; None where there is no Triton."""
+    """The module of Triton kernels; None if Triton is not installed."""
     try:
         from evcl.nn import gpu
     except ImportError:
