@@ -5,7 +5,6 @@ torchrun starts them. They meet once a step, to add up the flat gradient, and wh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.torchrun import number, world
 
 
 class Ranks:
@@ -52,16 +52,6 @@ def _together() -> Iterator[None]:
         raise EvclError(f"another process of this run has ended: {str(error).splitlines()[0]}") from error
 
 
-def world() -> int:
-    """How many processes torchrun started; 1 if it did not."""
-    return _number("WORLD_SIZE", 1)
-
-
-def own() -> int:
-    """This process's number among them; 0 if it is the only one."""
-    return _number("RANK") if world() > 1 else 0
-
-
 def check_batch(batch_size: int, processes: int) -> None:
     if batch_size < processes:
         raise EvclError(
@@ -82,7 +72,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
     if world() == 1:
         yield None
         return
-    local, backend = _number("LOCAL_RANK"), "gloo"
+    local, backend = number("LOCAL_RANK"), "gloo"
     if device == "cuda":
         backend, found = "nccl", torch.cuda.device_count()
         if local >= found:
@@ -96,11 +86,3 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
         raise EvclError(f"the processes do not find each other: {str(error).splitlines()[0]}") from error
     yield Ranks()
     dist.destroy_process_group()  # not after an error: the others may be gone, and it would wait for them
-
-
-def _number(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name, default)
-    try:
-        return int(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise EvclError(f"{name} should be a whole number, as torchrun sets it, and is {text!r}") from None

@@ -6,11 +6,12 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from evcl._core.errors import EvclError, unknown
+
+if TYPE_CHECKING:
+    import torch
 
 Value = float | int | str
 

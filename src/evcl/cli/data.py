@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evcl import data
 from evcl._core.errors import EvclError
-from evcl.data.progress import megabytes
 
 app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verify.")
 
@@ -18,6 +16,9 @@ app = typer.Typer(rich_markup_mode=None, help="The data sets: list, fetch, verif
 @app.command("list")
 def list_() -> None:
     """Every data set: what the cache holds of it, where that came from, and its licence."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     for name, entry in data.CATALOG.items():
         here = data.status(name)
         state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
@@ -39,6 +40,9 @@ def fetch(
     ] = False,
 ) -> None:
     """Bring data sets into the cache, from the first source that gives the right bytes."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     _known(names)
     if data_dir is not None and not data_dir.is_dir():
         raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
@@ -57,6 +61,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte in the cache, and count images that occur more than once."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     _known(names or [])
     wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
     if not wanted:
@@ -74,6 +81,8 @@ def verify(
 
 
 def _known(names: list[str]) -> None:
+    from evcl import data
+
     try:
         for name in names:
             data.CATALOG[name]

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
-from evcl.training import Checkpoints
-from evcl.training.checkpoint import newest
-from evcl.training.checkpointer import check_owner, unfinished
 
 if TYPE_CHECKING:
     from evcl.experiments.run import Config
+    from evcl.training import Checkpoints
 
 FOLDER = "checkpoint"  # beside the result
 SECONDS = Setting(60.0, "between two checkpoints; 0: at the ends of tasks only", high=1e6)
@@ -56,6 +54,10 @@ def open_checkpoints(
     """The checkpoints of a run whose result lies in `folder`; its `resume` says whether there is something to go on
     from. Those of another run are an error; so are any, if it does not `resume` and does not `overwrite` them.
     """
+    from evcl.training import Checkpoints  # and torch, which evcl status does without
+    from evcl.training.checkpoint import newest
+    from evcl.training.checkpointer import check_owner, unfinished
+
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:
         checkpoints.remove()
