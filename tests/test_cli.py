@@ -305,7 +305,7 @@ def test_help_without_a_command(evcl):
 
 def test_a_narrow_terminal_keeps_the_names(evcl, monkeypatch):
     evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
-    monkeypatch.setattr("evcl.cli.progress.console", Console(width=50, highlight=False))
+    monkeypatch.setattr("evcl.cli.progress.console", lambda: Console(width=50, highlight=False))
     out = evcl("report", "r")[1]
     assert "naive" in out
     assert "NLL" in out

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -171,11 +169,6 @@ def test_random_state_decides():
     a, b, c = (small(random_state=s).fit(X, Y).predict_proba(X) for s in (1, 1, 2))
     assert (a == b).all()
     assert (a != c).any()
-
-
-def test_evcl_does_not_need_scikit_learn():
-    code = "import sys; sys.modules['sklearn'] = None; import evcl; evcl.EVCL(evcl.nn.mlp(2, [2]))"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_early_stopping_and_class_weights_are_the_learners():

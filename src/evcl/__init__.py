@@ -1,18 +1,29 @@
 """Bayesian continual learning: a model learns one task after another, and keeps what it knew."""
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
-from evcl import benchmarks, methods, metrics, nn
-from evcl._core.errors import Diverged, EvclError
-from evcl.callbacks import Callback, Epoch
-from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, Predictions, load
+from evcl._core.lazy import lazily
 
-try:
-    __version__ = _version("evcl")
-    """The version that is installed."""
-except PackageNotFoundError:  # run from the source folder, not installed
-    __version__ = "0"
+if TYPE_CHECKING:
+    from evcl import benchmarks, methods, metrics, nn
+    from evcl._core.errors import Diverged, EvclError
+    from evcl._core.version import __version__
+    from evcl.callbacks import Callback, Epoch
+    from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, Predictions, load
+else:  # torch takes seconds to import, and the command line does not always need it
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl._core.errors": "Diverged EvclError",
+            "evcl._core.version": "__version__",
+            "evcl.callbacks": "Callback Epoch",
+            "evcl.learner": "EVCL EWC VCL Learner Measures Naive Predictions load",
+        },
+        submodules=(
+            "benchmarks", "callbacks", "curvature", "data", "learner", "likelihoods", "methods", "metrics", "nn",
+            "training",
+        ),
+    )  # fmt: skip
 
 __all__ = [
     "EVCL",

@@ -7,16 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl.benchmarks import Examples
 from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
 from evcl.nn import mlp
+
+with extra("tables", "EVCLClassifier needs scikit-learn"):
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 __all__ = ["EVCLClassifier", "Uncertainty"]
 

@@ -192,11 +192,26 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_says_so(add, tmp_path, mon
         data.fetch("tiny")
 
 
-def test_without_the_variable_it_is_the_platforms_folder(monkeypatch):
+@pytest.mark.parametrize("xdg", [None, "/var/tmp/caches"])
+def test_without_the_variable_it_is_the_platforms_folder(monkeypatch, xdg):
     import platformdirs
 
     monkeypatch.delenv("EVCL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if xdg is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", xdg)
     assert cache_folder() == Path(platformdirs.user_cache_dir("evcl"))
+
+
+def test_without_a_home_folder_it_says_what_to_set(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("EVCL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(EvclError, match="no home folder to keep a cache in: name a folder with EVCL_CACHE"):
+        cache_folder()
 
 
 def test_verify_counts_images_that_occur_twice(add, tmp_path):

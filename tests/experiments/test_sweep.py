@@ -437,6 +437,21 @@ def test_where_a_sweep_stands(tmp_path, evcl, monkeypatch):
     store.__exit__()
 
 
+def test_status_reads_a_folder_without_torch(tmp_path):
+    cells = small(3)
+    with Store(tmp_path) as store:
+        store.declare(cells)
+        store.complete(store.take(cells[0]), result_of(cells[0]))
+        store.fail(store.take(cells[1]), Failure("no memory", result_of(cells[1])))
+    program = "import sys; from evcl.cli import main; sys.argv = ['evcl', 'status', '.']\n"
+    program += "try: main()\nfinally: assert 'torch' not in sys.modules"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "3 cells, 1 done, 1 failed, 1 to do" in ran.stdout
+    assert "50.00" in ran.stdout
+    assert "no memory" in ran.stdout
+
+
 def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "local", lambda device, precision, on_event, workers: Here()(on_event))
     text = (

@@ -401,7 +401,7 @@ def test_parquet_without_pyarrow_says_what_to_install(model, monkeypatch):
     people().to_parquet("new.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, _, err = model("learn", "--model", "m", "--data", "new.parquet")
-    assert (status, err) == (1, "evcl: new.parquet: Parquet needs pyarrow: pip install 'evcl[parquet]'\n")
+    assert (status, err) == (1, "evcl: new.parquet: Parquet needs pyarrow: pip install 'evcl[tables]'\n")
 
 
 def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
@@ -410,7 +410,7 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
     history = tables.load_model(Path("m")).history
     assert all(line["learned"].startswith("20") for line in history)
     for width in (60, 100):
-        monkeypatch.setattr("evcl.cli.tables.console", Console(width=width, highlight=False))
+        monkeypatch.setattr("evcl.cli.tables.console", lambda width=width: Console(width=width, highlight=False))
         status, out, _ = model("inspect", "m")
         assert status == 0
         assert "method   evcl, seed 0, lr=0.02" in out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -45,13 +45,33 @@ class UnknownName(EvclError, KeyError):
         return str(self.args[0])
 
 
+class MissingExtra(EvclError, ImportError):
+    """A package that comes with one of evcl's extras is not installed; an ImportError too, as Python's own would be."""
+
+
 class NoWeight(EvclError, AttributeError):
     """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None = None) -> UnknownName:
     """Make the error for an unknown name. It suggests the closest known name, or lists all of them if none is close."""
+    import difflib
+
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
     return UnknownName(f"unknown {kind} {name!r}; {hint}", setting=setting)
+
+
+def missing(extra: str, why: str) -> MissingExtra:
+    """What is not installed, and the extra that installs it: `missing("tables", "Parquet needs pyarrow")`."""
+    return MissingExtra(f"{why}: pip install 'evcl[{extra}]'")
+
+
+@contextmanager
+def extra(name: str, why: str) -> Iterator[None]:
+    """Import in here what comes with an extra: a package that is not there raises `missing(name, why)`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing(name, why) from error

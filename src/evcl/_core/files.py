@@ -9,12 +9,13 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +26,17 @@ def cache_folder() -> Path:
     given = os.environ.get("EVCL_CACHE")
     if given:
         return Path(given).expanduser().absolute()
-    import pooch
-
-    return Path(pooch.os_cache("evcl"))
+    # The same folders as platformdirs names; written out, because `import evcl` must do without it.
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if sys.platform != "win32" and xdg.is_absolute():
+        return xdg / "evcl"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise EvclError("there is no home folder to keep a cache in: name a folder with EVCL_CACHE") from None
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "evcl" / "evcl" / "Cache"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "evcl"
 
 
 OTHERS = {  # what a path may be other than a regular file
@@ -165,7 +174,8 @@ def locked(lock: Path, what: str) -> Iterator[None]:
     The operating system releases a lock when its process ends for any reason, so the lock file of a killed process does
     not block others.
     """
-    from filelock import FileLock, Timeout
+    with extra("cli", "locking a file needs filelock"):
+        from filelock import FileLock, Timeout
 
     try:
         holder = read_text(lock, 1000).strip()

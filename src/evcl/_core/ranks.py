@@ -5,7 +5,6 @@ torchrun starts them. They communicate once per step, to sum the flat gradient, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.torchrun import number, world
 
 
 class Ranks:
@@ -52,16 +52,6 @@ def _together() -> Iterator[None]:
         raise EvclError(f"another process of this run has ended: {str(error).splitlines()[0]}") from error
 
 
-def world() -> int:
-    """The number of processes that torchrun started; 1 without torchrun."""
-    return _number("WORLD_SIZE", 1)
-
-
-def own() -> int:
-    """This process's rank; 0 if it is the only one."""
-    return _number("RANK") if world() > 1 else 0
-
-
 def check_batch(batch_size: int, processes: int) -> None:
     if batch_size < processes:
         raise EvclError(
@@ -83,7 +73,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
     if world() == 1:
         yield None
         return
-    local, backend = _number("LOCAL_RANK"), "gloo"
+    local, backend = number("LOCAL_RANK"), "gloo"
     if device == "cuda":
         backend, found = "nccl", torch.cuda.device_count()
         if local >= found:
@@ -97,11 +87,3 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
         raise EvclError(f"the processes cannot connect to each other: {str(error).splitlines()[0]}") from error
     yield Ranks()
     dist.destroy_process_group()  # not after an error: other processes may have ended, and this would wait for them
-
-
-def _number(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name, default)
-    try:
-        return int(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise EvclError(f"{name} must be a whole number, as set by torchrun, not {text!r}") from None

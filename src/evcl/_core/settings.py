@@ -6,14 +6,16 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from evcl._core.errors import EvclError, unknown
 
+if TYPE_CHECKING:
+    import torch
+
+    Number = torch.Tensor | float
+
 Value = float | int | str
-Number = torch.Tensor | float
 Auto = Literal["auto"]
 
 

@@ -12,6 +12,7 @@ import torch
 from evcl import data
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
+from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, stratified
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
@@ -69,7 +70,6 @@ def _digits(_: Path | None = None) -> Parts:
 
 def _split(
     name: str,
-    summary: str,
     load: Load,
     hidden: tuple[int, ...],
     groups: tuple[tuple[int, ...], ...] = PAIRS,
@@ -82,10 +82,10 @@ def _split(
         made = split_tasks(*load(request.data_dir), wanted, words.split() or None)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
-    return Entry(name, summary, build, seeded=False, tasks=len(groups), most_tasks=len(groups))
+    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(groups), most_tasks=len(groups))
 
 
-def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> Entry:
+def _permuted(name: str, load: Load, hidden: tuple[int, ...]) -> Entry:
     """A benchmark with a random pixel order for each task, and one head for all."""
 
     def build(request: Request) -> Benchmark:
@@ -97,7 +97,7 @@ def _permuted(name: str, summary: str, load: Load, hidden: tuple[int, ...]) -> E
         made = permuted_tasks(train, test, request.tasks, request.seed)
         return Benchmark(name, made, hidden=hidden, seed=request.seed)
 
-    return Entry(name, summary, build, seeded=True)
+    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=True)
 
 
 _mnist, _fashion = _published("mnist", UNIT), _published("fashion-mnist", UNIT)
@@ -110,14 +110,12 @@ LETTERS = "A B C D E F G H I J"
 PAIRS_OF_LETTERS = ((0, 5), (1, 6), (2, 7), (3, 8), (4, 9))
 
 ENTRIES = (  # the order of `evcl list`
-    _permuted("permuted-mnist", "MNIST, one random pixel order per task, one head", _mnist, (100, 100)),
-    _split("split-mnist", "MNIST, 0/1 2/3 4/5 6/7 8/9, one head per task", _mnist, (256, 256)),
-    _split(
-        "split-notmnist", "notMNIST, A/F B/G C/H D/I E/J, one head per task", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS
-    ),
-    _split("split-fashion-mnist", "Fashion-MNIST, top/trouser to bag/boot", _fashion, DEEP, words=FASHION),
-    _split("split-cifar10", "CIFAR-10 as 28x28 grey, plane/car to ship/truck", _grey_cifar10, DEEP, words=CIFAR10),
-    _split("split-cifar10-rgb", "CIFAR-10 in colour, the same pairs", _cifar10, DEEP, words=CIFAR10),
-    _permuted("permuted-digits", "8x8 digits, one random pixel order per task, one head", _digits, (100, 100)),
-    _split("split-digits", "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task", _digits, (100, 100)),
+    _permuted("permuted-mnist", _mnist, (100, 100)),
+    _split("split-mnist", _mnist, (256, 256)),
+    _split("split-notmnist", _notmnist, DEEP, PAIRS_OF_LETTERS, LETTERS),
+    _split("split-fashion-mnist", _fashion, DEEP, words=FASHION),
+    _split("split-cifar10", _grey_cifar10, DEEP, words=CIFAR10),
+    _split("split-cifar10-rgb", _cifar10, DEEP, words=CIFAR10),
+    _permuted("permuted-digits", _digits, (100, 100)),
+    _split("split-digits", _digits, (100, 100)),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl.callbacks.callback import Callback, Epoch
 
 __all__ = ["CsvLog", "TensorBoard"]
@@ -72,10 +72,8 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], *, writer: Any = None) -> None:
         if writer is None:
-            try:
+            with extra("tensorboard", "this callback needs TensorBoard"):
                 from torch.utils.tensorboard.writer import SummaryWriter
-            except ImportError as error:
-                raise EvclError(f"TensorBoard needs pip install 'evcl[tensorboard]' ({error})") from None
             writer = SummaryWriter(os.fspath(folder))
         self.writer = writer
 

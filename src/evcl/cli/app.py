@@ -13,10 +13,11 @@ from typing import Annotated
 
 import typer
 
-from evcl import __version__, benchmarks, experiments, methods
-from evcl._core import ranks
+from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
+from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.torchrun import own, world
 from evcl.cli import data, paper, sweep, tables
 from evcl.cli.options import Plugins, Usage
 from evcl.cli.progress import console
@@ -49,15 +50,20 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """List the methods, benchmarks and presets, one per line."""
-    experiments.load_plugins(plugin or [])
+    of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
+    if experiments.load_plugins(plugin or []):
+        from evcl import benchmarks, methods
+
+        of_methods = {m.name: m.summary for m in methods.METHODS.values()}
+        of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
     for kind, entries in (
-        ("methods", {m.name: m.summary for m in methods.METHODS.values()}),
-        ("benchmarks", {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}),
+        ("methods", of_methods),
+        ("benchmarks", of_benchmarks),
         ("presets", experiments.SUMMARIES),
     ):
-        console.print(kind)
+        typer.echo(kind)
         for name, summary in entries.items():
-            console.print(f"  {name:<20} {summary}", soft_wrap=True)
+            typer.echo(f"  {name:<20} {summary}")
 
 
 @app.callback(invoke_without_command=True)
@@ -68,13 +74,16 @@ def root(
 ) -> None:
     context.obj = {"debug": debug}
     if version:
-        console.print(f"evcl {__version__}")
+        from evcl import __version__
+
+        typer.echo(f"evcl {__version__}")
         raise typer.Exit
-    console.quiet = ranks.own() > 0
-    if ranks.world() > 1 and context.invoked_subcommand != "run":
+    if own() > 0:
+        console().quiet = True
+    if world() > 1 and context.invoked_subcommand != "run":
         raise Usage(f"torchrun works only with evcl run: start evcl {context.invoked_subcommand or ''} without it")
     if context.invoked_subcommand is None:
-        console.print(context.get_help())
+        typer.echo(context.get_help())
         raise typer.Exit(2)
 
 
@@ -109,7 +118,7 @@ def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> Non
     """
     rank = 0
     with contextlib.suppress(EvclError):
-        rank = ranks.own()
+        rank = own()
     with contextlib.suppress(Interrupted):
         if rank > 0:
             time.sleep(wait)

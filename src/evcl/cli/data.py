@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evcl import data
 from evcl._core.errors import EvclError
-from evcl.data.progress import megabytes
 
 app = typer.Typer(rich_markup_mode=None, help="List, fetch and verify data sets.")
 
@@ -18,6 +16,9 @@ app = typer.Typer(rich_markup_mode=None, help="List, fetch and verify data sets.
 @app.command("list")
 def list_() -> None:
     """List every data set: what the cache holds, where it was fetched from, and its licence."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     for name, entry in data.CATALOG.items():
         here = data.status(name)
         state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
@@ -37,6 +38,9 @@ def fetch(
     ] = False,
 ) -> None:
     """Fetch data sets into the cache, from the first source whose files have the right checksums."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     _known(names)
     if data_dir is not None and not data_dir.is_dir():
         raise typer.BadParameter(f"--data-dir: there is no folder {data_dir}")
@@ -55,6 +59,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte in the cache, and count duplicate images."""
+    from evcl import data
+    from evcl.data.progress import megabytes
+
     _known(names or [])
     wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
     if not wanted:
@@ -72,6 +79,8 @@ def verify(
 
 
 def _known(names: list[str]) -> None:
+    from evcl import data
+
     try:
         for name in names:
             data.CATALOG[name]

@@ -18,6 +18,13 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of products: fp32 [CPU], tf32 [GPU] or bf16.")]
 
 
+def one_thread() -> None:
+    """A process trains on one thread: two threads inside one small product are slower than one."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 class Usage(EvclError):
     """Wrong usage: exit status 2."""
 

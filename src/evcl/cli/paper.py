@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from evcl import experiments
 from evcl._core.errors import unknown
 from evcl.cli import sweep as sweep_cli
-from evcl.cli.options import Device, Plugins, Precision, Usage, first_seeds, usage
+from evcl.cli.options import Device, Plugins, Precision, Usage, first_seeds, one_thread, usage
 from evcl.cli.progress import (
     console,
     forecast_bar,
@@ -36,6 +35,9 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, ignoring earlier results.")] = False,
 ) -> None:
     """Train four methods on five tasks of the built-in data, three seeds each: a table, figures and a page."""
+    from evcl.report import check_installed
+
+    check_installed()
     given = {} if epochs is None else {"epochs": epochs}
     with usage():
         configs = [
@@ -53,7 +55,7 @@ def demo(
             else:
                 results.append(found)
         if results:
-            console.print(f"{len(results)} of {len(configs)} results are already in {out} (--overwrite trains again)")
+            console().print(f"{len(results)} of {len(configs)} results are already in {out} (--overwrite trains again)")
         if todo:
             with progress([config for config, _ in todo]) as on_event:
                 for index, result in experiments.execute_all([config for config, _ in todo], on_event):
@@ -82,6 +84,9 @@ def reproduce(
     """Reproduce the paper: run every method on its benchmarks, then write tables, figures and a page. Can be stopped
     at any time.
     """
+    from evcl.report import check_installed
+
+    check_installed()
     experiments.load_plugins(plugin or [])
     asked = [
         one for name in benchmark or ["all"] for one in (experiments.PAPER_BENCHMARKS if name == "all" else [name])
@@ -99,7 +104,7 @@ def reproduce(
         ]
     make, device, precision = sweep_cli.engine(engine, address, workers, device, precision)
     configs = [replace(config, device=device, precision=precision) for config in configs]
-    torch.set_num_threads(1)
+    one_thread()
     with forecast_bar(len(configs)) as (on_event, on_result):
         for done, (i, result) in enumerate(experiments.reproduce(configs, out, on_event, overwrite, make), 1):
             on_result(done, configs[i], result)
@@ -135,14 +140,16 @@ def tune(
     if folder == search:
         raise Usage("--out is needed: the default folder is the search file without its suffix, and this file has none")
     found = []
-    torch.set_num_threads(1)
+    one_thread()
     for name in names:
         path = folder / experiments.result_name(name)
         if path.exists() and not overwrite:
             found.append(experiments.read_found(path, wanted))
         else:
             experiments.check_writable(folder)
-            console.print(f"{name}: {wanted.trials + wanted.refine} trials per method, {len(wanted.seeds)} seeds each")
+            console().print(
+                f"{name}: {wanted.trials + wanted.refine} trials per method, {len(wanted.seeds)} seeds each"
+            )
             store = experiments.Store(folder / experiments.HIDDEN)
             if overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
@@ -155,7 +162,7 @@ def tune(
     for method in wanted.spaces if len(found) > 1 else ():
         settings, means = experiments.recipe(found, method)
         each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
-        console.print(f"one recipe for all, {method}: {one_line(settings)}\n  {each}", soft_wrap=True)
+        console().print(f"one recipe for all, {method}: {one_line(settings)}\n  {each}", soft_wrap=True)
 
 
 def report(folder: Annotated[Path, typer.Argument(help="A folder with results in it, at any depth.")]) -> None:

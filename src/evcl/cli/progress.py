@@ -5,26 +5,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from evcl.experiments import Config, Event, Result
+    from evcl.experiments import Config, Event, Result
 
-console = Console(highlight=False)
+
+@cache
+def console() -> Console:
+    """Where the commands print. rich is imported here and below, where it is used: evcl --help does without."""
+    from rich.console import Console
+
+    return Console(highlight=False)
 
 
 @contextmanager
 def progress(configs: list[Config]) -> Iterator[Any]:
     """Show one bar per run on a terminal, one line per task elsewhere; yields `on_event(index, event)`."""
-    if not console.is_terminal:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if not console().is_terminal:
         yield lambda index, event: _line(configs[index], event)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console()) as bars:
         ids = [bars.add_task(config.name, total=1, state="waiting", start=False) for config in configs]
 
         def on_event(index: int, event: Event) -> None:
@@ -50,23 +58,24 @@ def _line(config: Config, event: Event) -> None:
         seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
         learned = f"task {event.task + 1} of {event.tasks} learned"
         whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
-        console.print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
+        console().print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
 
 
 @contextmanager
 def forecast_bar(total: int) -> Iterator[Any]:
     """Show one bar for all runs, with the remaining time; yields the callbacks `on_event` and `on_result`."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     def on_result(count: int, config: Config, result: Result) -> None:
         mean = result.average_accuracy.mean
         accuracy = "diverged" if mean is None else f"{100 * mean:.1f}%"
-        console.print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
+        console().print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
 
-    if not console.is_terminal:
+    if not console().is_terminal:
         yield (lambda i, event, forecast: None), on_result
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+    with Progress(*columns, TimeElapsedColumn(), console=console()) as bars:
         bar = bars.add_task("everything", total=1, left="")
 
         def on_event(i: int, event: Event, forecast: Any) -> None:
@@ -84,12 +93,14 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def trials_bar() -> Iterator[Any]:
     """Show one bar for all trials; yields the callback that takes their events."""
-    if not console.is_terminal:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if not console().is_terminal:
         yield lambda i, event: None
         return
     parts: dict[int, float] = {}
     columns = (TextColumn("trials"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns, console=console()) as bars:
         bar = bars.add_task("", total=1, state="")
 
         def heard(i: int, event: Event) -> None:
@@ -101,6 +112,8 @@ def trials_bar() -> Iterator[Any]:
 
 
 def print_tables(results: list[Result]) -> None:
+    from rich.table import Table
+
     from evcl.report import COLUMNS, by_benchmark, caption, rows
 
     for name, group in by_benchmark(results).items():
@@ -112,7 +125,7 @@ def print_tables(results: list[Result]) -> None:
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
         for row in rows(group):
             table.add_row(*row)
-        console.print(table)
+        console().print(table)
 
 
 def write_report_of(folder: Path, title: str) -> None:
@@ -121,12 +134,14 @@ def write_report_of(folder: Path, title: str) -> None:
 
     written = write_report(folder, title)
     drawn = sum(path.suffix == ".svg" for path in written)
-    console.print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
+    console().print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
     for name, path in zip(("tables:", "page:"), written[-2:], strict=True):
-        console.print(f"{name:<8} {path}", soft_wrap=True)
+        console().print(f"{name:<8} {path}", soft_wrap=True)
 
 
 def print_trials(found: dict[str, Any], count: int = 3) -> None:
+    from rich.table import Table
+
     again = ", measured again" if "confirmed" in found else ""
     table = Table(title=f"{found['benchmark']}, validation{again}", title_style="bold", title_justify="left")
     for column in ("method", "accuracy", "settings"):
@@ -137,7 +152,7 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
                 "diverged" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
             )
             table.add_row(method, accuracy, one_line(trial["settings"]))
-    console.print(table)
+    console().print(table)
 
 
 def one_line(settings: dict[str, Any]) -> str:

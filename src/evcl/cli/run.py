@@ -6,20 +6,22 @@ import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from evcl import experiments
-from evcl._core import ranks
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import Interrupted
+from evcl._core.torchrun import world
 from evcl.callbacks.logs import KINDS as LOGS
 from evcl.callbacks.logs import Log
-from evcl.cli.options import Device, Plugins, Precision, Usage, chosen_seeds, settings, usage
+from evcl.cli.options import Device, Plugins, Precision, Usage, chosen_seeds, one_thread, settings, usage
 from evcl.cli.progress import console, print_tables, progress
-from evcl.experiments import Config, Result
+
+if TYPE_CHECKING:
+    from evcl._core.ranks import Ranks
+    from evcl.experiments import Config, Result
 
 
 def run(
@@ -51,6 +53,8 @@ def run(
     ] = None,
 ) -> None:
     """Train one method on one benchmark, and write result.json to the folder."""
+    from evcl._core.ranks import check_batch, joined
+
     if resume and overwrite:
         raise Usage("--resume and --overwrite cannot be used together")
     if data_dir is not None:
@@ -68,26 +72,26 @@ def run(
         numbers = chosen_seeds(seeds, seed_list)
         config = experiments.configure(benchmark, method, preset, numbers, tasks, given, device, precision)
         experiments.SECONDS.check("--checkpoint-seconds", checkpoint_seconds)
-        ranks.check_batch(config.settings.batch_size, ranks.world())
+        check_batch(config.settings.batch_size, world())
         if log is not None and log not in LOGS:
             raise Usage(f"--log must be {' or '.join(LOGS)}, not {log!r}")
     folder = out or Path("runs") / benchmark / method
     if log is not None:
         config = replace(config, log=Log(log, folder / "log"))
-    torch.set_num_threads(1)
-    with ranks.joined(config.device) as group:
+    one_thread()
+    with joined(config.device) as group:
         result = _found_or_made(config, folder, overwrite, resume, checkpoint_seconds, group)
     if result is None:
         return
     print_tables([result])
-    console.print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
+    console().print(f"result: {folder / experiments.RESULT}", soft_wrap=True)
 
 
 DONE = "{} already holds this run; nothing to do (--overwrite runs it again)"
 
 
 def _found_or_made(
-    config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: ranks.Ranks | None
+    config: Config, folder: Path, overwrite: bool, resume: bool, seconds: float, group: Ranks | None
 ) -> Result | None:
     """Return a run's result, read from the folder or made now. If several processes share the run (`group`), only
     process 0 reads and writes the folder and gets the result; the others get None.
@@ -101,19 +105,19 @@ def _found_or_made(
             result = experiments.open_folder(folder, config, replaces)
         if result is not None if group is None else group.first(result is not None, config.device):
             if first:
-                console.print(DONE.format(folder))
+                console().print(DONE.format(folder))
             return result
         if not first:  # process 0 has removed the old files by now
             checkpoints, replaces = experiments.open_checkpoints(folder, config, seconds, resume), False
         elif resume and not checkpoints.resume:
-            console.print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
+            console().print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
         if first and config.log is not None and not checkpoints.resume:
             config.log.clear()  # the run starts over, and so does its log
         return _kept(config, folder, checkpoints, replaces, group)
 
 
 def _kept(
-    config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: ranks.Ranks | None
+    config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: Ranks | None
 ) -> Result | None:
     """Run, write the result (over an earlier one if `replaces`) and return it. Checkpoints are kept until then."""
     again = f"it is saved in {checkpoints.folder}, and the same command with --resume continues from there"

@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.cli.options import Usage, usage
+from evcl.cli.options import Usage, one_thread, usage
 from evcl.cli.progress import console
-from evcl.experiments import Config, Event, Failure, Result
+
+if TYPE_CHECKING:
+    from evcl.experiments import Config, Event, Failure, Result
 
 SHOWN = 20  # at most this many rows per table, and this many failures
 Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
@@ -73,14 +71,14 @@ def sweep(
     make, device, precision = engine(engine_name, address, workers, device, precision)
     with usage():
         cells = experiments.read_sweep(file, device, precision)
-    torch.set_num_threads(1)
+    one_thread()
     store = experiments.Store(folder)
     store.declare(cells)
-    console.print(f"{len(cells)} cells: {folder}", soft_wrap=True)
+    console().print(f"{len(cells)} cells: {folder}", soft_wrap=True)
     failed = 0
     with _bar(len(cells)) as (on_event, on_end):
         for i, outcome in experiments.work(cells, store, make, on_event, retry_failed):
-            failed += isinstance(outcome, Failure)
+            failed += isinstance(outcome, experiments.Failure)
             on_end(i, cells[i], outcome)
     _print(experiments.standing(folder))
     if failed:
@@ -93,17 +91,19 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
 
     Yields two callbacks: for the events of running cells, and for cells that have ended.
     """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     ended = 0
 
     def line(cell: Config, outcome: Result | Failure) -> None:
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, experiments.Failure):
             how = f"failed: {outcome.message}"
         else:
             mean = outcome.average_accuracy.mean
             how = "done" if mean is None else f"{100 * mean:.1f}%"
-        console.print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
+        console().print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
 
-    if not console.is_terminal:
+    if not console().is_terminal:
 
         def told(i: int, cell: Config, outcome: Result | Failure) -> None:
             nonlocal ended
@@ -114,7 +114,7 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
         return
     parts: dict[int, float] = {}
     columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns, console=console()) as bars:
         bar = bars.add_task("", total=total, state="")
 
         def heard(some: Sequence[int], event: Event) -> None:
@@ -126,7 +126,7 @@ def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]
             ended += 1
             parts.pop(i, None)
             bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, experiments.Failure):
                 line(cell, outcome)
 
         yield heard, end
@@ -141,15 +141,15 @@ def _print(cells: Sequence[experiments.Standing]) -> None:
     kinds = Counter(each.state.kind for each in cells)
     words = {"done": "done", "running": "running", "stale": "stale (their owner is gone)", "failed": "failed"}
     parts = [f"{kinds[kind]} {word}" for kind, word in words.items() if kinds[kind]]
-    console.print(", ".join([f"{len(cells)} cells", *parts, f"{kinds['todo']} to do"]), soft_wrap=True)
+    console().print(", ".join([f"{len(cells)} cells", *parts, f"{kinds['todo']} to do"]), soft_wrap=True)
     for kind in ("running", "stale"):
         for owner, count in Counter(each.state.owner for each in cells if each.state.kind == kind).most_common():
-            console.print(f"  {kind}: {count} by {owner}", soft_wrap=True)
+            console().print(f"  {kind}: {count} by {owner}", soft_wrap=True)
     failures = Counter((_name(each.cell), each.message) for each in cells if each.state.kind == "failed")
     for (name, message), count in failures.most_common(SHOWN):
-        console.print(f"  failed: {count} of {name}: {message}", soft_wrap=True)
+        console().print(f"  failed: {count} of {name}: {message}", soft_wrap=True)
     if len(failures) > SHOWN:
-        console.print(f"  and {len(failures) - SHOWN} other failures")
+        console().print(f"  and {len(failures) - SHOWN} other failures")
     groups: dict[str, list[experiments.Standing]] = {}
     for each in cells:
         groups.setdefault(f"{each.cell['benchmark']}, {each.cell['tasks']} tasks", []).append(each)
@@ -163,6 +163,10 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
     """Print the average accuracy over seeds for each choice of settings, best first."""
+    from statistics import mean, stdev
+
+    from rich.table import Table
+
     names = experiments.varied([each.cell for each in cells])
     rows: dict[tuple[str, ...], list[experiments.Standing]] = {}
     for each in cells:
@@ -183,6 +187,6 @@ def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
         table.add_column(column, overflow="fold")
     for value, spread, seeds, row in sorted(found, key=lambda each: -each[0])[:SHOWN]:
         table.add_row(row[0], f"{100 * value:.2f}{spread}", seeds, " ".join(row[1:-2]), " ".join(row[-2:]))
-    console.print(table)
+    console().print(table)
     if len(found) > SHOWN:
-        console.print(f"and {len(found) - SHOWN} more")
+        console().print(f"and {len(found) - SHOWN} more")

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from evcl import methods, tables
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, Setting, resolve
 from evcl.callbacks import Callback, Epoch
-from evcl.cli.options import Usage, settings, usage
+from evcl.cli.options import Usage, one_thread, settings, usage
 from evcl.cli.progress import console
-from evcl.tables.encoding import Category
+
+if TYPE_CHECKING:
+    from evcl import tables
 
 VALIDATION = Setting(0.1, "fraction of the file to hold out", high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
@@ -52,6 +49,8 @@ def learn(
     unknown: Unknown = "error",
 ) -> None:
     """Learn a file as one more task; the first time, create the model."""
+    from evcl import methods, tables
+
     with usage():
         VALIDATION.check("--validation", validation)
         chosen = methods.get(method or "evcl")
@@ -71,7 +70,7 @@ def learn(
             "categories": category or None,
         }
         new = {name: value for name, value in options.items() if value is not None}
-    torch.set_num_threads(1)
+    one_thread()
     lenient = _lenient(unknown)
     try:
         with _progress(task or data.stem) as callbacks:
@@ -118,7 +117,9 @@ def predict(
     unknown: Unknown = "error",
 ) -> None:
     """Predict every row of a file: its class, the class probabilities, how uncertain they are, how unfamiliar it is."""
-    torch.set_num_threads(1)
+    from evcl import tables
+
+    one_thread()
     found = tables.predict(model, data, out, task=task, drop=drop or [], lenient=_lenient(unknown))
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
@@ -132,6 +133,11 @@ def predict(
 
 def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl learn.")]) -> None:
     """Show what a model has learned, when, how accurate it is, and how certain."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from evcl import tables
+
     found = tables.load_model(model)
     learner = found.learner
     defaults = {name: setting.default for name, setting in learner.method.known_settings.items()}
@@ -146,7 +152,7 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         _fact("drop", _shortened(list(found.drop)))
     if len(learner.heads) > 1:
         _fact("heads", _shortened(list(learner.heads)))
-    table = Table(box=None, padding=(0, 2 if console.width >= 80 else 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
     for i, column in enumerate(("task", "learned", "rows", "accuracy", "entropy", "epistemic")):
         table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
     for line in found.history:
@@ -154,12 +160,14 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         if line["held_out"]:
             measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
-    console.print(table)
-    console.print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
+    console().print(table)
+    console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
 
 
 def _columns(model: tables.Model) -> str:
     """How each column was read; for example, a number written with a decimal comma shows up as a category."""
+    from evcl.tables.encoding import Category
+
     return _shortened(
         [
             f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
@@ -185,7 +193,7 @@ def _percent(part: float) -> str:
 
 
 def _say(text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False)
+    console().print(text, soft_wrap=True, markup=False)
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -204,11 +212,13 @@ def _lenient(unknown: str) -> bool:
 @contextmanager
 def _progress(task: str) -> Iterator[list[Callback]]:
     """Show a bar over the epochs on a terminal; elsewhere nothing, because the result is printed anyway."""
-    if not console.is_terminal:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if not console().is_terminal:
         yield []
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
         bar = bars.add_task(task, total=None, state="reading")
 
         class Bar(Callback):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl._core.files import cache_folder, check_regular, parsed, read_text, write_atomically
 from evcl.data import progress
 from evcl.data.catalog import Entry
@@ -116,7 +116,11 @@ def read_intact(entry: Entry) -> Arrays:
 @contextmanager
 def locked(entry: Entry) -> Iterator[None]:
     """Lock a data set, so that one process at a time fetches it; the others wait and then find it in the cache."""
-    from filelock import FileLock, Timeout
+    with extra("data", "fetching a data set needs filelock, Pillow, pooch and rich"):
+        import PIL  # noqa: F401  (here, before anything is fetched)
+        import pooch  # noqa: F401
+        import rich  # noqa: F401
+        from filelock import FileLock, Timeout
 
     place = folder(entry)
     try:

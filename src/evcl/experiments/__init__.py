@@ -1,19 +1,51 @@
 """Experiments: run configurations, and store their results on disk."""
 
-from evcl.experiments.cells import MakeEngine, work
-from evcl.experiments.engines import Died, cores, local
-from evcl.experiments.folder import check_writable, claimed, open_folder, write_result
-from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
-from evcl.experiments.parallel import execute_all
-from evcl.experiments.plugins import load_plugins
-from evcl.experiments.presets import SUMMARIES, preset
-from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
-from evcl.experiments.resume import SECONDS, open_checkpoints
-from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
-from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune, write_found
-from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
-from evcl.experiments.sweep import Standing, read_sweep, standing, varied
-from evcl.training import Checkpoints, Stopped
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from evcl._core.errors import missing
+from evcl._core.lazy import lazily
+
+if find_spec("msgspec") is None:  # found, not imported: evcl --help can do without
+    raise missing("cli", "evcl.experiments needs msgspec")
+
+if TYPE_CHECKING:
+    from evcl.experiments.cells import MakeEngine, work
+    from evcl.experiments.engines import Died, cores, local
+    from evcl.experiments.folder import check_writable, claimed, open_folder, write_result
+    from evcl.experiments.paper import PAPER_BENCHMARKS, PAPER_METHODS, Forecast, reproduce
+    from evcl.experiments.parallel import execute_all
+    from evcl.experiments.plugins import load_plugins
+    from evcl.experiments.presets import SUMMARIES, preset
+    from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
+    from evcl.experiments.resume import SECONDS, open_checkpoints
+    from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
+    from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune, write_found
+    from evcl.experiments.standings import Standing, standing, varied
+    from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
+    from evcl.experiments.sweep import read_sweep
+    from evcl.training import Checkpoints, Stopped
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.experiments.cells": "MakeEngine work",
+            "evcl.experiments.engines": "Died cores local",
+            "evcl.experiments.folder": "check_writable claimed open_folder write_result",
+            "evcl.experiments.paper": "PAPER_BENCHMARKS PAPER_METHODS Forecast reproduce",
+            "evcl.experiments.parallel": "execute_all",
+            "evcl.experiments.plugins": "load_plugins",
+            "evcl.experiments.presets": "SUMMARIES preset",
+            "evcl.experiments.result": "RESULT Environment Result Summary merge read_result",
+            "evcl.experiments.resume": "SECONDS open_checkpoints",
+            "evcl.experiments.run": "MOST_SEEDS Config Event configure execute where",
+            "evcl.experiments.search": "best_trial read_found read_search recipe result_name tune write_found",
+            "evcl.experiments.standings": "Standing standing varied",
+            "evcl.experiments.store": "CELLS HIDDEN Failure Store",
+            "evcl.experiments.sweep": "read_sweep",
+            "evcl.training": "Checkpoints Stopped",
+        },
+    )
 
 __all__ = [
     "CELLS",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evcl._core.errors import EvclError
 from evcl._core.files import check_regular, locked, write_atomically
 from evcl.experiments.result import RESULT, Result, read_result, to_json
-from evcl.experiments.run import Config
+
+if TYPE_CHECKING:
+    from evcl.experiments.run import Config
 
 LOCK = ".evcl-run.lock"  # in a result's folder while a run works there
 

@@ -15,18 +15,21 @@ from evcl._core.errors import EvclError
 VARIABLE = "EVCL_PLUGINS"
 
 
-def load_plugins(more: Sequence[str] = ()) -> None:
+def load_plugins(more: Sequence[str] = ()) -> list[str]:
     """Import the plugins listed in EVCL_PLUGINS, separated by ':' (';' on Windows); each registers what it defines.
 
-    `more` plugins are added to EVCL_PLUGINS, so that processes started from this one load them too.
+    `more` plugins are added to EVCL_PLUGINS, so that processes started from this one load them too. Returns
+    all of them.
     """
     if more:
         os.environ[VARIABLE] = os.pathsep.join(filter(None, [os.environ.get(VARIABLE), *more]))
-    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+    names = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    for name in names:
         try:
             _load(name)
         except Exception as error:
             raise EvclError(f"plugin {name} cannot be imported: {type(error).__name__}: {error}") from error
+    return names
 
 
 def _load(name: str) -> None:

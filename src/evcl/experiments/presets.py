@@ -5,12 +5,13 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evcl._core.errors import unknown
 from evcl._core.settings import CORESET, ELASTIC
-from evcl.methods import Method
-from evcl.methods.teacher import DISTILLATION
+
+if TYPE_CHECKING:
+    from evcl.methods import Method
 
 SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
@@ -34,6 +35,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
     after its coreset, for example, has only that one.
     """
+    from evcl.methods.teacher import DISTILLATION  # and torch, which evcl list does without
+
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")
     groups = ["*"]

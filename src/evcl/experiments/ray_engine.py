@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl.experiments.engines import REPLICAS, RETRIES, Died, OnEvent, Outcome, cores, portable
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.run import Config, execute_together
@@ -22,10 +22,8 @@ PASSED_ON = ("EVCL_PLUGINS", "EVCL_CACHE", "EVCL_DATA", "EVCL_OFFLINE", "EVCL_NA
 
 def connect(address: str | None, workers: int | None = None) -> None:
     """Join a cluster, or start one on this machine."""
-    try:
+    with extra("ray", "--engine ray needs Ray"):
         import ray
-    except ImportError:
-        raise EvclError("--engine ray needs Ray: pip install 'evcl[ray]'") from None
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; silences its warning

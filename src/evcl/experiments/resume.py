@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
-from evcl.training import Checkpoints
-from evcl.training.checkpoint import newest
-from evcl.training.checkpointer import check_owner, unfinished
 
 if TYPE_CHECKING:
     from evcl.experiments.run import Config
+    from evcl.training import Checkpoints
 
 FOLDER = "checkpoint"  # beside the result
 SECONDS = Setting(60.0, "seconds between two checkpoints; 0: only after each task", high=1e6)
@@ -57,6 +55,10 @@ def open_checkpoints(
     """The checkpoints of a run whose result belongs in `folder`. Their `resume` says whether there is one to resume
     from. Raises if they belong to another run, or if there are any without `resume` or `overwrite`.
     """
+    from evcl.training import Checkpoints  # and torch, which evcl status does without
+    from evcl.training.checkpoint import newest
+    from evcl.training.checkpointer import check_owner, unfinished
+
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:
         checkpoints.remove()

@@ -22,8 +22,8 @@ from evcl import benchmarks, methods, metrics, nn
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
-from evcl._core.ranks import own as ranks_own
 from evcl._core.settings import SEED, VALIDATION, Settings, resolve
+from evcl._core.torchrun import own as own_rank
 from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Result, merge, summarise
@@ -209,7 +209,7 @@ def execute_together(
             for group in groups:
                 hear(group, Event(lead.seeds, self.task, tasks, whole))
 
-    logs = [None if cell.log is None or ranks_own() else cell.log.callback(cell.seed) for cell in cells]
+    logs = [None if cell.log is None or own_rank() else cell.log.callback(cell.seed) for cell in cells]
 
     def watch(task: int, names: str) -> Observer:
         histories = [History(names, [log], r) for r, log in enumerate(logs) if log is not None]

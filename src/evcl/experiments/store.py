@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -40,8 +40,10 @@ from evcl._core.files import open_regular, parsed, read_text, write_once
 from evcl.experiments.folder import is_of
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.resume import FOLDER, describe
-from evcl.experiments.run import Config
-from evcl.training import Checkpoints
+
+if TYPE_CHECKING:
+    from evcl.experiments.run import Config
+    from evcl.training import Checkpoints
 
 NUMBERS = 3  # the numerical version: increased whenever the same settings give different numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
@@ -258,6 +260,8 @@ class Store:
         return self._saved(key(config))
 
     def _saved(self, key: str) -> Checkpoints:
+        from evcl.training import Checkpoints  # and torch, which evcl status does without
+
         return Checkpoints(self.cell(key) / FOLDER, resume=True)
 
     def result(self, config: Config) -> Result:

@@ -24,8 +24,8 @@ settings of their own, methods are a list: `methods = ["evcl", "vcl"]`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from evcl.experiments.config_file import ConfigFile
 from evcl.experiments.presets import SUMMARIES
 from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
-from evcl.experiments.store import HIDDEN, CellState, Store
 
 MOST_CELLS, MOST_DRAWS = 100_000, 10_000
 KEYS = ("benchmarks", "seeds", "preset", "draws", "settings", "methods")
@@ -148,48 +147,3 @@ def _where(file: ConfigFile, table: str, name: str) -> tuple[str, ...]:
     tables = file.values["methods"]
     own = isinstance(tables, dict) and name in tables[table]
     return ("methods", table, name) if own else ("settings", name)
-
-
-# --- where a sweep stands -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A declared cell, where it stands, its average accuracy if it is done, and its message if it failed."""
-
-    cell: Mapping[str, Any]
-    state: CellState
-    accuracy: float | None = None
-    message: str = ""
-
-
-def standing(folder: Path) -> list[Standing]:
-    """Where every cell of a folder stands."""
-    store = store_in(folder)
-    found = []
-    for key, cell in store.declared().items():
-        state = store.look(key)
-        accuracy, message = None, ""
-        if state.kind == "done":
-            accuracy = store.accuracy(key)
-        elif state.kind == "failed":
-            message = store.failure(key, state.claims).message
-        found.append(Standing(cell, state, accuracy, message))
-    return found
-
-
-def store_in(folder: Path) -> Store:
-    """The store of a folder: of a sweep, or of what `reproduce` and `tune` keep beside their results."""
-    for place in (folder, folder / HIDDEN):
-        if (place / "sweeps").is_dir():
-            return Store(place)
-    raise EvclError(f"{folder} holds no sweep: make one with evcl sweep FILE.toml --out {folder}")
-
-
-def varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which settings are not the same in all cells that have them."""
-    values: dict[str, set[Any]] = {}
-    for cell in cells:
-        for name, value in cell["settings"].items():
-            values.setdefault(name, set()).add(value)
-    return [name for name, each in values.items() if len(each) > 1]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import CORESET, Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import TaskData
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -109,18 +110,18 @@ def _fixed(kind: str) -> dict[str, Setting]:
 VCL_RANDOM = with_coreset(
     VCL,
     name="vcl-random-coreset",
-    summary="VCL, tuned for prediction on random examples of every task",
+    summary=METHOD_SUMMARIES["vcl-random-coreset"],
     settings={**VCL.settings, **_fixed("random")},
 )
 VCL_KCENTER = with_coreset(
     VCL,
     name="vcl-kcenter-coreset",
-    summary="VCL, tuned for prediction on the k-center examples of every task",
+    summary=METHOD_SUMMARIES["vcl-kcenter-coreset"],
     settings={**VCL.settings, **_fixed("kcenter")},
 )
 RANDOM = Method(
     name="random-coreset",
-    summary="plain training on random examples of every task, afresh after each",
+    summary=METHOD_SUMMARIES["random-coreset"],
     bayesian=False,
     learn=_learn_kept,
     memory=KeptAlone,
@@ -131,6 +132,6 @@ RANDOM = Method(
 KCENTER = replace(
     RANDOM,
     name="kcenter-coreset",
-    summary="plain training on the k-center examples of every task, afresh after each",
+    summary=METHOD_SUMMARIES["kcenter-coreset"],
     settings=_fixed("kcenter"),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -34,7 +35,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 EVCL = Method(
     name="evcl",
-    summary="VCL plus an elastic, Fisher-weighted penalty on means and variances",
+    summary=METHOD_SUMMARIES["evcl"],
     bayesian=True,
     learn=learn,
     memory=Memory,

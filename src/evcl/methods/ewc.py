@@ -17,6 +17,7 @@ from torch import Tensor
 
 from evcl import curvature
 from evcl._core.settings import ELASTIC, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import TaskData
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
@@ -102,7 +103,7 @@ def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[T
 
 EWC = Method(
     name="ewc",
-    summary="plain weights, held where the Fisher says that earlier tasks need them",
+    summary=METHOD_SUMMARIES["ewc"],
     bayesian=False,
     learn=learn,
     memory=Memory,

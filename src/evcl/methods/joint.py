@@ -3,6 +3,7 @@
 L = mean NLL over the examples of all tasks, each through its own head
 """
 
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
 
-JOINT = Method(name="joint", summary="plain training on all tasks at once", bayesian=False, jointly=True)
+JOINT = Method(name="joint", summary=METHOD_SUMMARIES["joint"], bayesian=False, jointly=True)

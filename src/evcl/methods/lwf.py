@@ -10,6 +10,7 @@ not distilled, because the teacher would contradict the new labels.
 from __future__ import annotations
 
 from evcl._core.settings import Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, others, teach
 
@@ -22,7 +23,7 @@ def learn(memory: object, round_: Round, s: Settings) -> Learning:
 
 LWF = Method(
     name="lwf",
-    summary="plain weights; the last network teaches its heads on the new task's inputs",
+    summary=METHOD_SUMMARIES["lwf"],
     bayesian=False,
     learn=learn,
     settings={

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -85,7 +86,7 @@ def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round,
 
 VCL = Method(
     name="vcl",
-    summary="a Gaussian over each weight, carried on as the next prior",
+    summary=METHOD_SUMMARIES["vcl"],
     bayesian=True,
     learn=learn,
     memory=Memory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl._core.files import write_atomically
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
@@ -24,8 +24,16 @@ from evcl.report.tables import (
 )
 
 
+def check_installed() -> None:
+    """Make sure, before hours of training, that figures and the page can be drawn."""
+    with extra("report", "figures and the page need matplotlib and plotly"):
+        import matplotlib  # noqa: F401
+        import plotly  # noqa: F401
+
+
 def write_report(folder: Path, title: str = "Continual learning with evcl") -> list[Path]:
     """Write `figures/` (SVG, PNG, PDF), `tables.md` and `index.html` for all results below `folder`; return paths."""
+    check_installed()
     groups = by_benchmark(find_results(folder))
     written = []
     try:
@@ -55,6 +63,7 @@ __all__ = [
     "Table",
     "by_benchmark",
     "caption",
+    "check_installed",
     "find_results",
     "full_table",
     "main_table",

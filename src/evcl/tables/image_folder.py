@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, extra
 from evcl._core.files import check_regular
 from evcl.data.formats import quiet
 from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
@@ -61,10 +61,8 @@ class ImageFolder:
 
     def _image(self, file: Path, size: tuple[int, int, int] | None) -> Values:
         """One image [height, width, channels]: grey if `size` says so or, without a size, if the image itself is."""
-        try:
+        with extra("tables", f"{self.path}: images need Pillow"):
             from PIL import Image
-        except ImportError:
-            raise EvclError(f"{self.path}: images need Pillow: pip install pillow") from None
         try:
             check_regular(file)
             with quiet(), Image.open(file, formats=FORMATS) as image:

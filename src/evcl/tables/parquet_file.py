@@ -1,4 +1,4 @@
-"""Parquet files, read with pyarrow, which is an extra: `pip install evcl[parquet]`."""
+"""Parquet files, read with pyarrow, which is an extra: `pip install 'evcl[tables]'`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import extra
 from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Piece, Values, bad
 
 
@@ -16,11 +16,9 @@ class ParquetFile:
     untyped, images = False, False
 
     def __init__(self, path: Path) -> None:
-        try:
+        with extra("tables", f"{path}: Parquet needs pyarrow"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        except ImportError:
-            raise EvclError(f"{path}: Parquet needs pyarrow: pip install 'evcl[parquet]'") from None
         self.path, self._pa, self._pq = path, pa, pq
         with self._file() as file:
             schema = file.schema_arrow

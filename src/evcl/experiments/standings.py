@@ -1,0 +1,53 @@
+"""Where the cells of a folder stand, read without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evcl._core.errors import EvclError
+from evcl.experiments.store import HIDDEN, CellState, Store
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A declared cell, where it stands, its average accuracy if it is done, and its message if it failed."""
+
+    cell: Mapping[str, Any]
+    state: CellState
+    accuracy: float | None = None
+    message: str = ""
+
+
+def standing(folder: Path) -> list[Standing]:
+    """Where every cell of a folder stands."""
+    store = store_in(folder)
+    found = []
+    for key, cell in store.declared().items():
+        state = store.look(key)
+        accuracy, message = None, ""
+        if state.kind == "done":
+            accuracy = store.accuracy(key)
+        elif state.kind == "failed":
+            message = store.failure(key, state.claims).message
+        found.append(Standing(cell, state, accuracy, message))
+    return found
+
+
+def store_in(folder: Path) -> Store:
+    """The store of a folder: of a sweep, or of what `reproduce` and `tune` keep beside their results."""
+    for place in (folder, folder / HIDDEN):
+        if (place / "sweeps").is_dir():
+            return Store(place)
+    raise EvclError(f"{folder} holds no sweep: make one with evcl sweep FILE.toml --out {folder}")
+
+
+def varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which settings are not the same in all cells that have them."""
+    values: dict[str, set[Any]] = {}
+    for cell in cells:
+        for name, value in cell["settings"].items():
+            values.setdefault(name, set()).add(value)
+    return [name for name, each in values.items() if len(each) > 1]
