@@ -21,12 +21,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 import architectures
 from evcl import EvclError, experiments
@@ -84,7 +84,7 @@ def shortened(search: Search, asked: argparse.Namespace) -> Search:
         for method, each in search.spaces.items()
     }
     seeds = search.seeds[: asked.trial_seeds or (1 if asked.quick else None)]
-    return replace(search, trials=asked.trials or (2 if asked.quick else search.trials), seeds=seeds, spaces=spaces)
+    return replace(search, trials=asked.trials or (2 if asked.quick else search.trials), seeds=seeds, methods=spaces)
 
 
 def searched(name: str, search: Search, out: Path, tasks: int | None, device: str) -> dict[str, Any]:

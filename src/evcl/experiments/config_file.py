@@ -1,58 +1,72 @@
-"""A configuration file in TOML, of a bounded size; what is wrong in it is said with the line and the key."""
+"""A configuration file in TOML, checked against a msgspec struct. An error names the file and the key."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, TypeVar
 
-from evcl._core.errors import EvclError
+import msgspec
+from msgspec import Meta, Struct
+
+from evcl._core.errors import EvclError, unknown
 from evcl._core.files import read_text
 
 MOST_BYTES, MOST_PARTS = 1_000_000, 20  # of the file, and of a dotted key
-LINE = 1_000  # letters of a line that is looked at for its key
-HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
-KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
 DOTTED = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++\s*+\.\s*+){{{MOST_PARTS}}}")
-PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
+WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
+Space = dict[str, Any]  # setting -> its value, or the values that it may have
+Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # table -> the Space of a method
+Names = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+S = TypeVar("S", bound=Struct)
 
 
-class ConfigFile:
-    def __init__(self, path: Path) -> None:
-        self.path, self._text = path, read_text(path, MOST_BYTES)
-        if (dotted := DOTTED.search(self._text)) is not None:  # tomllib takes minutes for a key of 10,000 parts
-            line = self._text.count("\n", 0, dotted.start()) + 1
-            raise EvclError(f"{path}, line {line}: a key of more than {MOST_PARTS} parts")
-        try:
-            self.values: dict[str, Any] = tomllib.loads(self._text)
-        except RecursionError:
-            raise EvclError(f"{path} cannot be read as TOML: it is nested too deeply") from None
-        except ValueError as error:
-            raise EvclError(f"{path} cannot be read as TOML: {error}") from error
-
-    def bad(self, key: tuple[str, ...], what: str) -> NoReturn:
-        """Refuse what stands there: `("methods", "evcl", "lr")`, and what is the matter."""
-        line = self.line(key)
-        raise EvclError(f"{self.path}{f', line {line}' if line else ''}: {'.'.join(key)}: {what}")
-
-    def line(self, key: tuple[str, ...]) -> int | None:
-        """Where the key stands or, in a table of one line, what it is in; None where neither does.
-
-        Of several tables of one name, the first that has it. tomllib does not say, so this looks for itself.
-        """
-        best: tuple[int, int] | None = None  # as much of the key as a line names, and its number
-        table: tuple[str, ...] = ()
-        for number, text in enumerate(self._text.splitlines(), 1):
-            here: tuple[str, ...] | None = None
-            if (header := HEADER.match(text[:LINE])) is not None:
-                here = table = _parts(header[1])
-            elif (found := KEY.match(text[:LINE])) is not None:
-                here = (*table, *_parts(found[1]))
-            if here and here == key[: len(here)] and (best is None or len(here) > best[0]):
-                best = len(here), number
-        return None if best is None else best[1]
+def read_config(path: Path, kind: type[S]) -> S:
+    """The file as a `kind`."""
+    text = read_text(path, MOST_BYTES)
+    if DOTTED.search(text):  # tomllib takes minutes for a key of 10,000 parts
+        raise EvclError(f"{path}: a key of more than {MOST_PARTS} parts")
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise EvclError(f"{path} cannot be read as TOML: it is nested too deeply") from None
+    except ValueError as error:
+        raise EvclError(f"{path} cannot be read as TOML: {error}") from error
+    for name in values:
+        if name not in kind.__struct_fields__:
+            raise unknown("key", name, kind.__struct_fields__).within(str(path))
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in values:
+            raise EvclError(f"{path}: the key {field.name!r} is missing")
+    found: S = checked(values, kind, str(path))
+    return found
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in PART.findall(text))
+def checked(value: Any, kind: Any, where: str) -> Any:
+    """`value` as a `kind`, or an error that begins with `where` it stands."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, key = str(error).partition(" - at `$")
+        wanted = text.partition(", got ")[0].removeprefix("Expected ")
+        wanted = re.sub("`([^`]*)`", lambda found: " or ".join(WORDS.get(k, k) for k in found[1].split(" | ")), wanted)
+        if top := re.match(r"\.(\w+)", key):
+            value, where = value[top[1]], f"{where}: {key[1:-1]}"
+        came = repr(value)
+        raise EvclError(f"{where}: must be {wanted}, not {came[:200]}{'...' * (len(came) > 200)}") from None
+
+
+@contextmanager
+def at_key(path: Path, *tables: tuple[str, Collection[str]]) -> Iterator[None]:
+    """Begin errors from inside with the file and the key: the setting that an error is about, in the first of these
+    tables that has it, or else the first table.
+    """
+    try:
+        yield
+    except EvclError as error:
+        found = [f"{table}.{error.setting}".lstrip(".") for table, keys in tables if error.setting in keys]
+        raise error.within(f"{path}: {(*found, tables[0][0])[0]}") from error

@@ -29,139 +29,71 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
+from msgspec.structs import replace as replaced
 
-from evcl._core.errors import EvclError, unknown
+from evcl._core.errors import EvclError
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
-from evcl._core.settings import SEED
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.cells import MakeEngine
-from evcl.experiments.config_file import ConfigFile
+from evcl.experiments.config_file import Names, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store
 
-KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "benchmarks": (list, "a list of names"),
-    "validation": ((int, float), "a number above 0 and below 1"),
-    "seeds": (list, "a list of whole numbers"),
-    "trials": (int, "a whole number, at least 1"),
-    "refine": (int, "a whole number, at least 0"),
-    "after": (list, "a list of names of searches beside this one"),
-    "confirm": (int, "a whole number, at least 0"),
-    "confirm_seeds": (list, "a list of whole numbers, one or more if something is confirmed"),
-    "preset": (str, "a preset's name"),
-    "methods": (dict, "a table for each method"),
-}
-KEYS = tuple(KINDS)
-MOST = {  # of a number, or how many there are of something
-    "benchmarks": 100, "seeds": MOST_SEEDS, "trials": 1_000, "refine": 1_000, "after": 100,
-    "confirm": 1_000, "confirm_seeds": MOST_SEEDS, "methods": 100,
-}  # fmt: skip
 MOST_TRIALS = 10_000  # of all methods on all benchmarks: each is checked before the first begins
-T = TypeVar("T")
-USUAL: dict[str, Any] = {"preset": "paper", "refine": 0, "after": [], "confirm": 0, "confirm_seeds": []}
-Space = Mapping[str, Any]  # setting -> value, range or choices
 Trial = Mapping[str, Any]  # its settings; mean, std and per_seed of the average accuracy
 
 
-@dataclass(frozen=True)
-class Search:
-    """A search file, checked."""
+class Search(Struct, frozen=True, kw_only=True):
+    """What a search file may say."""
 
-    benchmarks: tuple[str, ...]
-    validation: float
-    seeds: tuple[int, ...]
-    trials: int
-    preset: str
-    spaces: Mapping[str, Sequence[Space]]  # of each method its alternatives
-    folder: Path  # where the file lies, and the searches that it names
-    refine: int = 0
-    after: tuple[str, ...] = ()
-    confirm: int = 0
-    confirm_seeds: tuple[int, ...] = ()
+    benchmarks: Names
+    validation: Annotated[float, Meta(gt=0, lt=1)]
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
+    trials: Annotated[int, Meta(ge=1, le=1_000)]
+    preset: str = "paper"
+    refine: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    after: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # as it is read: paths, without .toml
+    confirm: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    confirm_seeds: Annotated[tuple[Seed, ...], Meta(max_length=MOST_SEEDS)] = ()
+    methods: Spaces  # of each a table, or a list of them
+
+    @property
+    def spaces(self) -> dict[str, list[Space]]:
+        """Of each method its alternatives."""
+        return {name: each if isinstance(each, list) else [each] for name, each in self.methods.items()}
 
 
 def read_search(path: Path) -> Search:
     """The search that a TOML file describes, checked."""
-    file = ConfigFile(path)
-    found = _values(file)
-    spaces = _spaces(file, found.pop("methods"), found["trials"])
-    lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
-    search = Search(**{**found, **lists}, spaces=spaces, folder=path.parent)
-    if not 0 < search.validation < 1:
-        file.bad(("validation",), f"must lie between 0 and 1, and is {search.validation}")
-    if (search.confirm > 0) != (len(search.confirm_seeds) > 0) or set(search.confirm_seeds) & set(search.seeds):
-        file.bad(("confirm",), f"goes with confirm_seeds, and those must be others than {search.seeds}")
-    cells = search.trials * len(search.spaces) * len(search.benchmarks)
+    search = read_config(path, Search)
+    for name, each in search.methods.items():
+        checked(each, Space | list[Space], f"{path}: methods.{name}")
+    for name, each in search.spaces.items():
+        if len({str(space.get("method", name)) for space in each}) != 1 or len(each) > search.trials:
+            raise EvclError(f"{path}: methods.{name}: must be tables of one method, at most as many as trials")
+    if bool(search.confirm) != bool(search.confirm_seeds) or set(search.confirm_seeds) & set(search.seeds):
+        raise EvclError(f"{path}: confirm: goes with confirm_seeds, and those must be others than {search.seeds}")
+    cells = search.trials * len(search.methods) * len(search.benchmarks)
     if cells > MOST_TRIALS:
-        file.bad(("trials",), f"{cells:,} of all methods on all benchmarks, and the most is {MOST_TRIALS:,}")
+        raise EvclError(f"{path}: trials: {cells:,} of all methods on all benchmarks; the most is {MOST_TRIALS:,}")
     for benchmark in search.benchmarks:
-        _try(file, ("benchmarks",), partial(named_tasks, benchmark))
-        for method in search.spaces:  # every trial is a valid configuration
-            for settings in _try(file, ("methods", method), partial(trials, search, method)):
-                wanted = partial(_config, search, benchmark, method, settings, "cpu", None)
-                _try(file, ("methods", method), wanted, f" on {benchmark}")
-    return search
-
-
-def _values(file: ConfigFile) -> dict[str, Any]:
-    """Every key's value, of its kind and within its bound."""
-    for key in file.values:
-        if key not in KEYS:
-            file.bad((key,), f"is no key of a search: {unknown('key', key, KEYS)}")
-    found: dict[str, Any] = {**USUAL, **file.values}
-    for key, (kind, what) in KINDS.items():
-        value = found.get(key)
-        empty = not value and (key not in USUAL or key == "preset")
-        if not isinstance(value, kind) or isinstance(value, bool) or empty:
-            file.bad((key,), f"must be {what}, not {_short(value)}")
-        size: Any = len(value) if isinstance(value, list | dict) else value
-        if key in MOST and not 0 <= size <= MOST[key]:
-            file.bad((key,), f"must be {what}, {MOST[key]:,} at most, not {size:,}")
-    for key in ("benchmarks", "after"):
-        if not all(isinstance(name, str) for name in found[key]):
-            file.bad((key,), f"must be a list of names, not {_short(found[key])}")
-    for key in ("seeds", "confirm_seeds"):
-        for seed in found[key]:
-            _try(file, (key,), partial(SEED.check, "seed", seed))
-    return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _try(file: ConfigFile, key: tuple[str, ...], check: Callable[[], T], where: str = "") -> T:
-    """What `check` finds; what it refuses stands at the setting that it is about, or at this key."""
-    try:
-        return check()
-    except EvclError as error:
-        places = [] if error.setting is None else [(*key, error.setting), (error.setting,)]
-        named = [place for place in places if file.line(place) not in (None, file.line(key), file.line(place[:-1]))]
-        file.bad((*named, key)[0], f"is refused{where}: {error}")
-
-
-def _spaces(file: ConfigFile, methods: Mapping[str, Any], trials: int) -> dict[str, Sequence[Space]]:
-    spaces: dict[str, Sequence[Space]] = {}
-    for name, space in methods.items():
-        spaces[name] = space if isinstance(space, list) else [space]
-    for method, alternatives in spaces.items():
-        key = ("methods", method)
-        if not alternatives or not all(isinstance(space, dict) for space in alternatives):
-            file.bad(key, f"must be a table of settings, not {_short(methods[method])}")
-        named = [space.get("method", method) for space in alternatives]
-        if any(name != named[0] or not isinstance(name, str) for name in named) or len(alternatives) > trials:
-            file.bad(key, "must be tables of one method, named by a text, at most as many as trials")
-    return spaces
+        with at_key(path, ("benchmarks", ())):
+            named_tasks(benchmark)
+        for method, spaces in search.spaces.items():  # every trial is a valid configuration
+            own = {name for space in spaces for name in space}
+            with at_key(path, (f"methods.{method}", own), ("", Search.__struct_fields__)):
+                for settings in trials(search, method):
+                    _config(search, benchmark, method, settings, "cpu", None)
+    return replaced(search, after=tuple(str(path.parent / name) for name in search.after))
 
 
 def trials(search: Search, method: str) -> list[dict[str, Any]]:
@@ -297,7 +229,7 @@ def tune(
     if search.confirm:
         best = {method: _ranked(earlier[method] + tried[method])[: search.confirm] for method in tried}
         wanted = {method: [trial["settings"] for trial in some] for method, some in best.items()}
-        confirmed = {"confirmed": measure(wanted, replace(search, seeds=search.confirm_seeds))}
+        confirmed = {"confirmed": measure(wanted, replaced(search, seeds=search.confirm_seeds))}
     return {
         "benchmark": benchmark,
         **_asked(search),
@@ -319,8 +251,7 @@ def _earlier(search: Search, benchmark: str) -> dict[str, list[Trial]]:
     """What the searches found that this one comes after."""
     found: dict[str, list[Trial]] = {method: [] for method in search.spaces}
     for name in search.after:
-        path = search.folder / name / result_name(benchmark)
-        before = read_found(path, read_search(search.folder / f"{name}.toml"))
+        before = read_found(Path(name, result_name(benchmark)), read_search(Path(f"{name}.toml")))
         for method in found:
             found[method] += before["tried"].get(method, [])
     return found
@@ -341,7 +272,7 @@ def _asked(search: Search) -> dict[str, Any]:
     """What a search asks for, as its results hold it."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
-    more = {"refine": search.refine, "after": list(search.after), "confirm": search.confirm}
+    more = {"refine": search.refine, "after": [Path(name).name for name in search.after], "confirm": search.confirm}
     more |= {"confirm_seeds": list(search.confirm_seeds)}
     return {**asked, **{key: value for key, value in more.items() if value}, "preset": search.preset, "methods": spaces}
 
