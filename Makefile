@@ -6,10 +6,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # One thread a process: two threads inside one small product are slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test soak check perf docs format clean
+.PHONY: help demo test test-all soak check perf docs format clean
 help:
 	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
-	@echo "make test    the tests"
+	@echo "make test    the tests, in less than ten minutes on two cores"
+	@echo "make test-all  also the contract of every method, the documents and the site"
 	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    speed, as ratios"
@@ -29,6 +30,9 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
+
+test-all: $(VENV)/ready $(VENV)/site
+	$(BIN)/python -m pytest -n 2 -m "not soak"
 
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest -m soak

@@ -28,6 +28,21 @@ torch.set_num_threads(1)
 load_plugins()
 
 
+SAMPLE = ("evcl", "ewc", "naive")  # the methods that `make test` puts through the contract
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`make test-all` also runs what is marked `full`: the contract for every method, the documents and the site."""
+    for item in items:
+        path = item.path.relative_to(HERE).as_posix()
+        about = getattr(item, "callspec", None)
+        method = about.params.get("method", SAMPLE[0]) if about else SAMPLE[0]
+        contract = path.startswith(("contract/", "test_contract.py")) and str(method) not in SAMPLE
+        if contract or path in ("test_docs.py", "test_site.py", "contract/test_plugins.py"):
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture(autouse=True)
 def _global_generator_is_left_alone():
     before = torch.random.get_rng_state()

@@ -246,7 +246,7 @@ def _column(rate: Tensor | float, like: Tensor) -> Tensor:
 def gpu_kernels() -> Any:
     """The module of Triton kernels; None if Triton is not installed."""
     try:
-        from evcl.nn import gpu
+        from evcl.kernels import gpu
     except ImportError:
         return None
     return gpu
