@@ -105,7 +105,7 @@ class Pair:
         monkeypatch.setattr("evcl.training.optimise.generator", lambda *_: self.source)
 
     def start_from(self, layers):
-        """The library's last weights are those of these layers."""
+        """Set the last weights of the library's posterior to those of these layers."""
         mean, log_std = self.run.network.posterior.mean.clone(), self.run.network.posterior.log_std.clone()
         for flat, attribute in ((mean, "mu"), (log_std, "log_sigma")):
             values = flat_of(layers, attribute)
@@ -192,7 +192,7 @@ def test_the_library_takes_the_pages_steps(pair, updates):
 
 
 def test_the_librarys_objective_is_the_pages(pair, updates):
-    """Away from the anchor, with every term alive: the NLL, KL and elastic term, and the gradient of the whole."""
+    """In the second task, away from the anchor: the KL, the elastic term, and the gradient of the whole."""
     pair.add_head(0)
     pair.learn_by_library(0)
     pair.learn_by_page(0)
