@@ -445,9 +445,9 @@ def test_status_reads_a_folder_without_torch(tmp_path):
         store.declare(cells)
         store.complete(store.take(cells[0]), result_of(cells[0]))
         store.fail(store.take(cells[1]), Failure("no memory", result_of(cells[1])))
-    program = "import sys; from evcl.cli import main; sys.argv = ['evcl', 'status', '.']\n"
+    program = "import sys; from evcl.cli import main; sys.argv.insert(1, 'status')\n"
     program += "try: main()\nfinally: assert 'torch' not in sys.modules"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "3 cells, 1 done, 1 failed, 1 to do" in ran.stdout
     assert "50.00" in ran.stdout
