@@ -88,7 +88,9 @@ class _Where:
 
 def _numbers(values: Values, where: _Where) -> Floats:
     """Numbers as float64 (NaN: missing). A whole number that would become another one, as an id may, is refused."""
-    if values.dtype == object:
+    if values.dtype == object and (plain := _plain_numbers(values)) is not None:
+        found = plain
+    elif values.dtype == object:
         found = np.empty(len(values))
         for row, text in enumerate(values):
             number = np.nan if text is None else as_number(text)
@@ -113,6 +115,17 @@ def _numbers(values: Values, where: _Where) -> Floats:
             int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number to learn from"
         )
     return found
+
+
+def _plain_numbers(values: Values) -> Floats | None:
+    """Texts as numbers, all at once; None where one is no number, or needs a closer look."""
+    texts = ["nan" if text is None else text for text in values]
+    try:
+        found = np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        return None
+    odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
+    return None if odd else found
 
 
 def as_text(values: Values, where: _Where) -> Sequence[str | None]:
@@ -239,6 +252,11 @@ class _Fit:
 
     def see(self, values: Values, where: _Where, untyped: bool) -> None:
         if values.dtype == object and not self._category:
+            numbers = _plain_numbers(values) if untyped and self._number is not False else None
+            if numbers is not None and not np.isnan(numbers).all():
+                self._number = True
+                self._add(numbers)
+                return
             self._decide(values, where, untyped)
         if self._category or self._number is False:
             for row, text in enumerate(as_text(values, where)):
@@ -258,7 +276,7 @@ class _Fit:
         if not untyped:
             self._category = True
             return
-        for row, value in enumerate(values):
+        for value in dict.fromkeys(values):
             if value is None:
                 continue
             number = as_number(value) is not None
@@ -267,7 +285,7 @@ class _Fit:
             elif number != self._number:
                 this, others = ("a number", "text") if number else ("text", "numbers")
                 fix = f"put it right, or say --category {where.column}"
-                where.bad(row, f"{value!r} is {this} where the column began with {others}; {fix}")
+                where.bad(list(values).index(value), f"{value!r} is {this} where the column began with {others}; {fix}")
 
     def _add(self, numbers: Floats) -> None:
         """Mean and sum of squared deviations so far (Chan, Golub and LeVeque's update), missing ones left out."""

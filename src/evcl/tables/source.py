@@ -24,7 +24,7 @@ MOST_CLASSES = 1_000
 MOST_INPUTS = 20_000  # numbers an example: columns, pixels and a number for each category
 MOST_TEXT = 10_000  # letters of a text in an NPZ file, where all take the room of the longest
 MOST_PIXELS = 16_000_000  # of an image as it is stored
-MISSING = ("", "NA", "NaN", "nan", "null", "NULL")  # in a CSV file, an empty cell
+MISSING = frozenset(("", "NA", "NaN", "nan", "null", "NULL"))  # in a CSV file, an empty cell
 
 # Numbers [n, ...], whole ones as integers (NaN, or masked: missing); or text [n] as objects (None: missing).
 Values = NDArray[Any]
