@@ -89,7 +89,9 @@ class _Where:
 
 def _numbers(values: Values, where: _Where) -> Floats:
     """The numbers as float64 (NaN: missing). Raises for an integer that float64 would change, such as a long id."""
-    if values.dtype == object:
+    if values.dtype == object and (plain := _plain_numbers(values)) is not None:
+        found = plain
+    elif values.dtype == object:
         found = np.empty(len(values))
         for row, text in enumerate(values):
             number = np.nan if text is None else as_number(text)
@@ -114,6 +116,17 @@ def _numbers(values: Values, where: _Where) -> Floats:
             int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
         )
     return found
+
+
+def _plain_numbers(values: Values) -> Floats | None:
+    """Texts as numbers, all at once; None where one is no number, or needs a closer look."""
+    texts = ["nan" if text is None else text for text in values]
+    try:
+        found = np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        return None
+    odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
+    return None if odd else found
 
 
 def as_text(values: Values, where: _Where) -> Sequence[str | None]:
@@ -240,6 +253,11 @@ class _Fit:
 
     def see(self, values: Values, where: _Where, untyped: bool) -> None:
         if values.dtype == object and not self._category:
+            numbers = _plain_numbers(values) if untyped and self._number is not False else None
+            if numbers is not None and not np.isnan(numbers).all():
+                self._number = True
+                self._add(numbers)
+                return
             self._decide(values, where, untyped)
         if self._category or self._number is False:
             for row, text in enumerate(as_text(values, where)):
@@ -259,7 +277,7 @@ class _Fit:
         if not untyped:
             self._category = True
             return
-        for row, value in enumerate(values):
+        for value in dict.fromkeys(values):
             if value is None:
                 continue
             number = as_number(value) is not None
@@ -268,7 +286,7 @@ class _Fit:
             elif number != self._number:
                 this, others = ("a number", "text") if number else ("text", "numbers")
                 fix = f"correct it, or use --category {where.column}"
-                where.bad(row, f"{value!r} is {this} where the column began with {others}; {fix}")
+                where.bad(list(values).index(value), f"{value!r} is {this} where the column began with {others}; {fix}")
 
     def _add(self, numbers: Floats) -> None:
         """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""

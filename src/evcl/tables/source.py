@@ -24,7 +24,7 @@ MOST_CLASSES = 1_000
 MOST_INPUTS = 20_000  # inputs per example: one per numeric column, pixel and category
 MOST_TEXT = 10_000  # characters per text in an NPZ file, where every text takes the space of the longest
 MOST_PIXELS = 16_000_000  # per image, before scaling
-MISSING = ("", "NA", "NaN", "nan", "null", "NULL")  # texts in a CSV file that mean a missing value
+MISSING = frozenset(("", "NA", "NaN", "nan", "null", "NULL"))  # texts in a CSV file that mean a missing value
 
 # Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); or text [n] as objects (None: missing).
 Values = NDArray[Any]

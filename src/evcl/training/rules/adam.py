@@ -23,15 +23,30 @@ class Adam:
 
     def step(self, grad: Tensor, scratch: Tensor) -> None:
         """One step against `grad`; `scratch`, of the same shape, is overwritten."""
-        if not isinstance(self.lr, Tensor):  # as torch.optim.Adam(fused=True) does, without its overhead
+        self.count.add_(1)
+        if not isinstance(self.lr, Tensor) and self._fused(self.lr, grad):
+            return
+        steps = self.count.double()  # on the device, so that a graph can be made of this
+        self.first.lerp_(grad, 1 - BETA1)
+        self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
+        torch.sqrt(self.second, out=scratch)
+        scratch.div_((1 - BETA2**steps).sqrt()).add_(EPSILON)
+        torch.div(self.first, scratch, out=scratch)
+        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**steps)))
+
+    def _fused(self, lr: float, grad: Tensor) -> bool:
+        """What torch.optim.Adam(fused=True) calls, without its overhead. The function is private: if this version of
+        torch lacks it or takes other arguments, nothing has moved, and the answer is False.
+        """
+        try:
             torch._fused_adam_(
                 [self.weights],
                 [grad],
                 [self.first],
                 [self.second],
                 [],
-                [self.count.add_(1)],
-                lr=self.lr,
+                [self.count],
+                lr=lr,
                 beta1=BETA1,
                 beta2=BETA2,
                 weight_decay=0.0,
@@ -39,11 +54,6 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
-            return
-        steps = self.count.add_(1).double()  # on the device, so that a CUDA graph can capture it
-        self.first.lerp_(grad, 1 - BETA1)
-        self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
-        torch.sqrt(self.second, out=scratch)
-        scratch.div_((1 - BETA2**steps).sqrt()).add_(EPSILON)
-        torch.div(self.first, scratch, out=scratch)
-        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**steps)))
+        except (AttributeError, TypeError):
+            return False
+        return True

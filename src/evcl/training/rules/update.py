@@ -246,7 +246,9 @@ def _column(rate: Tensor | float, like: Tensor) -> Tensor:
 def gpu_kernels() -> Any:
     """The module of Triton kernels; None if Triton is not installed."""
     try:
-        from evcl.kernels import gpu
+        import triton  # noqa: F401
     except ImportError:
         return None
+    from evcl.kernels import gpu  # not inside `try`: a mistake in our own import must not switch the kernels off
+
     return gpu
