@@ -1,7 +1,7 @@
 """Metrics, as pure functions of the accuracy matrix, or of probabilities and labels.
 
-In the accuracy matrix, a[t][k] is the accuracy on task k after learning task t. Only k <= t is used, and rows that were
-not measured are NaN.
+In the accuracy matrix, `a[t][k]` is the accuracy on task k after learning task t. Only k <= t is used, and rows that
+were not measured are NaN.
 """
 
 from __future__ import annotations

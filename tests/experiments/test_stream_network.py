@@ -46,7 +46,7 @@ def test_it_stays_with_a_part_of_the_stream(benchmark):
 
 def test_a_stream_has_hidden_layers_or_a_network():
     for given in ({}, {"hidden": (8,), "network": convolutional}):
-        with pytest.raises(EvclError, match=r"needs hidden= .* or network="):
+        with pytest.raises(EvclError, match=r"needs either hidden= .* or network="):
             Benchmark("pictures", get("split-digits"), **given)
 
 

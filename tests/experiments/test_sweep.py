@@ -149,7 +149,7 @@ def test_a_file_is_a_file_of_a_sweep(tmp_path, evcl):
     (tmp_path / "large.toml").write_bytes(b"#" * 1_000_001)
     status, _, err = evcl("sweep", "large.toml")
     assert (status, err.count("\n")) == (2, 1)
-    assert "more than the 1,000,000 bytes" in err
+    assert "larger than the limit of 1,000,000 bytes" in err
     status, _, err = evcl("status", ".")
     assert (status, err.count("\n")) == (1, 1)
     assert "holds no sweep" in err

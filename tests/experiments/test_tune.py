@@ -177,7 +177,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
         ('"paper"', '"pepper"', "preset: unknown preset 'pepper'; did you mean 'paper'"),
         ("trials = 3", "trials = 3\nafter = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("trials = 3", "a." * 40_000 + "trials = 3", "a key of more than 20 parts"),
-        ("trials = 3", "trials = 3\n" + "#" * 1_000_000, "more than the 1,000,000 bytes"),
+        ("trials = 3", "trials = 3\n" + "#" * 1_000_000, "larger than the limit of 1,000,000 bytes"),
         ("[methods.ewc]", "[methods.ewc", "cannot be read as TOML"),
     ],
 )

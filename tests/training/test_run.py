@@ -306,7 +306,7 @@ def test_a_precision_that_cannot_be_kept_is_refused():
     settings = resolve("naive", METHODS["naive"].known_settings, {})
     with pytest.raises(evcl.EvclError, match="precision must be fp32, tf32 or bf16, not 'fp8'"):
         Run(evcl.nn.mlp(5, [4]), METHODS["naive"], [settings], [0], draw=True, precision="fp8")
-    with pytest.raises(evcl.EvclError, match="for linear layers only, and not for Conv"):
+    with pytest.raises(evcl.EvclError, match="supports linear layers only, not Conv"):
         Run(convolutional(), METHODS["naive"], [settings], [0], draw=True, precision="bf16")
 
 

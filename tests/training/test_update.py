@@ -92,12 +92,12 @@ def test_a_natural_step_rests_where_the_objective_does(generator):
 
 def test_a_natural_step_needs_a_kl():
     cold = evcl.EVCL(evcl.nn.mlp(4, [3]), std_update="natural", tempering=0)
-    with pytest.raises(evcl.EvclError, match="needs a tempering above 0"):
+    with pytest.raises(evcl.EvclError, match="needs tempering above 0"):
         cold.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
     learner = evcl.Learner(
         evcl.nn.mlp(4, [3]), method=evcl.methods.Method("bare", "", bayesian=True), std_update="natural"
     )
-    with pytest.raises(evcl.EvclError, match="needs a method with a KL term"):
+    with pytest.raises(evcl.EvclError, match="needs a method with a closed-form KL term"):
         learner.learn((torch.rand(8, 4, generator=torch.Generator().manual_seed(0)), [0, 1] * 4))
 
 

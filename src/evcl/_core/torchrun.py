@@ -23,4 +23,4 @@ def number(name: str, default: int | None = None) -> int:
     try:
         return int(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise EvclError(f"{name} should be a whole number, as torchrun sets it, and is {text!r}") from None
+        raise EvclError(f"{name} must be a whole number, as set by torchrun, not {text!r}") from None
