@@ -156,6 +156,17 @@ def test_a_row_is_predicted_from_the_others():
     assert float(_error(task.x, labels.unsqueeze(0))) == pytest.approx(sum(wrong) / 12)
 
 
+def test_doubt_bears_wide_inputs_and_numbers_that_overflow(monkeypatch):
+    task = rows(0, 100, classes=2)
+    labels = F.one_hot(task.y, 2).to(F64)
+    whole = float(_error(task.x, labels))
+    monkeypatch.setattr("evcl.methods.doubt.COLUMNS", 3)  # in pieces it is the same
+    assert float(_error(task.x, labels)) == whole
+    broken = torch.where(torch.arange(100).view(1, -1, 1) == 7, torch.inf, task.x)
+    assert 0 <= float(_error(broken, labels)) <= 1
+    assert 0 <= float(_error(torch.zeros_like(task.x), labels)) <= 1
+
+
 def test_clear_labels_are_not_doubted_and_drawn_ones_are():
     run, _ = run_of(classes=(2,))
     task = rows(0, 400, classes=2)

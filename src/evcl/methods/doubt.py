@@ -27,6 +27,7 @@ from evcl.nn import outputs
 ASKED = 500  # maximum number of rows used to estimate d
 RIDGE = 0.1  # as a fraction of the mean of the kernel's diagonal
 UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for inputs that are not real numbers
+COLUMNS = 4096  # added to the kernel at a time: large images would need gigabytes at once
 ENOUGH = 10_000  # beyond this many rows beta does not grow
 BETAS = (0.001, 0.03)  # limits of beta
 
@@ -60,8 +61,11 @@ def doubt(task: TaskData, round_: Round) -> Tensor:
 
 def _error(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: the fraction of labels [R, n, C] predicted wrongly from x [R, n, inputs], each from the other rows."""
-    x = x.double() - x.double().mean(1, keepdim=True)
-    kernel = x @ x.mT
+    kernel = labels.new_zeros(len(x), x.shape[1], x.shape[1])
+    for some in x.split(COLUMNS, 2):
+        centred = some.double().nan_to_num()  # an untrained network may overflow: training says so if it matters
+        centred = centred - centred.mean(1, keepdim=True)
+        kernel += centred @ centred.mT
     scale = kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12).view(-1, 1, 1)
     identity = torch.eye(x.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.linalg.inv(kernel + scale * (1 + RIDGE * identity))  # the 1 adds a bias
