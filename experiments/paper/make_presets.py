@@ -23,6 +23,7 @@ TUNED = (  # in the order in which they were made
     "digits-3", "paper-4-split", "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks",
     "paper-7-split-mnist", "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
     "paper-7-permuted-mnist", "paper-8-split-notmnist", "ten-tasks-2",
+    "paper-9-split-mnist", "paper-9-split-notmnist", "paper-9-split-fashion-mnist", "paper-9-split-cifar10",
 )  # fmt: skip
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
