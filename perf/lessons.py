@@ -1,7 +1,8 @@
-"""A step that is taught by the last network against one that is not, on one core. Prints a table of ratios.
+"""Time of a step with distillation relative to one without, on one core. Prints a table of ratios.
 
-The last of five tasks of two classes, each with its own head: four heads are taught. `lwf` is against `naive`, `evcl`
-against itself with `distill` 0; beside them, the same lessons by autograd, a second pass through the network.
+The step is in the last of five tasks of two classes, each with its own head, so four heads are distilled. `lwf` is
+compared with `naive`, and `evcl` with itself at `distill` 0. The table also has the same distillation by autograd,
+which makes a second pass through the network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = {"784-256-256": [784, 256, 256], "64-100": [64, 100]}
 
 
 class Apart(Loss):
-    """A loss that is computed by autograd, whatever it is."""
+    """Any loss, computed by autograd."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self.heads = loss, loss.heads
