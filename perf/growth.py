@@ -108,7 +108,9 @@ def replicas() -> None:
     runs = [step("evcl", hidden, 2, replicas=r) for r in REPLICAS for hidden in shapes]
     found = [1e3 * seconds for seconds in medians(runs, 5, 8)]
     each = [[ms / r for ms in found[2 * i : 2 * i + 2]] for i, r in enumerate(REPLICAS)]
-    print(f"replicas: R networks in one program, 2 classes, batch {BATCH}; milliseconds a step and replica, median of")
+    print(
+        f"replicas: R networks in one program, 2 classes, batch {BATCH}; milliseconds per step and replica, median of"
+    )
     print("5 rounds\n")
     print(f"{'R':>3}{'784-256-256':>14}{'/ R = 1':>9}{'784-100-100':>14}{'/ R = 1':>9}")
     for r, times in zip(REPLICAS, each, strict=True):

@@ -65,14 +65,16 @@ def step(method: str, widths: list[int], apart: bool = False, **given: float) ->
 def main() -> None:
     torch.set_num_threads(1)
     print(
-        f"torch {torch.__version__}, one thread, batch {BATCH}; microseconds a step, median of 15 rounds of 200 steps\n"
+        f"torch {torch.__version__}, one thread, batch {BATCH}; microseconds per step, median of 15 rounds of 200 steps\n"
     )
-    print(f"{'network':<14}{'method':<8}{'without':>9}{'taught':>9}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}")
+    print(
+        f"{'network':<14}{'method':<8}{'without':>9}{'distilled':>11}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}"
+    )
     for name, widths in SHAPES.items():
         for method, without in (("lwf", step("naive", widths)), ("evcl", step("evcl", widths, distill=0.0))):
             runs = [without, step(method, widths), step(method, widths, apart=True)]
             plain, taught, slow = (1e6 * seconds for seconds in medians(runs, 15, 200))
-            times = f"{plain:>9.0f}{taught:>9.0f}{slow:>13.0f}"
+            times = f"{plain:>9.0f}{taught:>11.0f}{slow:>13.0f}"
             print(f"{name:<14}{method:<8}{times}{taught / plain:>8.2f}{slow / plain:>13.2f}")
 
 

@@ -180,7 +180,7 @@ def check_learns(name: str, run: Callable[[], Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds a step, median of 15 rounds")
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds per step, median of 15 rounds")
     for network_name, (hidden, classes) in NETWORKS.items():
         torch.manual_seed(0)
         x, y = torch.rand(BATCH, 784), torch.randint(classes, (BATCH,))
