@@ -70,8 +70,8 @@ def tasks() -> None:
         learn(young)
 
     early, late = medians([second, lambda: learn(old)], 5)
-    print("tasks: 784-100-100, one head, 2,000 examples, 4 epochs and the Fisher a task, median of 5 rounds\n")
-    print(f"{'':<16}{'s a task':>10}{'state MB':>10}{'MB in use':>11}")
+    print("tasks: 784-100-100, one head, 2,000 examples, 4 epochs and the Fisher per task, median of 5 rounds\n")
+    print(f"{'':<15}{'s per task':>11}{'state MB':>10}{'MB in use':>11}")
     print(f"{'task 2':<16}{early:>10.3f}{state_size(young):>10.2f}{median(memory[1:11]):>11.1f}  (tasks 2 to 11)")
     print(f"{'tasks 46 to 50':<16}{late:>10.3f}{state_size(old):>10.2f}{median(memory[-10:]):>11.1f}  (tasks 35 to 44)")
     print(f"{'ratio':<16}{late / early:>10.2f}{state_size(old) / state_size(young):>10.2f}", end="")
@@ -108,9 +108,7 @@ def replicas() -> None:
     runs = [step("evcl", hidden, 2, replicas=r) for r in REPLICAS for hidden in shapes]
     found = [1e3 * seconds for seconds in medians(runs, 5, 8)]
     each = [[ms / r for ms in found[2 * i : 2 * i + 2]] for i, r in enumerate(REPLICAS)]
-    print(
-        f"replicas: R networks in one program, 2 classes, batch {BATCH}; milliseconds per step and replica, median of"
-    )
+    print(f"replicas: R networks in one program, 2 classes, batch {BATCH}; ms per step and replica, median of")
     print("5 rounds\n")
     print(f"{'R':>3}{'784-256-256':>14}{'/ R = 1':>9}{'784-100-100':>14}{'/ R = 1':>9}")
     for r, times in zip(REPLICAS, each, strict=True):

@@ -64,9 +64,7 @@ def step(method: str, widths: list[int], apart: bool = False, **given: float) ->
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(
-        f"torch {torch.__version__}, one thread, batch {BATCH}; microseconds per step, median of 15 rounds of 200 steps\n"
-    )
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; µs per step, median of 15 rounds of 200 steps\n")
     print(
         f"{'network':<14}{'method':<8}{'without':>9}{'distilled':>11}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}"
     )

@@ -92,9 +92,7 @@ def step(
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(
-        f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds per step, median of 9 rounds of 100 steps\n"
-    )
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; ms per step, median of 9 rounds of 100 steps\n")
     print(
         f"{'network':<16}{'precision':<10}{'products':>9}{'evcl':>8}{'naive':>8}{'evcl/products':>15}{'evcl/naive':>12}"
     )
