@@ -1,26 +1,26 @@
-# The commands a newcomer needs. Each makes .venv when it is missing or older than the files that say what goes into it.
+# Each command creates .venv if it is missing or older than pyproject.toml or constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# One thread a process: two threads inside one small product are slower than one.
+# One thread per process: for small matrix products, two threads are slower than one.
 export OMP_NUM_THREADS := 1
 
 .PHONY: help demo test test-all soak check perf docs format clean
 help:
-	@echo "make demo    EVCL, VCL, EWC and naive training learn five tasks: a table, figures and a page"
+	@echo "make demo    train EVCL, VCL, EWC and naive on two streams of five tasks: a table, figures and a page"
 	@echo "make test    the tests, in less than ten minutes on two cores"
-	@echo "make test-all  also the contract of every method, the documents and the site"
+	@echo "make test-all  also the contract tests of every method, the documents and the site"
 	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
-	@echo "make perf    speed, as ratios"
-	@echo "make docs    the guides and the API reference as a site: site/index.html"
-	@echo "make format  put the code in its format"
+	@echo "make perf    measure speed, as ratios"
+	@echo "make docs    build the guides and the API reference as a site: site/index.html"
+	@echo "make format  format the code"
 	@echo "make clean   remove the environment, the caches and the site"
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "evcl needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	  || { echo "evcl needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -43,8 +43,8 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What the programs of perf/ compare with. The last two ask for torchvision, which nothing here uses. Where they cannot
-# be had, the programs say so and leave them out.
+# The libraries that the programs of perf/ compare with. The last two depend on torchvision, which nothing here uses. If
+# a library cannot be installed, the programs say so and leave it out.
 $(VENV)/peers: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[perf]' && $(PIP) --no-deps -c constraints.txt bayesian-torch backpack-for-pytorch \
 	  && touch $@ || echo "the libraries to compare with could not all be installed" >&2
@@ -59,7 +59,7 @@ perf: $(VENV)/peers
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 
-# What builds the site.
+# The packages that build the site.
 $(VENV)/site: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -6,9 +6,9 @@ q = N(mu, s2) with s2 = sigma^2. On task t, with N_t examples, Adam moves mu and
     L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i)^2 + (s2_i - s2*_i)^2]
 
 The NLL is that of weights drawn from q_t. The KL keeps q_t near the prior q_{t-1}, the posterior of the last task; the
-first prior is N(0, 1). The elastic term pulls each weight towards its anchor, the mean mu* and variance s2* of q_{t-1},
-as strongly as earlier tasks need it: F is the diagonal of the Fisher information, accumulated over tasks. Without that
-term (lambda = 0) this is VCL (Nguyen et al., 2018). `python examples/evcl_in_100_lines.py` compares the two.
+first prior is N(0, 1). The elastic term keeps each weight near its anchor, the mean mu* and variance s2* of q_{t-1}, in
+proportion to its importance for earlier tasks: F, the diagonal Fisher information, summed over tasks. Without this term
+(lambda = 0), the method is VCL (Nguyen et al., 2018). `python examples/evcl_in_100_lines.py` compares the two.
 """
 
 import torch
@@ -45,7 +45,7 @@ def objective(layers: list[Layer], x: Tensor, y: Tensor, n: int, lambda_: float,
     nll, kl, elastic = nn.functional.cross_entropy(logits(layers, x, rng), y), torch.zeros(()), torch.zeros(())
     for q in layers:
         s2, s2_star, moved = (2 * q.log_sigma).exp(), (2 * q.log_sigma_star).exp(), (q.mu - q.mu_star) ** 2
-        log_ratio = 2 * (q.log_sigma - q.log_sigma_star)  # exactly 0 at the prior: Adam makes steps of rounding errors
+        log_ratio = 2 * (q.log_sigma - q.log_sigma_star)  # exactly 0 at the prior: Adam amplifies rounding errors
         kl = kl + 0.5 * (log_ratio.exp() - 1 - log_ratio + moved / s2_star).sum()
         elastic = elastic + (q.fisher * (moved + (s2 - s2_star) ** 2)).sum()
     return nll + beta / n * kl + lambda_ / 2 * elastic

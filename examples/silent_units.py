@@ -1,9 +1,10 @@
-"""What silent units do to a diagonal Fisher: `python examples/silent_units.py`, 15 minutes on one core.
+"""How inactive ("silent") units defeat a diagonal Fisher: `python examples/silent_units.py`, 15 minutes on one core.
 
-EVCL learns all tasks by weights alone (`PULL`), without and with `fisher_spread`. Then the second task is asked for
-again (its validation rows, by the means of the weights): as it was learned; after the last task; and after the last
-task with some weights as they were before the third: those of the first hidden layer; of the second; those into or from
-hidden units that were 0 for every training example of the first two tasks; and for all but one in a hundred.
+EVCL learns all tasks without distillation (`PULL`), first without and then with `fisher_spread`. The program prints the
+accuracy on the second task (validation rows, predicted with the mean weights) when it was learned; after the last task;
+and after the last task with some weights put back to their values before the third task: those of the first hidden
+layer; those of the second; those into or out of hidden units that were 0 for every training example of the first two
+tasks; and those of units that were 0 for at least 99% of these examples.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import evcl
 from evcl.benchmarks import Task
 from evcl.experiments import configure
 
-PULL = {  # one choice for the paper's benchmarks (experiments/paper/search/recipe-8), without a teacher
+PULL = {  # one choice for the paper's benchmarks (experiments/paper/search/recipe-8), no distillation
     "lr": 0.00252, "batch_size": 256, "epochs": 40, "tempering": 0.00839, "init_std": 0.001, "prior_std": 0.0495,
     "std_rate": 0.01, "predict_samples": 32, "strength": 230.0, "strength_scale": "examples", "fisher_scale": "task",
     "fisher_temperature": 16.6, "fisher_spread": 0.182, "distill": 0.0,
@@ -39,7 +40,7 @@ def accuracy(network: nn.Module, weights: dict[str, Tensor], task: Task) -> floa
 
 
 def active(network: nn.Module, tasks: list[Task]) -> list[Tensor]:
-    """For each unit of each hidden layer, the share of these tasks' training examples for which it is above 0."""
+    """For each unit of each hidden layer, the fraction of these tasks' training examples for which it is above 0."""
     found: list[Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda _, __, output: found.append((output > 0).double().mean(0)))
@@ -54,7 +55,7 @@ def active(network: nn.Module, tasks: list[Task]) -> list[Tensor]:
 
 
 def put_back(after: dict[str, Tensor], before: dict[str, Tensor], silent: list[Tensor]) -> dict[str, Tensor]:
-    """The weights `after`, but into and from the silent units those `before`."""
+    """The weights `after`, except that those into and out of the silent units are taken from `before`."""
     made = {name: weight.clone() for name, weight in after.items()}
     layers = [name.removesuffix("weight") for name in after if name.endswith("weight")]
     for units, into, from_them in zip(silent, layers[:-1], layers[1:], strict=True):
@@ -65,7 +66,7 @@ def put_back(after: dict[str, Tensor], before: dict[str, Tensor], silent: list[T
 
 
 def measure(benchmark: str, seed: int, given: dict[str, Any]) -> list[float]:
-    """The columns: per cent of the second task, and how many units were silent."""
+    """The columns: accuracies on the second task in per cent, and the numbers of silent units."""
     tasks = evcl.benchmarks.get(benchmark, seed, validation=0.1)
     settings = dict(configure(benchmark, "evcl", "default", given=PULL | given).settings)
     del settings["validation"]
@@ -95,10 +96,10 @@ def cell(values: tuple[float, ...]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", default="split-fashion-mnist", help="with a head for each task")
+    parser.add_argument("--benchmark", default="split-fashion-mnist", help="a benchmark with one head per task")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, help="of each task, as the preset says if not given")
-    parser.add_argument("--spread", type=float, nargs="+", help="0 and the preset's if not given")
+    parser.add_argument("--epochs", type=int, help="epochs per task [as in PULL]")
+    parser.add_argument("--spread", type=float, nargs="+", help="values of fisher_spread [0 and that in PULL]")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, not {options.seeds}")

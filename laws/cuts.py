@@ -1,8 +1,9 @@
-"""Cutting, and no harm: rows of one distribution that come in files, one after the other, through one head.
+"""Splitting data into files should do no harm: files of one distribution, learned one after another through one head.
 
-Exact inference would end where learning all rows at once ends. Each line: test accuracy (per cent, mean over the seeds)
-of the rows at once, of the files by naive training and by the method, and how much of naive's distance to "at once" is
-left. Everything by the defaults but the epochs.
+With exact inference the result would be the same as from learning all rows at once. Each line has the test accuracy
+(per cent, mean over the seeds) of learning all rows at once, and of learning the files by naive training and by the
+method; "distance left" is the method's distance to "at once" as a fraction of naive training's. All settings except the
+epochs are the defaults.
 
     python laws/cuts.py --method evcl --seeds 5
 """
@@ -19,7 +20,7 @@ from sklearn.datasets import load_digits, make_classification
 
 import evcl
 
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, x and y to test on
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x and y for training, x and y for testing
 
 
 class Case(NamedTuple):
@@ -37,7 +38,7 @@ def digits(seed: int) -> Rows:
 
 
 def table(apart: float) -> Callable[[int], Rows]:
-    """Three classes of four clumps each: not linear."""
+    """Three classes of four clusters each, not linearly separable."""
 
     def rows(seed: int) -> Rows:
         x, y = make_classification(

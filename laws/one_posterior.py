@@ -1,15 +1,15 @@
-"""One posterior: a network predicts from the distribution of weights that it was trained with.
+"""Training and prediction should use one posterior, the same distribution of weights.
 
-Small networks learn scikit-learn's digits, by the defaults but for what `--set` says. Then, on the training data:
+Small networks learn scikit-learn's digits, with the defaults except for `--set`. Then, on the training data:
 
-    trained   mean NLL of one more pass at the final weights, with training's noise, over a few passes
-    drawn     mean NLL of a prediction by one draw of the weights, over many draws: the law says, the same
-    blended   NLL of the mean probability of many passes with training's noise
-    predict   NLL of predict_proba with the default draws, and `many` with many: the law says, as blended
-    means     NLL of the network of the means
+    trained   mean NLL of a pass at the final weights with the noise of training, over a few passes
+    drawn     mean NLL of a prediction with one draw of the weights, over many draws: should equal `trained`
+    blended   NLL of the mean probability of many passes with the noise of training
+    predict   NLL of predict_proba with the default number of draws; `many`, with many: should equal `blended`
+    means     NLL of the network with the posterior means
 
-An NLL of a mean probability is at most the mean NLL (Jensen), so that predict may well be below trained. On the test
-data: the accuracy of predict, of many draws and of mean_network. All numbers are means over the seeds.
+The NLL of a mean probability is at most the mean NLL (Jensen's inequality), so `predict` may be below `trained`. On the
+test data: the accuracy of predict, of many draws and of mean_network. All numbers are means over the seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import evcl
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.settings import Settings
 
-ROWS, BATCH = 1300, 64  # that are learned, of 1,797
+ROWS, BATCH = 1300, 64  # training rows, of 1,797; batch size
 PASSES, DRAWS = 16, 32
 
 
@@ -70,7 +70,7 @@ class ViT(nn.Module):
 
 
 def volume() -> nn.Module:
-    """Two rows of a digit are a slice of a volume."""
+    """A digit as a volume, in which every two rows are a slice."""
     first = nn.Unflatten(2, (4, 2)), nn.Conv3d(1, 8, (2, 2, 3), padding=(0, 0, 1)), nn.ReLU()
     return nn.Sequential(*first, nn.Conv3d(8, 16, (2, 1, 3), padding=(0, 0, 1)), nn.ReLU(), nn.Flatten())
 
@@ -101,7 +101,7 @@ def digits() -> Digits:
 
 @contextmanager
 def training(learner: evcl.Learner) -> Iterator[None]:
-    """The network as a step of the last task sees it; what a batch norm measures on the way is forgotten."""
+    """The network as in a step of the last task; statistics that a batch norm measures meanwhile are discarded."""
     network = learner._run.network
     before = network.statistics()
     network.set_statistics({name: value.clone() for name, value in before.items()})
@@ -116,7 +116,7 @@ def training(learner: evcl.Learner) -> Iterator[None]:
 
 
 def passes(learner: evcl.Learner, data: Digits) -> Iterator[Tensor]:
-    """Log-probabilities [N, classes] of passes over the training data with training's noise, each in its own order."""
+    """Log-probabilities [N, classes] of passes over the training data with training noise, each in its own order."""
     network = learner._run.network
     with training(learner):
         for number in range(PASSES):
@@ -134,7 +134,7 @@ def accuracy(p: Tensor, y: Tensor) -> float:
 
 
 def blend(log_p: Tensor) -> Tensor:
-    """Of [S, N, classes]: the log of the mean probability."""
+    """The log of the mean probability over S, from log-probabilities [S, N, classes]."""
     return log_p.logsumexp(0) - math.log(len(log_p))
 
 

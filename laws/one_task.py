@@ -1,13 +1,14 @@
-"""One task: default EVCL is as well calibrated as the same network with plain weights.
+"""On one task, EVCL with its defaults should be as well calibrated as the same network with plain weights.
 
     python laws/one_task.py [--quick] [--case NAME] [--epochs N] [--set NAME=VALUE]
 
-Both learn with the same epochs, rate and batches, and are measured on rows held out. `difference` is EVCL's mean NLL
-less the plain network's, with its standard error over the pairs (a fold and a seed each): the law says, at most one
-standard error, and a star stands where it is more. ECE is of all held-out rows of a seed together, and paired over
-seeds. Tables are standardised by their training rows, and learned as `EVCLClassifier` does.
+Both learn with the same epochs, learning rate and batches, and are measured on held-out rows. `difference` is EVCL's
+mean NLL minus the plain network's, with its standard error over pairs of a fold and a seed. It should be at most one
+standard error; a star marks larger differences. The ECE is that of all held-out rows of a seed together, paired over
+seeds. Tables are standardised by their training rows, and learned as by `EVCLClassifier`.
 
-The last lines are the mean epistemic entropy of new rows after ever more rows of one table: the law says, it falls.
+The last lines show the mean epistemic entropy of new rows after learning more and more rows of one table: it should
+fall.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ import evcl
 from evcl import metrics
 
 Array = np.ndarray[Any, Any]
-Split = tuple[Array, Array, Array, Array]  # x and y to learn, x and y held out
+Split = tuple[Array, Array, Array, Array]  # x and y for training, x and y held out
 ROWS = (20, 50, 100, 300, 1000, 10_000)
 
 
 @dataclass(frozen=True)
 class Case:
-    splits: Callable[[int, int], Iterator[Split]]  # (seed, folds at most, where there are folds)
-    network: Callable[[int], nn.Module]  # of the number of columns
+    splits: Callable[[int, int], Iterator[Split]]  # (seed, maximum number of folds, if there are folds)
+    network: Callable[[int], nn.Module]  # called with the number of columns
     epochs: int = 50
 
 
@@ -113,7 +114,7 @@ def compare(name: str, case: Case, seeds: int, folds: int, epochs: int | None, s
 
 
 def rule(rows: int, seed: int) -> tuple[Array, Array]:
-    """Eight columns, two classes, no straight border, and some noise."""
+    """Eight columns, two classes with a nonlinear boundary, and some noise."""
     source = np.random.default_rng(seed)
     x = source.standard_normal((rows, 8)).astype("float32")
     score = x[:, 0] * x[:, 1] + x[:, 2] + 0.5 * x[:, 3] ** 2 - 0.5 + 0.5 * source.standard_normal(rows)
@@ -134,9 +135,9 @@ def epistemic(seeds: int, epochs: int | None, settings: dict[str, str]) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare EVCL with plain weights on one task.")
-    parser.add_argument("--quick", action="store_true", help="2 folds and 3 seeds, where there are 5 and 5")
+    parser.add_argument("--quick", action="store_true", help="2 folds and 3 seeds instead of 5 and 5")
     parser.add_argument("--case", action="append", choices=[*CASES, "epistemic"])
-    parser.add_argument("--epochs", type=int, help="in place of each case's own")
+    parser.add_argument("--epochs", type=int, help="instead of each case's own number")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of EVCL")
     given = parser.parse_args()
     settings = dict(word.split("=", 1) for word in given.set)

@@ -1,14 +1,14 @@
-"""No tuning: random streams of classes, learned with the defaults, beside all tasks learned at once (`joint`).
+"""The defaults should need no tuning: random streams of classes, compared with learning all tasks at once (`joint`).
 
-A stream is drawn by its number: the ten classes of a data set in a random order, in groups of 2+2+2+2+2, 3+3+4 or 5+5.
-The `--methods` learn it by their defaults, those of `--tuned` by the preset `tuned` of the data set's own benchmark.
-Accuracies are per cent, on a tenth of each training set that is held out, or with `--test` on the test sets.
+The number of a stream is its seed: the ten classes of a data set in random order, in groups of 2+2+2+2+2, 3+3+4 or 5+5.
+`--methods` use their defaults, methods of `--tuned` the preset `tuned` of the data set's own benchmark. Accuracies are
+in per cent, on a held-out tenth of each training set, or with `--test` on the test sets.
 
     python laws/streams.py --streams 0 4 --methods evcl naive --tuned lwf ewc --device cuda
     python laws/streams.py --test --streams 2000 2012 --tuned lwf ewc --out experiments/paper/results/laws/streams.json
 
-`--reversed` takes the pairs of classes of the benchmark in reversed order instead, with the numbers as seeds. `--out`
-keeps every accuracy: RESULTS.md has its tables from there.
+`--reversed` uses the benchmark's pairs of classes in reversed order instead, with the numbers as seeds. `--out` saves
+every accuracy; the tables in RESULTS.md come from there.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def learn_all(options: argparse.Namespace, data: str) -> dict[str, list[float]]:
             given |= {} if options.test else {"validation": 0.1}
             configs.append(configure(name, method, "default", [number], given=given, device=options.device))
             labels.append((method if kind == "default" else f"{method}, tuned", number))
-    engine = None if configs[0].device == "cuda" else Inline  # other processes would not know the streams
+    engine = None if configs[0].device == "cuda" else Inline  # other processes do not have the streams registered
     found: dict[str, list[float]] = {label: [0.0] * len(numbers) for label, _ in labels}
     for i, result in execute_all(configs, lambda *_: None, engine=engine):
         label, number = labels[i]
@@ -84,15 +84,15 @@ def learn_all(options: argparse.Namespace, data: str) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=DATA, default=["mnist", "notmnist", "fashion", "cifar"])
-    parser.add_argument("--streams", nargs=2, type=int, default=(0, 3), metavar=("FROM", "TO"), help="TO is left out")
-    parser.add_argument("--methods", nargs="*", default=["evcl", "naive"], help="by their defaults")
-    parser.add_argument("--tuned", nargs="*", default=[], metavar="METHOD", help="with their tuned settings")
-    parser.add_argument("--epochs", type=int, help="as the preset says if not given")
+    parser.add_argument("--streams", nargs=2, type=int, default=(0, 3), metavar=("FROM", "TO"), help="TO is excluded")
+    parser.add_argument("--methods", nargs="*", default=["evcl", "naive"], help="methods that use their defaults")
+    parser.add_argument("--tuned", nargs="*", default=[], metavar="METHOD", help="methods that use tuned settings")
+    parser.add_argument("--epochs", type=int, help="default: as in the preset")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings, for all methods")
     parser.add_argument("--test", action="store_true", help="measure on the test sets")
     parser.add_argument("--reversed", action="store_true")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a JSON file of every accuracy")
+    parser.add_argument("--out", type=Path, help="JSON file to save every accuracy in")
     options = parser.parse_args()
     kept: dict[str, dict[str, list[float]]] = {}
     for data in options.data:

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: the networks they measure, and how they time."""
+"""Shared by the programs of this folder: the networks that they measure, and how they measure time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NETWORKS = {"split-mnist": ([256, 256], 2), "permuted-mnist": ([100, 100], 10)} 
 
 
 def paper_form(method: str, **given: Any) -> Settings:
-    """A method's settings with Adam for sigma and the Fisher as it is: the form whose steps are measured here."""
+    """A method's settings with Adam for sigma and an unscaled Fisher: the form whose steps are measured here."""
     known = METHODS[method].known_settings
     plain = {"lr": 0.005, "std_update": "adam", "fisher_temperature": 1.0, "fisher_scale": "none"}
     return resolve(method, known, {**{name: value for name, value in plain.items() if name in known}, **given})
 
 
 def timed(run: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds a call."""
+    """Seconds per call."""
     start = time.perf_counter()
     for _ in range(repeats):
         run()
@@ -33,7 +33,7 @@ def timed(run: Callable[[], object], repeats: int = 1) -> float:
 
 
 def medians(runs: Sequence[Callable[[], object]], rounds: int, repeats: int = 1) -> list[float]:
-    """Seconds a call of each, the median over rounds in which all are timed in turn: a busy machine slows them alike.
+    """Seconds per call of each function: the median over rounds that time all in turn, so that other load slows all.
 
     A round before those lets each find its caches and buffers.
     """
@@ -42,6 +42,6 @@ def medians(runs: Sequence[Callable[[], object]], rounds: int, repeats: int = 1)
 
 
 def plain_network(widths: Sequence[int]) -> nn.Sequential:
-    """The network in plain torch, trunk and head."""
+    """The network in plain torch, both trunk and head."""
     layers = [layer for i, o in pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])

@@ -1,7 +1,7 @@
-"""k-center against as many products of the data with a vector, on one core: 200 centres of 60,000 examples.
+"""Time of k-center relative to as many products of the data with a vector: 200 centres of 60,000 examples, one core.
 
-Random pixels, clusters, and pixels of 0 or 1, where many examples are about equally far; MNIST's own where the cache or
-EVCL_DATA has them. Products and k-center are timed in turn, so that a busy machine slows both.
+The data are random pixels, clusters, pixels of 0 or 1, where many examples are about equally far, and MNIST if the
+cache or EVCL_DATA has it. Products and k-center are timed in turn, so that other load slows both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The exact Fisher of a task against a training epoch of it, against BackPACK and against torch.func, on one core.
+"""Time of a task's exact Fisher relative to a training epoch, to BackPACK and to torch.func, on one core.
 
-The three are compared on the same weights and examples before any is timed.
+Before timing, the three implementations are compared on the same weights and examples.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from evcl.methods import METHODS
 from evcl.training import Run, TaskData
 
 WIDTHS = [784, 256, 256, 2]
-EXAMPLES, MEASURED, SLOW = 12_000, 5_000, 200  # of the epoch, of the Fisher, of torch.func's
+EXAMPLES, MEASURED, SLOW = 12_000, 5_000, 200  # number of examples: of the epoch, of the Fisher, of torch.func's Fisher
 
 
 def by_torch_func(network: nn.Module, x: Tensor) -> Tensor:
-    """[P]: a jacobian an example, vectorised over a batch."""
+    """[P]: the Fisher from one Jacobian per example, vectorised over a batch."""
     weights = dict(network.named_parameters())
 
     def log_p(weights: dict[str, Tensor], example: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def by_torch_func(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def by_backpack(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    """[P]: BackPACK's sum of squared gradients, a backward pass a class, weighted as ours."""
+    """[P]: the Fisher from BackPACK's sums of squared gradients, one backward pass per class, with the same weights."""
     from backpack import backpack, extend
     from backpack.extensions import SumGradSquared
 

@@ -1,9 +1,10 @@
-"""On a GPU: milliseconds a step of R replicas against its two floors, and the paper's training time that follows.
+"""Milliseconds per step of R replicas on a GPU, relative to two lower bounds, and the training time of the whole paper.
 
-The memory floor is the traffic of the update: each of its buffers read and written once (the means and log sigmas, two
-moments each, the constants of the pull, the gradients and the variance). The arithmetic floor is the bare products of
-the step. Both are taken at rates measured in the same run: a large copy, and a large product in the same precision.
-For the steps data is random, since the time does not depend on it; the paper is trained on its own.
+The memory floor is the time of the update's memory traffic: each of its buffers read and written once (the means and
+log sigmas, two moments each, the constants of the springs, the gradients and the variance). The product floor is the
+time of the step's bare matrix products. Both use rates measured in the same run: those of a large copy, and of a large
+product in the same precision. Steps are timed on random data, because their time does not depend on it; the paper is
+trained on its own data sets.
 
     python perf/gpu.py --precision bf16    (or tf32, the default)
 """
@@ -28,7 +29,7 @@ from evcl.methods import METHODS
 from evcl.training import Run, TaskData
 from evcl.training.graphed import GraphedSteps
 
-# hidden layers, inputs, classes, examples a task: the paper's benchmarks
+# hidden layers, inputs, classes, examples per task: the paper's benchmarks
 SHAPES = {
     "permuted-mnist": ([100, 100], 784, 10, 60_000),
     "split-mnist": ([256, 256], 784, 2, 12_000),
@@ -41,7 +42,7 @@ BATCH, TASKS, EPOCHS = 256, 5, 100
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
-    """The median of 5 timed rounds, after one that is not."""
+    """The median of 5 timed rounds, after an untimed one."""
     found = []
     for _ in range(6):
         torch.cuda.synchronize()
@@ -54,7 +55,7 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def rates(precision: str) -> tuple[float, float]:
-    """Bytes a second of a copy (read and written), and operations a second of a product in this precision."""
+    """Bytes per second of a copy (read and written), and operations per second of a product in this precision."""
     a = torch.empty(2**28, device="cuda")
     b = torch.empty_like(a)
     copy = 2 * a.numel() * 4 / seconds(lambda: b.copy_(a), 5)
@@ -66,7 +67,7 @@ def rates(precision: str) -> tuple[float, float]:
 def step_seconds(
     method: str, shape: tuple[list[int], int, int, int], replicas: int, precision: str = "tf32"
 ) -> tuple[float, int]:
-    """A step's time in the second task, from the difference of 2 and 12 epochs, and the number of weights."""
+    """A step's time in the second task, from the difference between 12 and 2 epochs, and the number of weights."""
     hidden, inputs, classes, examples = shape
     settings = [paper_form(method, batch_size=BATCH, epochs=1, lr=1e-3 * (1 + i / 100)) for i in range(replicas)]
     run = Run(
@@ -95,7 +96,7 @@ def step_seconds(
 
 @contextmanager
 def watched() -> Iterator[dict[str, list[tuple[float, float]]]]:
-    """When epochs and captures began and ended, of all programs; a capture is part of an epoch."""
+    """Start and end times of epochs and captures in all programs; a capture is part of an epoch."""
     found: dict[str, list[tuple[float, float]]] = {"epoch": [], "_capture": []}
 
     def timed(name: str) -> Any:
@@ -115,7 +116,7 @@ def watched() -> Iterator[dict[str, list[tuple[float, float]]]]:
 
 
 def paper(precision: str) -> None:
-    """The whole paper by the library: its eight methods, five benchmarks, five seeds, 100 epochs, on real data."""
+    """Train the whole paper with the library: eight methods, five benchmarks, five seeds, 100 epochs, on real data."""
     configs = [
         configure(name, method, "paper", range(5), device="cuda", given={"epochs": EPOCHS}, precision=precision)
         for name in SHAPES
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The step, and the whole paper, on a GPU.")
     parser.add_argument("--precision", choices=("tf32", "bf16"), default="tf32")
     precision = parser.parse_args().precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"  # for all threads alike
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # applies to all threads
     copy, product = rates(precision)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {precision}, batch {BATCH}")
     print(f"copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s\n")
@@ -158,7 +159,7 @@ def main() -> None:
             step, weights = step_seconds(method, shape, replicas, precision)
             widths = list(pairwise([inputs, *hidden, classes]))
             operations = sum(2 * BATCH * i * o * (2 if k == 0 else 3) for k, (i, o) in enumerate(widths))
-            copies = products / 2 if precision == "bf16" else 0  # of the weights, at half the width
+            copies = products / 2 if precision == "bf16" else 0  # bf16 copies of the weights
             memory = 4 * (buffers + copies) * weights * replicas / copy
             arithmetic = products * operations * replicas / product
             paper_s = step * -(-examples // BATCH) * TASKS * EPOCHS

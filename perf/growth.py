@@ -1,6 +1,6 @@
-"""How time and memory grow: with tasks, with width, with replicas and with cores. Prints a table of ratios each.
+"""How time and memory grow with tasks, width, replicas and cores. Prints one table of ratios for each.
 
-`python perf/growth.py` measures all of them; names behind it choose some. Memory is read from Linux's /proc.
+`python perf/growth.py` measures all; arguments such as `width` choose some. Memory is read from Linux's /proc.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTHS, REPLICAS, MEMORY = (64, 128, 256, 512, 1024), (1, 2, 4, 8), ((256, 1), (
 
 
 def start(hidden: list[int], classes: int, replicas: int = 1, epochs: int = 1) -> tuple[Run, int]:
-    """EVCL with one head, and the head."""
+    """A run of EVCL with one head, and the head."""
     settings = paper_form("evcl", batch_size=BATCH, epochs=epochs)
     run = Run(evcl.nn.mlp(784, hidden), METHODS["evcl"], [settings] * replicas, range(replicas), draw=True)
     return run, run.add_head(hidden[-1], classes)
@@ -40,18 +40,18 @@ def made_up(examples: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def state_size(run: Run) -> float:
-    """MB of what a run keeps between tasks: posterior, prior, importance."""
+    """MB of the state that a run keeps between tasks: posterior, prior, importance."""
     return sum(t.numel() * t.element_size() for t in run.tensors().values()) / 2**20
 
 
 def in_use(field: str) -> float:
-    """MB: `VmRSS` now, `VmHWM` the most so far. Not `ru_maxrss`, which a process takes over from its parent."""
+    """MB: `VmRSS` is the current value, `VmHWM` the peak. (A process inherits `ru_maxrss` from its parent.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def tasks() -> None:
-    """A run at its second task, again and again, beside one that goes on from its 45th to its 50th."""
+    """Time a run that repeats its second task, and one that continues from its 45th to its 50th task."""
     x, y = made_up(2_000, 10)
     (young, head), (old, _) = (start([100, 100], 10, epochs=4) for _ in range(2))
 
@@ -70,8 +70,8 @@ def tasks() -> None:
         learn(young)
 
     early, late = medians([second, lambda: learn(old)], 5)
-    print("tasks: 784-100-100, one head, 2,000 examples, 4 epochs and the Fisher a task, median of 5 rounds\n")
-    print(f"{'':<16}{'s a task':>10}{'state MB':>10}{'MB in use':>11}")
+    print("tasks: 784-100-100, one head, 2,000 examples, 4 epochs and the Fisher per task, median of 5 rounds\n")
+    print(f"{'':<15}{'s per task':>11}{'state MB':>10}{'MB in use':>11}")
     print(f"{'task 2':<16}{early:>10.3f}{state_size(young):>10.2f}{median(memory[1:11]):>11.1f}  (tasks 2 to 11)")
     print(f"{'tasks 46 to 50':<16}{late:>10.3f}{state_size(old):>10.2f}{median(memory[-10:]):>11.1f}  (tasks 35 to 44)")
     print(f"{'ratio':<16}{late / early:>10.2f}{state_size(old) / state_size(young):>10.2f}", end="")
@@ -108,7 +108,7 @@ def replicas() -> None:
     runs = [step("evcl", hidden, 2, replicas=r) for r in REPLICAS for hidden in shapes]
     found = [1e3 * seconds for seconds in medians(runs, 5, 8)]
     each = [[ms / r for ms in found[2 * i : 2 * i + 2]] for i, r in enumerate(REPLICAS)]
-    print(f"replicas: R networks in one program, 2 classes, batch {BATCH}; milliseconds a step and replica, median of")
+    print(f"replicas: R networks in one program, 2 classes, batch {BATCH}; ms per step and replica, median of")
     print("5 rounds\n")
     print(f"{'R':>3}{'784-256-256':>14}{'/ R = 1':>9}{'784-100-100':>14}{'/ R = 1':>9}")
     for r, times in zip(REPLICAS, each, strict=True):
@@ -116,7 +116,7 @@ def replicas() -> None:
 
 
 def processes() -> None:
-    """As many runs as there are cores: one after another in one process, and each in its own."""
+    """Time as many runs as there are cores: one after another in one process, and each in its own process."""
     configs = [configure("permuted-digits", "evcl", seeds=[seed], given={"epochs": 300}) for seed in range(cores())]
 
     def work(workers: int) -> Callable[[], object]:
@@ -131,11 +131,11 @@ def processes() -> None:
 
 
 def peak(h: int, replicas: int) -> tuple[float, float]:
-    """Of three tasks: MB of the state, and the most in use above what was in use before them."""
+    """For three tasks: MB of the state, and the peak above the memory in use before them."""
     torch.set_num_threads(1)
     x, y = made_up(4 * BATCH, 2)
     tiny, head = start([8], 2)
-    tiny.learn([TaskData(x, y, head)])  # what torch loads at its first step is not the run's
+    tiny.learn([TaskData(x, y, head)])  # what torch loads at its first step should not count
     before = in_use("VmRSS")
     run, head = start([h, h], 2, replicas)
     for _ in range(3):

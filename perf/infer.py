@@ -1,9 +1,10 @@
-"""The task, inferred: how often the least uncertain head is the right one, after a stream of tasks with a head each.
+"""How often `task="infer"` finds the right task, after a stream of tasks with one head each.
 
     python perf/infer.py [BENCHMARK ...] [--epochs E]
 
-For each benchmark (split-digits, and split-mnist where its data is in the cache): accuracy with the task known, with
-`task="infer"`, how often the task is right, and what guessing it would give. EVCL, seeds 0, 1 and 2, all test data.
+For each benchmark (split-digits, and split-mnist if its data is in the cache): the accuracy with the task known and
+with `task="infer"`, how often the inferred task is right, and how often a guess would be. EVCL, seeds 0 to 2, all test
+data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from evcl import data
 
 
 def measure(name: str, seed: int, epochs: int | None) -> list[float]:
-    """Accuracy with the task known and with it inferred, and the part of the tasks that are right."""
+    """Accuracy with the task known and with it inferred, and the fraction of correctly inferred tasks."""
     benchmark = evcl.benchmarks.get(name, seed=seed)
     width = benchmark[0].train.x[0].numel()
     learner = evcl.EVCL(evcl.nn.mlp(width, benchmark.hidden), seed=seed)

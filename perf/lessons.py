@@ -1,7 +1,8 @@
-"""A step that is taught by the last network against one that is not, on one core. Prints a table of ratios.
+"""Time of a step with distillation relative to one without, on one core. Prints a table of ratios.
 
-The last of five tasks of two classes, each with its own head: four heads are taught. `lwf` is against `naive`, `evcl`
-against itself with `distill` 0; beside them, the same lessons by autograd, a second pass through the network.
+The step is in the last of five tasks of two classes, each with its own head, so four heads are distilled. `lwf` is
+compared with `naive`, and `evcl` with itself at `distill` 0. The table also has the same distillation by autograd,
+which makes a second pass through the network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = {"784-256-256": [784, 256, 256], "64-100": [64, 100]}
 
 
 class Apart(Loss):
-    """A loss that is computed by autograd, whatever it is."""
+    """Any loss, computed by autograd."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self.heads = loss, loss.heads
@@ -63,15 +64,15 @@ def step(method: str, widths: list[int], apart: bool = False, **given: float) ->
 
 def main() -> None:
     torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; µs per step, median of 15 rounds of 200 steps\n")
     print(
-        f"torch {torch.__version__}, one thread, batch {BATCH}; microseconds a step, median of 15 rounds of 200 steps\n"
+        f"{'network':<14}{'method':<8}{'without':>9}{'distilled':>11}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}"
     )
-    print(f"{'network':<14}{'method':<8}{'without':>9}{'taught':>9}{'by autograd':>13}{'ratio':>8}{'by autograd':>13}")
     for name, widths in SHAPES.items():
         for method, without in (("lwf", step("naive", widths)), ("evcl", step("evcl", widths, distill=0.0))):
             runs = [without, step(method, widths), step(method, widths, apart=True)]
             plain, taught, slow = (1e6 * seconds for seconds in medians(runs, 15, 200))
-            times = f"{plain:>9.0f}{taught:>9.0f}{slow:>13.0f}"
+            times = f"{plain:>9.0f}{taught:>11.0f}{slow:>13.0f}"
             print(f"{name:<14}{method:<8}{times}{taught / plain:>8.2f}{slow / plain:>13.2f}")
 
 

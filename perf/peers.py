@@ -1,8 +1,9 @@
-"""One EVCL step against a step of other libraries, on one core. Prints a table of ratios.
+"""Time of a step of other libraries relative to one EVCL step, on one core. Prints a table of ratios.
 
-Every peer does the job of a VCL step in a second task: the same network and batch, one draw, the KL from the last
-posterior, Adam; it has no elastic term, and its batch is handed to it. Each is set up as fast as its own documentation
-allows (no validation, torch's fused Adam, updates in place). A peer is timed only if its loss falls.
+Every other library does the work of a VCL step in a second task: the same network and batch, one draw, the KL to the
+last posterior, Adam; it has no elastic term, and receives its batch ready made. Each is configured for the highest
+speed that its documentation allows (no validation, torch's fused Adam, updates in place). It is timed only if its loss
+falls.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch import Tensor, nn
 from common import BATCH, NETWORKS, medians, plain_network
 from step import step
 
-LR, STD, EXAMPLES = 1e-3, 0.01, 60_000  # Adam's; of the last posterior; of the task
+LR, STD, EXAMPLES = 1e-3, 0.01, 60_000  # Adam's learning rate; sigma of the last posterior; examples of the task
 Make = Callable[[nn.Sequential, Tensor, Tensor], Callable[[], Any]]  # a network with the last posterior's means, x, y
 
 
 def pyro_step(network: nn.Sequential, x: Tensor, y: Tensor) -> Callable[[], Any]:
     """Pyro's AutoNormal and TraceMeanField_ELBO with activations drawn instead of weights, as TyXe does it.
 
-    A linear layer is an effect; a handler knows the guide's distribution of the weights that it is given, and draws the
-    layer's output from the distribution that follows. The guide draws from its Normal directly and not through a Delta
-    as AutoNormal does, so that the KL has its closed form.
+    A linear layer is an effect: a handler looks up the guide's distribution of the weights, and draws the layer's
+    output from the distribution that they imply. The guide draws from its Normal directly, not through a Delta as
+    AutoNormal does, so that the KL has its closed form.
     """
     import pyro
     from pyro.distributions import Categorical, Normal
@@ -62,11 +63,11 @@ def pyro_step(network: nn.Sequential, x: Tensor, y: Tensor) -> Callable[[], Any]
 
     class DrawActivations(Messenger):
         def __enter__(self) -> Any:
-            self.drawn: dict[int, tuple[Tensor, Any]] = {}  # by identity; the tensor is kept so that its id is its own
+            self.drawn: dict[int, tuple[Tensor, Any]] = {}  # by id; keeping the tensor prevents reuse of its id
             return super().__enter__()
 
         def _pyro_post_sample(self, message: dict[str, Any]) -> None:
-            """The guide comes first; the model then replays the same tensor under its prior."""
+            """The guide runs first; the model then replays the same tensor under its prior."""
             self.drawn.setdefault(id(message["value"]), (message["value"], message["fn"]))
 
         def _pyro_linear(self, message: dict[str, Any]) -> None:
@@ -93,7 +94,7 @@ def pyro_step(network: nn.Sequential, x: Tensor, y: Tensor) -> Callable[[], Any]
 
 
 def posteriors_step(network: nn.Sequential, x: Tensor, y: Tensor) -> Callable[[], Any]:
-    """posteriors' variational inference: one draw of the weights for the batch, and a KL estimated from it."""
+    """Variational inference of `posteriors`: one draw of the weights per batch, and a KL estimated from it."""
     import torchopt
 
     with warnings.catch_warnings():
@@ -122,7 +123,7 @@ def posteriors_step(network: nn.Sequential, x: Tensor, y: Tensor) -> Callable[[]
 
 
 def bayesian_torch_step(kind: str) -> Make:
-    """bayesian-torch's layers: `Reparameterization` draws weights for the batch, `Flipout` flips signs an example.
+    """bayesian-torch's layers: `Reparameterization` draws weights per batch, `Flipout` flips signs per example.
 
     Their KL is the mean over a layer's weights, not the sum; it takes the same time.
     """
@@ -162,7 +163,7 @@ def descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
     return loss.detach()
 
 
-PEERS: dict[str, tuple[str, Make]] = {  # what pip calls it
+PEERS: dict[str, tuple[str, Make]] = {  # with the name of the package for pip
     "Pyro, as TyXe": ("pyro-ppl", pyro_step),
     "posteriors": ("posteriors", posteriors_step),
     "bayesian-torch": ("--no-deps bayesian-torch", bayesian_torch_step("Reparameterization")),
@@ -179,7 +180,7 @@ def check_learns(name: str, run: Callable[[], Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds a step, median of 15 rounds")
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds per step, median of 15 rounds")
     for network_name, (hidden, classes) in NETWORKS.items():
         torch.manual_seed(0)
         x, y = torch.rand(BATCH, 784), torch.randint(classes, (BATCH,))

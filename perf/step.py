@@ -1,8 +1,8 @@
-"""One training step against its bare matrix products, on one core. Prints a table of ratios.
+"""Time of a training step relative to its bare matrix products, on one core. Prints a table of ratios.
 
 The bare products of a step are, for each layer, two forward, two for the weight gradients and two for the input
-gradients (none for the first layer). A user's own term, which only autograd knows, is measured too: EVCL's step with it
-against EVCL's step and, beside it, the term's own gradient.
+gradients (none for the first layer). A custom term, differentiated by autograd, is measured too: EVCL's step with the
+term relative to EVCL's step, and the term's gradient alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evcl.training import Pool, Run, Step, TaskData
 
 
 def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """The products of one step and nothing else, into buffers that are there already."""
+    """The products of one step alone, into existing buffers."""
     products: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for layer, (i, o) in enumerate(pairwise(widths)):
         x, weight, delta = (torch.randn(*shape).to(dtype) for shape in ((BATCH, i), (o, i), (BATCH, o)))
@@ -42,7 +42,7 @@ def bare_products(widths: list[int], dtype: torch.dtype = torch.float32) -> Call
 
 @dataclass(frozen=True)
 class Rounded:
-    """A term of a user's own: sum_p sqrt(1 + (mu_p - mu*_p)^2) + (log sigma_p - log sigma*_p)^4"""
+    """A custom term: sum_p sqrt(1 + (mu_p - mu*_p)^2) + (log sigma_p - log sigma*_p)^4"""
 
     anchor: Gaussian
 
@@ -55,7 +55,7 @@ class Rounded:
 
 
 def own_gradient(hidden: list[int], classes: int) -> Callable[[], object]:
-    """The gradient of a user's own term, alone."""
+    """The gradient of the custom term alone."""
     run = Run(evcl.nn.mlp(784, hidden), METHODS["evcl"], [paper_form("evcl")], [0], draw=True)
     run.add_head(hidden[-1], classes)
     q = run.network.posterior
@@ -71,7 +71,7 @@ def step(
     replicas: int = 1,
     more: Callable[[Gaussian], Sequence[Term]] = lambda posterior: (),
 ) -> Callable[[], object]:
-    """A method's step in the middle of a second task; `more` makes terms beside its own."""
+    """A method's step in the middle of a second task; `more` makes additional terms."""
     settings = [paper_form(method, batch_size=BATCH, epochs=1)] * replicas
     run = Run(evcl.nn.mlp(784, hidden), METHODS[method], settings, range(replicas), draw=True, precision=precision)
     source = generator(0, "perf")
@@ -92,9 +92,7 @@ def step(
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(
-        f"torch {torch.__version__}, one thread, batch {BATCH}; milliseconds a step, median of 9 rounds of 100 steps\n"
-    )
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}; ms per step, median of 9 rounds of 100 steps\n")
     print(
         f"{'network':<16}{'precision':<10}{'products':>9}{'evcl':>8}{'naive':>8}{'evcl/products':>15}{'evcl/naive':>12}"
     )
@@ -119,7 +117,7 @@ def main() -> None:
             own_gradient(hidden, classes),
             step("evcl", hidden, classes, more=lambda posterior: [Rounded(posterior.snapshot())]),
         ]
-        plain, gradient, both = medians(runs, 300)  # in turn, so that the gradient's memory is as cold as in a step
+        plain, gradient, both = medians(runs, 300)  # in turn, so that the gradient is out of cache, as it is in a step
         parts = f"{1e3 * plain:.2f} + {1e3 * gradient:.2f}"
         print(f"{'':<16}with a user's own term: {1e3 * both:.2f}, evcl + its gradient: {parts}", end="")
         print(f", ratio {both / (plain + gradient):.2f}")

@@ -1,17 +1,18 @@
-"""Three networks in plain PyTorch and the streams that they learn, as benchmarks of their own.
+"""Three networks in plain PyTorch and the streams that they learn, registered as benchmarks.
 
-`python examples/architectures/compare.py` compares the methods on them. It is a plugin too:
+`python examples/architectures/compare.py` compares the methods on them. This file is also a plugin:
 
     evcl run vit-cifar10 --method evcl --plugin examples/architectures/architectures.py --set lr=0.002
 
-`resnet-cifar10`, `vit-cifar10`: the pairs of split-cifar10-rgb, a head each, on a subset of the images: the first 1,000
-of each class to train and the first 400 to test, or what the file holds that ARCHITECTURES_DATA names.
+`resnet-cifar10`, `vit-cifar10`: the pairs of split-cifar10-rgb, one head each, on a subset of the images: the first
+1,000 of each class for training and the first 400 for testing, or the contents of the file that ARCHITECTURES_DATA
+names.
 
-`transformer-languages`: five languages over one alphabet. The next letter follows from two of the last four, which two
-and how being another in each language, but for one letter in ten, which is random. An example is a context of twelve
-letters, its class the letter that comes next, so that next-letter prediction is classification with a class a letter. A
-language has a head of its own (whoever asks for a continuation knows the language), and all share the trunk: what is
-forgotten is where to look and what it means. Each seed has languages of its own.
+`transformer-languages`: five languages over one alphabet. One letter in ten is random; every other letter is determined
+by two of the last four letters. Which two, and how, differs between languages. An example is a context of twelve
+letters, and its class is the next letter, so that next-letter prediction is classification with one class per letter.
+Each language has its own head (the language is known when a continuation is asked for), and all share the trunk, which
+can forget where to look and what it means. Each seed has different languages.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def encoder(layers: int, width: int) -> nn.TransformerEncoder:
 
 
 class ViT(nn.Module):
-    """A vision transformer: patches of 4 x 4, four layers of width 64; the mean over the patches comes out."""
+    """A vision transformer: patches of 4 x 4, four layers of width 64; the output is the mean over the patches."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ LETTERS, CONTEXT = 8, 12
 
 
 class Transformer(nn.Module):
-    """A causal transformer, two layers of width 64: what it knows after the last letter comes out."""
+    """A causal transformer, two layers of width 64; the output is that at the last letter."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ WORDS = "plane car bird cat deer dog frog horse ship truck"
 
 
 def subset(images: int = 2000, test_images: int = 800) -> Arrays:
-    """That many images of each task, the first ones of each class, from the cache of evcl."""
+    """The first images of each class, from evcl's cache; `images` and `test_images` are numbers per task."""
     found: dict[str, list[Tensor]] = {key: [] for key in ("train_x", "train_y", "test_x", "test_y")}
     for task in get("split-cifar10-rgb"):
         for name, part, count in (("train", task.train, images), ("test", task.test, test_images)):
@@ -123,7 +124,7 @@ def subset(images: int = 2000, test_images: int = 800) -> Arrays:
 
 
 def load(path: str) -> Arrays:
-    """What `compare.py --export` wrote, checked."""
+    """Read and check a file that `compare.py --export` wrote."""
     try:
         with Path(path).open("rb") as file, np.load(file) as arrays:
             found = dict(arrays)

@@ -1,4 +1,4 @@
-"""EVCL, EWC, naive and joint training on three architectures: settings by a search on validation data, then the test.
+"""Compare EVCL, EWC, naive and joint training on three architectures, with settings chosen on validation data.
 
     python examples/architectures/compare.py --out experiments/paper/results/architectures    # on a GPU if there is one
     python examples/architectures/compare.py --defaults --out experiments/paper/results/architectures-defaults
@@ -6,12 +6,12 @@
     python examples/architectures/compare.py --quick --out runs/quick       # two tasks, little training: does it run?
     python examples/architectures/compare.py resnet-cifar10 --trials 6 --trial-seeds 1 --epochs 10 --out ...   # less
 
-`search.toml` says what is searched: as many trials for one method as for another. What was found goes to
-OUT/search/NETWORK.json, the results of the best trial of each method on the test data to OUT/NETWORK/METHOD/result.json
-(`evcl report OUT` shows them). What is there already is not done again.
+`search.toml` defines the search, with the same number of trials for every method. Its findings are written to
+OUT/search/NETWORK.json, and the results of each method's best trial on the test data to OUT/NETWORK/METHOD/result.json
+(`evcl report OUT` shows them). Existing results are not computed again.
 
-The images come from the cache of evcl. Where there is none, take along a file: `--export subset.npz` writes it, and
-`--data subset.npz` reads it. Nothing but torch, numpy and safetensors is needed then (PYTHONPATH=src).
+The images come from evcl's cache. For a machine without one, `--export subset.npz` writes them to a file, and `--data
+subset.npz` reads it. Then the extra `data` is not needed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def export(path: Path, images: int, test_images: int) -> None:
 
 
 def shortened(search: Search, asked: argparse.Namespace) -> Search:
-    """The same search with what was asked for on the command line."""
+    """The same search, changed by the command-line options."""
     given = QUICK if asked.quick else {}
     if asked.epochs:
         given = {**given, "epochs": asked.epochs}
@@ -88,7 +88,7 @@ def shortened(search: Search, asked: argparse.Namespace) -> Search:
 
 
 def searched(name: str, search: Search, out: Path, tasks: int | None, device: str) -> dict[str, Any]:
-    """The best trial of each method, by the search if it is not there yet."""
+    """The best trial of each method; runs the search if its findings do not exist yet."""
     path = out / "search" / f"{name}.json"
     if path.exists():
         found = experiments.read_found(path, search)
@@ -99,7 +99,7 @@ def searched(name: str, search: Search, out: Path, tasks: int | None, device: st
 
 
 def usual(search: Search) -> dict[str, Any]:
-    """The defaults of each method, with the epochs and batches that the search has for all."""
+    """The defaults of each method, with the epochs and batch size that the search uses for all."""
     same = ("epochs", "batch_size")
     return {m: {"settings": {key: each[0][key] for key in same}, "mean": None} for m, each in search.spaces.items()}
 
@@ -107,7 +107,7 @@ def usual(search: Search) -> dict[str, Any]:
 def compare(
     name: str, search: Search, out: Path, seeds: int, tasks: int | None, device: str, defaults: bool = False
 ) -> None:
-    """One network: what the methods reach on the test data, with the best trials of a search or by their defaults."""
+    """Measure the methods on one network's test data, with the best trials of a search or with their defaults."""
     start = time.perf_counter()
     best = usual(search) if defaults else searched(name, search, out, tasks, device)
     preset, spent = "default" if defaults else search.preset, time.perf_counter() - start

@@ -1,7 +1,7 @@
 """Write the presets that the searches chose into presets.toml: `python experiments/paper/make_presets.py`.
 
-`tuned` is, for each benchmark and method, what the last search that tried both found best when it measured its best
-trials again. The tests check that the file is as this makes it.
+For each benchmark and method, `tuned` has the trial that was best when the last search that tried both measured its
+best trials again. The tests check that the file is what this program writes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ HERE = Path(__file__).parent
 SEARCHES = HERE / "search"
 PRESETS = HERE.parents[1] / "src" / "evcl" / "experiments" / "presets.toml"
 MARK = (
-    "# --- below: written by experiments/paper/make_presets.py from what the searches found, on validation data alone\n"
+    "# --- The rest is written by experiments/paper/make_presets.py from the searches, which use validation data only\n"
 )
-TUNED = (  # in the order in which they were made
+TUNED = (  # in the order in which they were run
     "digits-3", "paper-4-split", "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks",
     "paper-7-split-mnist", "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
     "paper-7-permuted-mnist", "paper-8-split-notmnist", "ten-tasks-2",
@@ -36,7 +36,7 @@ def found(search: str, benchmark: str) -> dict[str, Any] | None:
 
 
 def table(name: str, benchmark: str, method: str, result: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Everything in which a trial differs from the method's defaults."""
+    """A TOML table of all settings in which a trial differs from the method's defaults."""
     resolved = configure(benchmark.partition(":")[0], method, result["preset"], given=settings).settings
     usual = {key: setting.default for key, setting in METHODS[method].known_settings.items()}
     given = {key: value for key, value in resolved.items() if key in usual and value != usual[key]}
@@ -44,7 +44,7 @@ def table(name: str, benchmark: str, method: str, result: dict[str, Any], settin
 
 
 def tuned(benchmark: str, method: str) -> str:
-    """The table of a benchmark and a method."""
+    """The preset's table for a benchmark and a method."""
     each = [(search, result) for search in TUNED if (result := found(search, benchmark)) and method in result["tried"]]
     search, result = each[-1]
     trial = best_trial(result, method)
@@ -67,7 +67,7 @@ def made() -> str:
 
 
 def filled(text: str) -> str:
-    """The file with everything below the mark made anew."""
+    """The file with everything below the mark written again."""
     return text.partition(MARK)[0] + made()
 
 
