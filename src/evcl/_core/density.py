@@ -25,7 +25,8 @@ CHUNK = 2**22  # input values processed at once
 SKETCHED = 1000  # approximate number of rows of a task from which a sketch's directions are computed
 SHRINK = 1 / 3  # uncorrelated pseudo-rows added per column, because few rows do not determine the correlation
 LEAST_SHRINK = 1e-3  # minimum fraction of a column's variance that other columns do not explain, for any number of rows
-LEAST_DOUBT = 0.06  # lower limit of the mean doubt, because a network doubts rows it was trained on less than new ones
+LEAST_DOUBT = 0.06  # lower limit of the mean doubt: a network doubts rows it was trained on less than new ones,
+FULLY_DOUBTED = 60  # the fewer rows it had, the more so. For n rows, the limit is this number / n where that is smaller
 CONSTANT = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
 
 
@@ -62,7 +63,8 @@ class Density:
         """
         step = max(1, CHUNK // len(self.mean))
         distance = torch.cat([self._distance(part) for part in x.flatten(1).split(step)])
-        doubts = doubt.double() / float(self.about[1].clamp_min(LEAST_DOUBT))
+        usual = max(float(self.about[1]), min(LEAST_DOUBT, FULLY_DOUBTED / float(self.about[0])))
+        doubts = doubt.double() / usual
         return ((distance + doubts) / 2).sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
 
     def _distance(self, x: Tensor) -> Tensor:
