@@ -362,8 +362,9 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples,
         result = result.T
     inside = (o[:, None] < outs) & (i[None, :] < ins)
     tl.store(grad + part * stride + o[:, None] * ins + i[None, :], result, mask=inside)
-    if BIAS:
-        tl.store(grad_bias + part * stride + o, sums, mask=(o < outs) & once)
+    if BIAS:  # noqa: SIM102
+        if once:
+            tl.store(grad_bias + part * stride + o, sums, mask=o < outs)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
