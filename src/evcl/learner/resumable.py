@@ -13,7 +13,7 @@ import torch
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import deferred
 from evcl.training import Checkpointer, Checkpoints, History, Observers, Run, TaskData, Validation
-from evcl.training.checkpointer import AnotherOwner
+from evcl.training.checkpointer import AnotherRun
 
 
 def learn(
@@ -34,13 +34,13 @@ def learn(
     for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
         if tensor is not None:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    owner = {**about, "data": digest.hexdigest()}
+    identity = {**about, "data": digest.hexdigest()}
     environment = {"torch": torch.__version__, "device": str(mean.device)}
     with deferred() as asked:
         checkpoints = Checkpoints(folder, resume=True, stop=asked)
         try:
-            checkpointer = Checkpointer(checkpoints, [owner], environment, warnings.warn, run.ranks)
-        except AnotherOwner as error:
+            checkpointer = Checkpointer(checkpoints, [identity], environment, warnings.warn, run.ranks)
+        except AnotherRun as error:
             what = f"{folder} holds the checkpoint of another task ({error.difference})"
             raise EvclError(f"{what}: finish that task, or remove the folder") from None
         try:
