@@ -10,7 +10,7 @@ export OMP_NUM_THREADS := 1
 help:
 	@echo "make demo    train EVCL, VCL, EWC and naive on two streams of five tasks: a table, figures and a page"
 	@echo "make test    the tests, in less than ten minutes on two cores"
-	@echo "make test-all  also the contract tests of every method, the documents and the site"
+	@echo "make test-all  also the contract tests of every method, the GPU kernels, the documents and the site"
 	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    measure speed, as ratios"
@@ -31,7 +31,7 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
 
-test-all: $(VENV)/ready $(VENV)/site
+test-all: $(VENV)/ready $(VENV)/site $(VENV)/triton
 	$(BIN)/python -m pytest -n 2 -m "not soak"
 
 soak: $(VENV)/ready
@@ -62,6 +62,11 @@ perf: $(VENV)/peers
 # The packages that build the site.
 $(VENV)/site: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# What runs the kernels of a GPU where there is none: Triton's interpreter.
+$(VENV)/triton: $(VENV)/ready
+	$(PIP) -c constraints.txt -e '.[triton]'
 	@touch $@
 
 docs: $(VENV)/site

@@ -18,6 +18,8 @@ OWN = (HERE / "user_method.py", *sorted((HERE / "plugins").glob("*.py")))
 # What a test compiles or caches is not the user's.
 os.environ["EVCL_CACHE"] = tempfile.mkdtemp(prefix="evcl-tests-")
 os.environ.pop("EVCL_NATIVE", None)
+if not torch.cuda.is_available():  # Triton's interpreter then runs the kernels of a GPU: read when Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 atexit.register(shutil.rmtree, os.environ["EVCL_CACHE"], ignore_errors=True)
 os.environ["EVCL_PLUGINS"] = os.pathsep.join(filter(None, [os.environ.get("EVCL_PLUGINS"), *map(str, OWN)]))
 
@@ -29,17 +31,18 @@ load_plugins()
 
 
 SAMPLE = ("evcl", "ewc", "naive")  # the methods that `make test` puts through the contract
+FULL = ("test_docs.py", "test_site.py", "contract/test_plugins.py", "training/test_kernels.py")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`make test-all` also runs what is marked `full`: the contract for every method, the documents and the site."""
+    """`make test-all` also runs what is marked `full`: every method's contract, a GPU's kernels, documents, site."""
     for item in items:
         path = item.path.relative_to(HERE).as_posix()
         about = getattr(item, "callspec", None)
         method = about.params.get("method", SAMPLE[0]) if about else SAMPLE[0]
         contract = path.startswith(("contract/", "test_contract.py")) and str(method) not in SAMPLE
-        if contract or path in ("test_docs.py", "test_site.py", "contract/test_plugins.py"):
+        if contract or path in FULL:
             item.add_marker(pytest.mark.full)
 
 

@@ -9,7 +9,7 @@ from evcl._core.errors import BadExample, Diverged, EvclError, UnknownName, unkn
 from evcl.cli.options import Usage, usage
 from evcl.experiments import configure
 from evcl.nn import mlp
-from evcl.training.checkpointer import AnotherOwner
+from evcl.training.checkpointer import AnotherRun
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ class OfTwo(EvclError):
 
 
 def test_an_error_that_is_made_of_two_things_says_where_too():
-    owner = AnotherOwner("another run's checkpoint", "epochs 1, not 2").within("seed 0")
-    assert type(owner) is AnotherOwner
+    owner = AnotherRun("another run's checkpoint", "epochs 1, not 2").within("seed 0")
+    assert type(owner) is AnotherRun
     assert owner.difference == "epochs 1, not 2"
     assert str(owner) == "seed 0: another run's checkpoint"
     error = OfTwo(3, 2).within("task 'a'").within("out")

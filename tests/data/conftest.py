@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from local_server import Server
 
-from evcl.data.catalog import CATALOG, Entry
+from evcl.data.catalog import CATALOG, CatalogEntry
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def add() -> Iterator[Callable[[Entry], Entry]]:
+def add() -> Iterator[Callable[[CatalogEntry], CatalogEntry]]:
     """Puts an entry into the catalogue for the length of a test."""
     added = []
 
-    def _add(entry: Entry) -> Entry:
+    def _add(entry: CatalogEntry) -> CatalogEntry:
         CATALOG.add(entry.name, entry, overwrite=True)
         added.append(entry.name)
         return entry

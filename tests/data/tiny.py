@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from evcl import data
-from evcl.data.catalog import ARRAYS, CATALOG, Array, Entry, File, Form, Package
+from evcl.data.catalog import ARRAYS, CATALOG, Array, CatalogEntry, File, Form, Package
 
 IDX = tuple(
     f"{name}-ubyte" for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -45,7 +45,7 @@ def arrays(kind: str = "idx", seed: int = 0, size: int = 6) -> dict[str, np.ndar
     return made
 
 
-def entry(found: dict[str, np.ndarray], files: dict[str, bytes] | None = None, **changes: object) -> Entry:
+def entry(found: dict[str, np.ndarray], files: dict[str, bytes] | None = None, **changes: object) -> CatalogEntry:
     """A catalogue entry for these arrays and web files, named tiny."""
     fields = {
         "name": "tiny",
@@ -59,7 +59,7 @@ def entry(found: dict[str, np.ndarray], files: dict[str, bytes] | None = None, *
         "folders": ("tiny", "TINY/raw", ""),
         "most_bytes": 2**20,
     }
-    return Entry(**(fields | changes))  # type: ignore[arg-type]
+    return CatalogEntry(**(fields | changes))  # type: ignore[arg-type]
 
 
 def npm(form: str = "idx") -> Package:

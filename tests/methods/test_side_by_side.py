@@ -76,8 +76,8 @@ def test_each_is_its_run_alone(names, network, shared):
                 torch.testing.assert_close(found[r], wanted[0], **close)
         for key, wanted in alone.network.statistics().items():
             torch.testing.assert_close(statistics[key][r], wanted[0], **close)
-        (k,) = (k for k, group in enumerate(run.groups) if r in group.rows)
-        row = run.groups[k].rows.index(r)
+        (k,) = (k for k, group in enumerate(run.groups) if r in group.replicas)
+        row = run.groups[k].replicas.index(r)
         remembered, wanted = packing.tensors(run.memories[k]), packing.tensors(alone.memory)
         assert remembered.keys() == wanted.keys()
         for key, tensor in wanted.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evcl._core.errors import EvclError
 from evcl.tables import encoding
 from evcl.tables.csv_file import CsvFile, _Lines
-from evcl.tables.encoding import Fitting
+from evcl.tables.encoding import EncoderFitting
 
 NUMBERS = ["1", "-2.5", " 3 ", "1e3", "+.5", "0"]
 ODD = ["", "NA", "nan", "NAN", "-nan", "1_000", "inf", "-Infinity", "9007199254740993", "9007199254740992.5", "1e300"]
@@ -27,7 +27,7 @@ def outcome(path):
         source = CsvFile(path)
         pieces = list(source.pieces(source.shapes))
         cells = [(p.place(i), p.columns[name][i]) for p in pieces for i in range(p.rows) for name in p.columns]
-        fitting = Fitting(source, list(source.shapes), [])
+        fitting = EncoderFitting(source, list(source.shapes), [])
         for piece in pieces:
             fitting.see(piece)
         encoder, inputs = fitting.encoder(), []

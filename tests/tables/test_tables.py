@@ -19,7 +19,7 @@ from rich.console import Console
 import evcl as package
 from evcl import tables
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Category, Encoder, Fitting, labels_of
+from evcl.tables.encoding import Category, Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
 from evcl.tables.parquet_file import ParquetFile
@@ -102,7 +102,7 @@ def test_the_encoder_is_what_a_few_lines_of_numpy_say(tmp_path, monkeypatch):
     frame.to_csv(tmp_path / "a.csv", index=False)
     source = CsvFile(tmp_path / "a.csv")
     names = ["age", "income", "city", "constant"]
-    fitting = Fitting(source, names, [])
+    fitting = EncoderFitting(source, names, [])
     sizes = []
     for piece in source.pieces(names):
         fitting.see(piece)

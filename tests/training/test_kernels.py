@@ -1,8 +1,7 @@
-"""Triton's kernels against plain operations: on a GPU or, with TRITON_INTERPRET=1, by Triton's interpreter on a CPU."""
+"""Triton's kernels against plain operations: on a GPU or, without one, by Triton's interpreter (see conftest.py)."""
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import pytest
@@ -18,9 +17,7 @@ from evcl.training.lessons import find_lessons
 from evcl.training.rules import Update, gpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs an NVIDIA GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="needs Triton, which make test-all installs on Linux")
 tl = triton.language
 normal = gpu_kernels().normal
 
@@ -276,14 +273,13 @@ def test_every_way_to_the_gradients_of_weights(monkeypatch, name, bayesian, size
 
 @pytest.mark.parametrize("bayesian", [True, False])
 def test_tf32_is_close(bayesian):
-    if DEVICE == "cpu":
-        pytest.skip("the interpreter has no TF32")
+    """The interpreter has no TF32: it runs the tiles and ways of TF32, but multiplies in float32."""
     case = Case(2, 2, 1, bayesian=bayesian)
     batch = case.batch()
     exact, rough = case.by_kernels(batch), case.by_kernels(batch, "tf32")
     for a, b in zip(_tensors(case.part(4), rough), _tensors(case.part(4), exact), strict=True):
-        assert (a - b).norm() < 0.05 * b.norm()
-    assert not torch.equal(rough[1], exact[1])
+        assert (a - b).norm() < (1e-5 if DEVICE == "cpu" else 0.05) * b.norm()
+    assert DEVICE == "cpu" or not torch.equal(rough[1], exact[1])
 
 
 @pytest.mark.parametrize("bayesian", [True, False])
@@ -348,12 +344,12 @@ def test_what_is_no_number_stays_so_and_stays_alone():
     assert weight[:, 1].isnan().any()
 
 
-@pytest.mark.parametrize("rule", ["points", "adam", "natural"])
-@pytest.mark.parametrize("parts", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("rule", "parts"),  # a natural step needs a KL
+    [(rule, parts) for rule in ("points", "adam", "natural") for parts in range(3) if (rule, parts) != ("natural", 0)],
+)
 def test_the_update_kernels_are_the_plain_update(rule, parts):
     """Five steps in float32 against plain operations in float64; a rate a replica."""
-    if rule == "natural" and parts == 0:
-        pytest.skip("a natural step needs a KL")
     known = METHODS["naive" if rule == "points" else "vcl"].known_settings
     given = {} if rule == "points" else {"std_update": rule, "std_rate": 0.01}
     each = [resolve("", known, {**given, "lr": lr}) for lr in (1e-3, 1e-2, 0.1)]

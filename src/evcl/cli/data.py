@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evcl._core.errors import EvclError
+from evcl.cli.options import DataDir
 
 app = typer.Typer(rich_markup_mode=None, help="List, fetch and verify data sets.")
 
@@ -32,7 +32,7 @@ def list_() -> None:
 @app.command()
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets to fetch; see evcl data list.")],
-    data_dir: Annotated[Path | None, typer.Option(help="A local folder that holds the data files [EVCL_DATA].")] = None,
+    data_dir: DataDir = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Use only --data-dir and the cache [EVCL_OFFLINE=1].")
     ] = False,

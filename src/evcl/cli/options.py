@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,8 +15,15 @@ from evcl._core.errors import EvclError
 Plugins = Annotated[
     list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
 ]
+Preset = Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
+GivenSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")]
+DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str | None, typer.Option(help="Precision of products: fp32 [CPU], tf32 [GPU] or bf16.")]
+Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
+EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]
+Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
 
 
 def one_thread() -> None:

@@ -12,7 +12,20 @@ import typer
 from evcl import experiments
 from evcl._core.errors import unknown
 from evcl.cli import sweep as sweep_cli
-from evcl.cli.options import Device, Plugins, Precision, Usage, first_seeds, one_thread, usage
+from evcl.cli.options import (
+    Address,
+    Device,
+    EngineName,
+    Epochs,
+    Plugins,
+    Precision,
+    Preset,
+    Usage,
+    Workers,
+    first_seeds,
+    one_thread,
+    usage,
+)
 from evcl.cli.progress import (
     console,
     forecast_bar,
@@ -23,7 +36,6 @@ from evcl.cli.progress import (
     trials_bar,
     write_report_of,
 )
-from evcl.cli.sweep import Address, EngineName, Workers
 
 DEMO_METHODS = ("evcl", "vcl", "ewc", "naive")
 DEMO_BENCHMARKS = ("permuted-digits", "split-digits")
@@ -69,8 +81,8 @@ def reproduce(
     benchmark: Annotated[list[str] | None, typer.Argument(help="Benchmarks, or all: those of the paper [all].")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Run only this method. May be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
-    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
+    epochs: Epochs = None,
+    preset: Preset = "tuned",
     quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: takes minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False,

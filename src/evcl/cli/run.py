@@ -16,7 +16,20 @@ from evcl._core.interrupts import Interrupted
 from evcl._core.torchrun import world
 from evcl.callbacks.logs import KINDS as LOGS
 from evcl.callbacks.logs import Log
-from evcl.cli.options import Device, Plugins, Precision, Usage, chosen_seeds, one_thread, settings, usage
+from evcl.cli.options import (
+    DataDir,
+    Device,
+    Epochs,
+    GivenSettings,
+    Plugins,
+    Precision,
+    Preset,
+    Usage,
+    chosen_seeds,
+    one_thread,
+    settings,
+    usage,
+)
 from evcl.cli.progress import console, print_tables, progress
 
 if TYPE_CHECKING:
@@ -29,9 +42,9 @@ def run(
     method: Annotated[str, typer.Option(help="The method; see evcl list.")] = "evcl",
     seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
-    preset: Annotated[str, typer.Option(help="tuned, default or paper; see evcl list.")] = "tuned",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
+    epochs: Epochs = None,
+    preset: Preset = "tuned",
+    set_: GivenSettings = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.")] = None,
     validation: Annotated[
         float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
@@ -47,7 +60,7 @@ def run(
     ] = 60.0,
     device: Device = "auto",
     precision: Precision = None,
-    data_dir: Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")] = None,
+    data_dir: DataDir = None,
     log: Annotated[
         str | None, typer.Option(help="Write each epoch's metrics to a log in the folder: csv or tensorboard.")
     ] = None,

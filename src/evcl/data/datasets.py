@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evcl._core.errors import EvclError
 from evcl.data import cache, sources
-from evcl.data.catalog import ARRAYS, CATALOG, Entry
+from evcl.data.catalog import ARRAYS, CATALOG, CatalogEntry
 from evcl.data.formats import SourceFailed, UInt8, grey28
 
 GREY = "grey28.json"
@@ -140,7 +140,7 @@ def load_grey28(name: str = "cifar10", data_dir: Path | None = None, offline: bo
     return Dataset(name, train, found.train_labels, test, found.test_labels)
 
 
-def _make_grey(entry: Entry, found: Dataset) -> list[UInt8]:
+def _make_grey(entry: CatalogEntry, found: Dataset) -> list[UInt8]:
     with contextlib.suppress(SourceFailed):
         return _read_grey(entry)  # another process made them while this one waited for the lock
     made = {path: grey28(getattr(found, key)) for key, path in _grey_paths(entry).items()}
@@ -150,11 +150,11 @@ def _make_grey(entry: Entry, found: Dataset) -> list[UInt8]:
     return _read_grey(entry)
 
 
-def _grey_paths(entry: Entry) -> dict[str, Path]:
+def _grey_paths(entry: CatalogEntry) -> dict[str, Path]:
     return {key: cache.folder(entry) / f"{key}_grey28.npy" for key in ("train_images", "test_images")}
 
 
-def _read_grey(entry: Entry, intact: bool = False) -> list[UInt8]:
+def _read_grey(entry: CatalogEntry, intact: bool = False) -> list[UInt8]:
     """The cached grey images; with `intact`, their checksums are checked too."""
     noted = cache.read_json(cache.folder(entry) / GREY)
     read = []
@@ -166,24 +166,24 @@ def _read_grey(entry: Entry, intact: bool = False) -> list[UInt8]:
     return read
 
 
-def _intact(entry: Entry) -> dict[str, UInt8]:
+def _intact(entry: CatalogEntry) -> dict[str, UInt8]:
     """The cached arrays, with every byte checked, including those of the grey images."""
     arrays = cache.read_intact(entry)
     _verify_grey(entry)
     return arrays
 
 
-def _verify_grey(entry: Entry) -> None:
+def _verify_grey(entry: CatalogEntry) -> None:
     """Check the bytes of the grey images, if there are any."""
     if (cache.folder(entry) / GREY).exists():
         _read_grey(entry, intact=True)
 
 
-def _drop_grey(entry: Entry) -> None:
+def _drop_grey(entry: CatalogEntry) -> None:
     (cache.folder(entry) / GREY).unlink(missing_ok=True)
 
 
-def _dataset(entry: Entry, arrays: dict[str, UInt8]) -> Dataset:
+def _dataset(entry: CatalogEntry, arrays: dict[str, UInt8]) -> Dataset:
     images, labels = arrays["train_images"], arrays["train_labels"]
     empty = {"test_images": images[:0], "test_labels": labels[:0]}
     return Dataset(entry.name, **{key: (empty | arrays)[key] for key in ARRAYS})

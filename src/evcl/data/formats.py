@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
-from evcl.data.catalog import ARRAYS, Entry, Form
+from evcl.data.catalog import ARRAYS, CatalogEntry, Form
 
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]
@@ -41,7 +41,7 @@ class SourceFailed(EvclError):
     """A source cannot give the data set, for the reason in the message; the next source is tried."""
 
 
-def read(place: Path, form: Form, entry: Entry) -> Arrays | None:
+def read(place: Path, form: Form, entry: CatalogEntry) -> Arrays | None:
     """The arrays from a folder or an archive; None if a folder has no files of this form."""
     with _reading(place.name):
         contents = collect(place, form, entry.most_bytes)
@@ -76,7 +76,7 @@ def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
     return found
 
 
-def decode(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
+def decode(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Arrays:
     """Decode the contents of a form's members into arrays."""
     if form.kind == "letters":
         return _letters(contents, form, entry)
@@ -184,7 +184,7 @@ def _cifar(blob: bytes, name: str) -> tuple[UInt8, UInt8]:
     return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
 
 
-def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
+def _sheets(blobs: list[bytes], form: Form, entry: CatalogEntry) -> Arrays:
     """PNG sheets with one image per row, in the order of the labels."""
     shape = entry.arrays["train_images"].shape[1:]
     parts: list[UInt8] = []
@@ -203,7 +203,7 @@ def _sheets(blobs: list[bytes], form: Form, entry: Entry) -> Arrays:
     }
 
 
-def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
+def _letters(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Arrays:
     """One folder of PNG files per class, in the order of the file names; unreadable files are left out."""
     images, labels = [], []
     for key in sorted(contents, key=lambda key: tuple(key.split("/"))):
@@ -218,7 +218,7 @@ def _letters(contents: dict[str, bytes], form: Form, entry: Entry) -> Arrays:
     return {"train_images": np.stack(images), "train_labels": np.array(labels, dtype=np.uint8)}
 
 
-def _npz(blob: bytes, form: Form, entry: Entry) -> Arrays:
+def _npz(blob: bytes, form: Form, entry: CatalogEntry) -> Arrays:
     """The arrays of an .npz file. Their headers are checked against the catalogue before any data is read."""
     arrays = {}
     with zipfile.ZipFile(io.BytesIO(blob)) as archive:

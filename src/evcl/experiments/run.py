@@ -27,7 +27,7 @@ from evcl._core.torchrun import own as own_rank
 from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Result, merge, summarise
-from evcl.experiments.resume import owner, program_name
+from evcl.experiments.resume import identity, program_name
 from evcl.training import (
     Checkpointer,
     Checkpoints,
@@ -234,8 +234,8 @@ def execute_together(
         else:
             asked = stack.enter_context(deferred())
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
-            owners = [owner(one) for one in configs]
-            checkpointer = Checkpointer(replace(own, stop=stop), owners, asdict(machine), note, ranks)
+            identities = [identity(one) for one in configs]
+            checkpointer = Checkpointer(replace(own, stop=stop), identities, asdict(machine), note, ranks)
             found = learn_stream(run, streams, watch, after_task, checkpointer)
             seconds = checkpointer.seconds
     seconds = round(seconds / len(cells), 3)

@@ -362,8 +362,9 @@ def _weights(x, gh, grad, grad_bias, order, done, orders, length, own, examples,
         result = result.T
     inside = (o[:, None] < outs) & (i[None, :] < ins)
     tl.store(grad + part * stride + o[:, None] * ins + i[None, :], result, mask=inside)
-    if BIAS:
-        tl.store(grad_bias + part * stride + o, sums, mask=(o < outs) & once)
+    if BIAS:  # noqa: SIM102
+        if once:
+            tl.store(grad_bias + part * stride + o, sums, mask=o < outs)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -587,9 +588,9 @@ def _natural(w, measured, mean_variance, grad, rate, v, k, s, d, u, at, inside, 
 
 
 @triton.jit
-def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std_rate, variance, k, s, d, u, grad, low,
+def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std_rate, variance, k, s, d, u, grad, rounded,
             count, counts, n, columns, RULE: tl.constexpr, MEAN: tl.constexpr, LINEAR: tl.constexpr,
-            SQUARE: tl.constexpr, LOW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            SQUARE: tl.constexpr, ROUNDED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     steps = tl.load(counts + program) + 1
     tl.store(counts + program, steps)
@@ -604,8 +605,8 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
         g += tl.load(a + at, mask=inside) * (weight - tl.load(c + at, mask=inside))
     weight = _adam(weight, g, first, second, tl.load(rate + row, mask=inside), steps, at, inside)
     tl.store(mean + at, weight, mask=inside)
-    if LOW:
-        tl.store(low + at, weight, mask=inside)
+    if ROUNDED:
+        tl.store(rounded + at, weight, mask=inside)
     if RULE != "points":
         weight, g = tl.load(log_std + at, mask=inside), tl.load(grad + n + at, mask=inside)
         v, own_rate = tl.load(variance + at, mask=inside, other=1.0), tl.load(std_rate + row, mask=inside)
@@ -621,8 +622,8 @@ def _update(mean, first, second, rate, a, c, log_std, std_first, std_second, std
             v = tl.exp(2 * weight)
         tl.store(log_std + at, weight, mask=inside)
         tl.store(variance + at, v, mask=inside)
-        if LOW:
-            tl.store(low + n + at, v, mask=inside)
+        if ROUNDED:
+            tl.store(rounded + n + at, v, mask=inside)
 
 
 def counts(weights: Tensor) -> Tensor:
@@ -642,14 +643,14 @@ def update(
     springs: Sequence[tuple[Tensor, Tensor] | None],
     count: Tensor,
     counts: Tensor,
-    low: Tensor | None,
+    rounded: Tensor | None,
 ) -> None:
     """The update of training/rules/update.py. It counts steps in `counts`, and sets `count`. Buffers are [R, P], rates
     [R, 1].
 
     `mean` holds the weights and Adam's moments. `std` is empty, or holds the log sigmas and Adam's moments or, if
     `natural`, the two running means of the natural step. `springs` are the stiffness and centre of each of the mean,
-    linear and square springs. `low` [S, R, P] becomes a copy of means and variances.
+    linear and square springs. `rounded` [S, R, P] becomes a copy of means and variances.
     """
     weights, n = mean[0], mean[0].numel()
     (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)
@@ -657,6 +658,6 @@ def update(
     log_std, first, second = (*std, weights, weights, weights)[:3]
     _update[(len(counts),)](
         *mean, rates[0], a, c, log_std, first, second, rates[-1], weights if variance is None else variance, k, s, d, u,
-        grads, grads if low is None else low, count, counts, n, weights.shape[1], RULE=rule, MEAN=springs[0] is not None,
-        LINEAR=springs[1] is not None, SQUARE=springs[2] is not None, LOW=low is not None, BLOCK=BLOCK,
+        grads, grads if rounded is None else rounded, count, counts, n, weights.shape[1], RULE=rule, MEAN=springs[0] is not None,
+        LINEAR=springs[1] is not None, SQUARE=springs[2] is not None, ROUNDED=rounded is not None, BLOCK=BLOCK,
     )  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,30 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.density import Density, density, room
-from evcl._core.errors import Diverged, EvclError
+from evcl._core.errors import EvclError
 from evcl._core.files import save_tensors
-from evcl._core.inputs import Label, class_weights, labels, positions
-from evcl._core.interrupts import deferred
+from evcl._core.inputs import Label, class_weights, labels
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
-from evcl._core.settings import SEED, VALIDATION, Setting, resolve
+from evcl._core.settings import SEED, resolve
 from evcl.benchmarks import Task
-from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback, Epoch
+from evcl.learner import held_out, resumable
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
 from evcl.learner.saved import FORMAT
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Names, head_names
-from evcl.training import Checkpointer, Checkpoints, Given, History, Observers, Run, Session, TaskData, Validation
-from evcl.training.checkpointer import AnotherOwner
+from evcl.training import Given, History, Run, Session, TaskData, Validation
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 KEPT = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 NEW = "new"  # the value of `head` that gives a task its own head
 MOST_HEADS = 10_000  # that a learner or a file may have
-PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
 
 
 class _Options(NamedTuple):
@@ -219,7 +214,7 @@ class Learner(Predictor):
         if options.epochs is not None:
             epochs = int(self.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
-        held = self._held_out(options)
+        held = held_out.requested(options.validation, options.patience, lambda data: self._examples(data, "validation"))
         before, self._busy = self.history, True
 
         def ended() -> None:
@@ -232,7 +227,8 @@ class Learner(Predictor):
                 classes = self._session.classes_of(given[0])
                 validation = None
                 if options.validation is not None:
-                    tasks[0], data = self._split(tasks[0], held, classes)
+                    drawn = generator(self.seed, "validation", run.rounds)
+                    tasks[0], data = held_out.split(tasks[0], held, classes, drawn)
                     validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)
@@ -240,53 +236,18 @@ class Learner(Predictor):
                 if options.checkpoint is None:
                     run.learn(tasks, epochs, report, validation)
                 else:
-                    about = {"tasks": names, "epochs": epochs, "patience": options.patience}
-                    self._learn_saving(Path(options.checkpoint), about, tasks, report, validation)
+                    about = {"method": self.method.name, "seed": self.seed, **self.settings}
+                    about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
+                    resumable.learn(run, Path(options.checkpoint), about, tasks, report, validation)
                 self._session.density = self._with_these(tasks)
             if options.checkpoint is not None:
-                if run.ranks is None or run.ranks.rank == 0:
-                    Checkpoints(Path(options.checkpoint)).remove_own()
-                if run.ranks is not None:  # every process waits until it is removed
-                    run.ranks.first(True, run.network.posterior.mean.device)
+                resumable.remove(run, Path(options.checkpoint))
         except BaseException:
             self.history = before
             raise
         finally:
             self._busy = False
         return names
-
-    def _learn_saving(
-        self,
-        folder: Path,
-        about: Mapping[str, Any],
-        tasks: list[TaskData],
-        report: History,
-        validation: Validation | None,
-    ) -> None:
-        """Learn tasks with checkpoints, resuming from the last one if there is any. The checkpoints are not removed."""
-        run, mean = self._run, self._run.network.posterior.mean
-        digest = hashlib.blake2b(digest_size=16)
-        shown = tasks if validation is None else [*tasks, validation.data]
-        for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
-            if tensor is not None:
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        owner = {"method": self.method.name, "seed": self.seed, **self.settings, **about, "data": digest.hexdigest()}
-        environment = {"torch": torch.__version__, "device": str(mean.device)}
-        with deferred() as asked:
-            checkpoints = Checkpoints(folder, resume=True, stop=asked)
-            try:
-                checkpointer = Checkpointer(checkpoints, [owner], environment, warnings.warn, run.ranks)
-            except AnotherOwner as error:
-                what = f"{folder} holds the checkpoint of another task ({error.difference})"
-                raise EvclError(f"{what}: finish that task, or remove the folder") from None
-            try:
-                if not checkpointer.enter(run.rounds, run, run.seen, [task.head for task in tasks]):
-                    run.learn(tasks, about["epochs"], Observers(report, checkpointer), validation)
-            except Diverged:
-                checkpoints.remove_own()  # resumed, it would diverge again
-                raise
-            if checkpointer.stopping():  # after the last step
-                checkpointer.learned()
 
     def _with_these(self, tasks: Sequence[TaskData]) -> Density | None:
         """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
@@ -306,42 +267,6 @@ class Learner(Predictor):
             one = density(x, normalised_entropy(p), room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found
-
-    def _held_out(self, options: _Options) -> float | tuple[Tensor, list[Label]]:
-        """The fraction to hold out, or the validation examples given. Raises for bad options before any work begins."""
-        validation, patience = options.validation, options.patience
-        if patience is not None:
-            PATIENCE.check("patience", patience)
-            if validation is None:
-                raise EvclError("patience needs a validation part: validation=0.1, or a pair (x, y)")
-        if validation is None:
-            return 0.0
-        if isinstance(validation, (int, float, str)):
-            return float(replace(VALIDATION, default=0.1, open_low=True).check("validation", validation))
-        try:
-            return self._examples(validation, "validation")
-        except EvclError as error:
-            raise EvclError(f"validation: {error}") from None
-
-    def _split(
-        self, task: TaskData, held: float | tuple[Tensor, list[Label]], classes: Sequence[Label]
-    ) -> tuple[TaskData, TaskData]:
-        """The training part and the validation part."""
-        if not isinstance(held, float):
-            x, y = held
-            if x.shape[1:] != task.x.shape[2:]:
-                shapes = tuple(x.shape[1:]), tuple(task.x.shape[2:])
-                raise EvclError(f"validation: its inputs have shape {shapes[0]}, but the task's have {shapes[1]}")
-            try:
-                places = positions(y, classes).to(x.device)
-            except EvclError as error:
-                raise EvclError(f"validation: {error}") from None
-            return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head)
-        count = max(1, round(held * task.y.shape[1]))
-        rows = stratified(task.y[0].cpu(), count, generator(self.seed, "validation", self._run.rounds))
-        kept, measured = (part.to(task.y.device) for part in rows)
-        learned, held_out = (replace(task, x=task.x[:, part], y=task.y[:, part]) for part in (kept, measured))
-        return learned, held_out
 
     # --- other forms -----------------------------------------------------------------------------------------------
 

@@ -37,14 +37,14 @@ class NaiveOptions(LearnerOptions, total=False):
     stop_nll: float
 
 
-class Distillation(TypedDict, total=False):
+class DistillationOptions(TypedDict, total=False):
     """Settings of the teacher."""
 
     distill: float
     distill_temperature: float
 
 
-class Elastic(TypedDict, total=False):
+class ElasticOptions(TypedDict, total=False):
     """Settings of the elastic penalty and of its Fisher."""
 
     strength: float
@@ -59,11 +59,11 @@ class Elastic(TypedDict, total=False):
     fisher_floor: float
 
 
-class EWCOptions(NaiveOptions, Elastic, Distillation, total=False):
+class EWCOptions(NaiveOptions, ElasticOptions, DistillationOptions, total=False):
     """Settings of EWC."""
 
 
-class VCLOptions(NaiveOptions, Distillation, total=False):
+class VCLOptions(NaiveOptions, DistillationOptions, total=False):
     """Settings of VCL: those of a Gaussian over every weight, and of coresets."""
 
     tempering: float | Auto
@@ -77,5 +77,5 @@ class VCLOptions(NaiveOptions, Distillation, total=False):
     coreset_size: int
 
 
-class EVCLOptions(VCLOptions, Elastic, total=False):
+class EVCLOptions(VCLOptions, ElasticOptions, total=False):
     """Settings of EVCL."""

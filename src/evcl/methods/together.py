@@ -16,21 +16,19 @@ from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
 from evcl.methods.terms import Differentiated, Gradients, Quadratic, Spring, Springs, Term, term_name
 from evcl.nn import BayesianNetwork, Gaussian, head_names
 
-Rows = list[int]  # the replicas of one group
-
 
 @dataclass(frozen=True)
-class Group:
+class ReplicaGroup:
     """The replicas of a program that follow one method and whose settings differ only in real numbers."""
 
     method: Method
-    rows: Rows
+    replicas: list[int]  # their numbers within the program
     settings: Settings  # real numbers that differ are [R', 1], for the R' replicas of the group
 
 
-def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tuple[Method, Rows]]:
+def grouped(methods: Sequence[Method], settings: Sequence[Settings]) -> list[tuple[Method, list[int]]]:
     """Which replicas follow which method. All methods must be of the same `kind`."""
-    found: dict[Any, tuple[Method, Rows]] = {}
+    found: dict[Any, tuple[Method, list[int]]] = {}
     for r, (method, s) in enumerate(zip(methods, settings, strict=True)):
         words = tuple((name, s[name]) for name in method.known_settings if not isinstance(s[name], float))
         found.setdefault((method.name, words), (method, []))[1].append(r)
@@ -46,14 +44,14 @@ def kind(method: Method) -> tuple[object, ...]:
     return method.bayesian, method.jointly, method.stages, method.shares
 
 
-def round_of(round_: Round, rows: Rows) -> Round:
+def round_of(round_: Round, replicas: list[int]) -> Round:
     """The part of a round that concerns these replicas."""
-    tasks = [task.replicas(rows) for task in round_.tasks]
-    seeds = [round_.seeds[r] for r in rows]
-    return replace(round_, tasks=tasks, posterior=_rows(round_.posterior, rows), seeds=seeds)
+    tasks = [task.replicas(replicas) for task in round_.tasks]
+    seeds = [round_.seeds[r] for r in replicas]
+    return replace(round_, tasks=tasks, posterior=_of(round_.posterior, replicas), seeds=seeds)
 
 
-def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | None]) -> Fitted:
+def fitted_of(fitted: Fitted, fit: Fit, replicas: list[int], tracked: Sequence[Tensor | None]) -> Fitted:
     """The result of a merged fit for these replicas. `fit` and `tracked` are their own fit and their trackers' results.
 
     Heads that only the losses of other replicas use are left out.
@@ -65,14 +63,14 @@ def fitted_of(fitted: Fitted, fit: Fit, rows: Rows, tracked: Sequence[Tensor | N
     if others & whole.shapes.keys():
         stored = {name: shape for name, shape in whole.stored.items() if name not in others}
         layout = whole.part(stored, stored)
-    own = _rows(fitted.own, rows).map(lambda t: whole.gather(t, layout), layout)
+    own = _of(fitted.own, replicas).map(lambda t: whole.gather(t, layout), layout)
     used = fitted.used.clone()
     for name in whole.shapes.keys() - layout.shapes.keys():
         network.layout.view(used, name).zero_()
-    return replace(fitted, q=_rows(fitted.q, rows), own=own, layout=layout, used=used, tracked=tracked)
+    return replace(fitted, q=_of(fitted.q, replicas), own=own, layout=layout, used=used, tracked=tracked)
 
 
-def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
+def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -> Fit:
     """Merge the fits of all groups into one; refuse fits that cannot be merged."""
     names = " and ".join(dict.fromkeys(group.method.name for group in groups))
     first = fits[0]
@@ -90,18 +88,18 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
             "give each method its own shares="
         )
     count, device = len(round_.seeds), round_.posterior.mean.device
-    own = [(fit, torch.tensor(group.rows, device=device)) for fit, group in zip(fits, groups, strict=True)]
-    terms = [_term(term, rows, count) for fit, rows in own for term in fit.terms]
-    losses = [LossOf(loss, rows) for fit, rows in own for loss in fit.losses]
-    trackers = [TrackerOf(one, rows) for fit, rows in own for one in fit.trackers]
+    own = [(fit, torch.tensor(group.replicas, device=device)) for fit, group in zip(fits, groups, strict=True)]
+    terms = [_term(term, replicas, count) for fit, replicas in own for term in fit.terms]
+    losses = [LossOf(loss, replicas) for fit, replicas in own for loss in fit.losses]
+    trackers = [TrackerOf(one, replicas) for fit, replicas in own for one in fit.trackers]
     start = None
     if any(fit.start is not None for fit in fits):
         start = Gaussian(round_.posterior.mean.clone(), _cloned(round_.posterior.log_std))
         for fit, group in zip(fits, groups, strict=True):
             if fit.start is not None:
-                start.mean[group.rows] = fit.start.mean
+                start.mean[group.replicas] = fit.start.mean
                 if start.log_std is not None and fit.start.log_std is not None:
-                    start.log_std[group.rows] = fit.start.log_std
+                    start.log_std[group.replicas] = fit.start.log_std
     return Fit(
         data=_data([fit.data for fit in fits], groups, round_, names),
         terms=terms,
@@ -117,9 +115,11 @@ def merged(fits: Sequence[Fit], groups: Sequence[Group], round_: Round) -> Fit:
     )
 
 
-def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: Round, names: str) -> Sequence[TaskData]:
+def _data(
+    each: Sequence[Sequence[TaskData]], groups: Sequence[ReplicaGroup], round_: Round, names: str
+) -> Sequence[TaskData]:
     """The groups' data combined; the round's own tasks, without a copy, if all groups train on those."""
-    own = [[task.replicas(group.rows) for task in round_.tasks] for group in groups]
+    own = [[task.replicas(group.replicas) for task in round_.tasks] for group in groups]
     if all(
         len(data) == len(ours) and all(_is(a, b) for a, b in zip(data, ours, strict=True))
         for data, ours in zip(each, own, strict=True)
@@ -137,8 +137,8 @@ def _data(each: Sequence[Sequence[TaskData]], groups: Sequence[Group], round_: R
                 raise EvclError(
                     f"{names} cannot share a program: their examples differ in number, shape, head or weights"
                 )
-            repeats = torch.arange(len(group.rows)) % len(part.x)
-            whole.x[group.rows], whole.y[group.rows] = part.x[repeats], part.y[repeats]
+            repeats = torch.arange(len(group.replicas)) % len(part.x)
+            whole.x[group.replicas], whole.y[group.replicas] = part.x[repeats], part.y[repeats]
         found.append(whole)
     return found
 
@@ -158,13 +158,15 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-# The classes below keep their rows as a tensor on the device, because a CUDA graph cannot take values from the host.
+# The classes below keep `replicas` as a tensor on the device, because a CUDA graph cannot take values from the host.
 
 
-def _term(term: Term, rows: Tensor, count: int) -> Term:
+def _term(term: Term, replicas: Tensor, count: int) -> Term:
     if isinstance(term, Quadratic):
-        return QuadraticOf(term, rows, count)
-    return DifferentiatedOf(term, rows, count) if isinstance(term, Differentiated) else TermOf(term, rows, count)
+        return QuadraticOf(term, replicas, count)
+    return (
+        DifferentiatedOf(term, replicas, count) if isinstance(term, Differentiated) else TermOf(term, replicas, count)
+    )
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class TermOf:
     """A term that applies to some replicas; it is 0 for the others."""
 
     term: Any
-    rows: Tensor
+    replicas: Tensor
     count: int
 
     @property
@@ -180,7 +182,7 @@ class TermOf:
         return term_name(self.term)
 
     def loss(self, q: Gaussian) -> Tensor:
-        return q.mean.new_zeros(self.count).index_add(0, self.rows, self.term.loss(_rows(q, self.rows)))
+        return q.mean.new_zeros(self.count).index_add(0, self.replicas, self.term.loss(_of(q, self.replicas)))
 
 
 class QuadraticOf(TermOf):
@@ -193,7 +195,7 @@ class QuadraticOf(TermOf):
     def _spread(self, part: Spring) -> Spring:
         shape = (self.count, part.c.shape[1])
         found = Spring(part.c.new_zeros(shape), part.c.new_zeros(shape))
-        found.w[self.rows], found.c[self.rows] = part.w, part.c
+        found.w[self.replicas], found.c[self.replicas] = part.w, part.c
         return found
 
 
@@ -201,11 +203,11 @@ class DifferentiatedOf(TermOf):
     """A term of some replicas that computes its own gradient; the others' gradients stay unchanged."""
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
-        own = _gradients(grads, self.rows)
-        self.term.add_gradient(_rows(q, self.rows), own)
+        own = _gradients(grads, self.replicas)
+        self.term.add_gradient(_of(q, self.replicas), own)
         for whole, part in ((grads.mean, own.mean), (grads.variance, own.variance)):
             if whole is not None and part is not None:
-                whole.index_copy_(0, self.rows, part)
+                whole.index_copy_(0, self.replicas, part)
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class LossOf(Loss):
     """A loss that applies to some replicas; it is given a network narrowed to them."""
 
     loss: Loss
-    rows: Tensor
+    replicas: Tensor
 
     @property
     def heads(self) -> Sequence[int]:  # type: ignore[override]
@@ -225,25 +227,25 @@ class LossOf(Loss):
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         total = batch.x.new_zeros(len(batch.rows))
-        with network.narrowed(self.rows):
-            own = self.loss(network, batch.of(self.rows))
-        return total.index_add(0, self.rows, own)
+        with network.narrowed(self.replicas):
+            own = self.loss(network, batch.of(self.replicas))
+        return total.index_add(0, self.replicas, own)
 
 
 class TrackerOf(Tracker):
     """A tracker that follows some replicas only."""
 
-    def __init__(self, tracker: Tracker, rows: Tensor) -> None:
-        self.tracker, self.rows = tracker, rows
+    def __init__(self, tracker: Tracker, replicas: Tensor) -> None:
+        self.tracker, self.replicas = tracker, replicas
 
     def begin(self, q: Gaussian) -> None:
-        self.tracker.begin(_rows(q, self.rows))
+        self.tracker.begin(_of(q, self.replicas))
 
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        self.tracker.before(_rows(q, self.rows), _gradients(grads, self.rows))
+        self.tracker.before(_of(q, self.replicas), _gradients(grads, self.replicas))
 
     def after(self, q: Gaussian) -> None:
-        self.tracker.after(_rows(q, self.rows))
+        self.tracker.after(_of(q, self.replicas))
 
     def buffers(self) -> list[Tensor]:
         return self.tracker.buffers()
@@ -252,10 +254,10 @@ class TrackerOf(Tracker):
         return self.tracker.result()
 
 
-def _rows(gaussian: Gaussian, rows: Rows | Tensor) -> Gaussian:
-    return gaussian.map(lambda t: t[rows], gaussian.layout)
+def _of(gaussian: Gaussian, replicas: list[int] | Tensor) -> Gaussian:
+    return gaussian.map(lambda t: t[replicas], gaussian.layout)
 
 
-def _gradients(grads: Gradients, rows: Tensor) -> Gradients:
+def _gradients(grads: Gradients, replicas: Tensor) -> Gradients:
     """A copy of the gradients of these replicas."""
-    return Gradients(grads.mean[rows], None if grads.variance is None else grads.variance[rows], grads.layout)
+    return Gradients(grads.mean[replicas], None if grads.variance is None else grads.variance[replicas], grads.layout)

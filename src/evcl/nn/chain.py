@@ -138,7 +138,7 @@ class Chain:
     """Call it with rows [R, B] to write the gradients of their mean NLL into `grads`; it returns the NLL, [R].
 
     `values` and `grads` are [S, R, P]: means and variances, or point weights. For a variance, `grads` holds twice the
-    gradient. With `low`, the pass is computed in that precision, while values, gradients and loss keep theirs. With
+    gradient. With `compute_dtype`, the pass is computed in it, while values, gradients and loss keep theirs. With
     `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`.
     """
 
@@ -148,23 +148,23 @@ class Chain:
         values: Tensor,
         grads: Tensor,
         examples: ChainData,
-        low: torch.dtype | None,
+        compute_dtype: torch.dtype | None,
         lessons: Lessons | None = None,
     ) -> None:
         self.places, self.examples, self.full, self.lessons = places, examples, (values, grads), lessons
-        self.low = None if low is None else (values.to(low), grads.to(low))
-        self.x = examples.x.flatten(2).to(low or values.dtype).contiguous()
+        self.rounded = None if compute_dtype is None else (values.to(compute_dtype), grads.to(compute_dtype))
+        self.x = examples.x.flatten(2).to(compute_dtype or values.dtype).contiguous()
         self.passes: dict[int, _Pass] = {}
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         size = rows.shape[1]
         if size not in self.passes:
             self.passes[size] = _Pass(self, size)
-        if self.low is None:
+        if self.rounded is None:
             return self.passes[size](rows, noise)
-        self.low[0].copy_(self.full[0])
+        self.rounded[0].copy_(self.full[0])
         nll = self.passes[size](rows, noise)
-        self.full[1].copy_(self.low[1])
+        self.full[1].copy_(self.rounded[1])
         return nll
 
 
@@ -253,7 +253,7 @@ class _Pass:
     """A chain's forward and backward pass for batches of one size."""
 
     def __init__(self, chain: Chain, size: int) -> None:
-        values, grads = chain.low or chain.full
+        values, grads = chain.rounded or chain.full
         replicas, y = range(values.shape[1]), chain.examples.y
         self.columns = chain.examples.columns
         self.inputs, self.targets = ([data[r % len(data)] for r in replicas] for data in (chain.x, y))

@@ -25,8 +25,8 @@ INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scal
 Names = str | Sequence[str] | None
 """Names of modules, or patterns of them."""
 
-Form = Callable[[Any], nn.Module]
-_FORMS: dict[type[nn.Module], Form] = {}
+BayesianForm = Callable[[Any], nn.Module]
+_FORMS: dict[type[nn.Module], BayesianForm] = {}
 # Layers without weights that still cannot be used unchanged, and why.
 _REFUSED: dict[type[nn.Module], str] = {
     nn.AlphaDropout: "draws from torch's global generator",
@@ -45,7 +45,7 @@ _TRANSFORMERS = (
 )
 
 
-def register(layer: type[nn.Module], form: Form = SampledLayer) -> None:
+def register(layer: type[nn.Module], form: BayesianForm = SampledLayer) -> None:
     """Register the Bayesian form of a layer: `form(layer)` makes the Bayesian layer from the plain one.
 
     Without a form, the layer itself is used, with weights drawn once per batch: see `evcl.nn.SampledLayer`. A form of

@@ -229,11 +229,11 @@ class LocalDraw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, *rest: Any) -> Tensor:
-        *parts, noise, ctx.grads, low = rest
+        *parts, noise, ctx.grads, compute_dtype = rest
         full = parts[0].dtype
         inputs = [x, *parts, None if noise is None else x.square()]
-        if low is not None:  # matrix products in low precision, everything else in that of the weights
-            inputs = [None if t is None else t.to(low) for t in inputs]
+        if compute_dtype is not None:  # matrix products in this precision, everything else in that of the weights
+            inputs = [None if t is None else t.to(compute_dtype) for t in inputs]
         x, weight, bias, var_weight, var_bias, x2 = inputs
         y = product(x, weight, bias)
         if noise is None:
@@ -248,20 +248,20 @@ class LocalDraw(torch.autograd.Function):
         g = gradients[0]
         x, weight, *drawn = ctx.saved_tensors
         grad_weight, grad_bias, grad_var_weight, grad_var_bias = ctx.grads
-        low = g.to(x.dtype)
-        add_product(grad_weight, low.mT, x)
+        cast = g.to(x.dtype)
+        add_product(grad_weight, cast.mT, x)
         if grad_bias is not None:
             grad_bias += g.sum(1)
-        dx = torch.matmul(low, weight).to(g.dtype) if ctx.needs_input_grad[0] else None
+        dx = torch.matmul(cast, weight).to(g.dtype) if ctx.needs_input_grad[0] else None
         if drawn:
             x2, var_weight, noise, std = drawn
             h = torch.mul(g, noise).div_(std)
-            low = h.to(x.dtype)
-            add_product(grad_var_weight, low.mT, x2)
+            cast = h.to(x.dtype)
+            add_product(grad_var_weight, cast.mT, x2)
             if grad_var_bias is not None:
                 grad_var_bias += h.sum(1)
             if dx is not None:
-                dx.addcmul_(x.to(g.dtype), torch.matmul(low, var_weight).to(g.dtype))
+                dx.addcmul_(x.to(g.dtype), torch.matmul(cast, var_weight).to(g.dtype))
         return dx, None, None, None, None, None, None, None
 
 

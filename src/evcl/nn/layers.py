@@ -43,13 +43,13 @@ class Linear(BayesianLayer):
         """The output for x [R, B*t, i], in which the t positions of an example share its draw of the weights."""
         examples = x.shape[1] // positions
         spread, ins, outs = self.flips(examples, x.shape[2])
-        each, low = (self.weights.replicas, examples, positions, -1), self.weights.compute_dtype
+        each, dtype = (self.weights.replicas, examples, positions, -1), self.weights.compute_dtype
         flipped = (x.reshape(each) * ins.unsqueeze(2)).reshape(x.shape)
-        if low is None:
+        if dtype is None:
             mean, deviation = product(x, weight, None), product(flipped, spread, None)
         else:
-            mean = product(x.to(low), weight.to(low), None).to(x.dtype)
-            deviation = product(flipped.to(low), spread.to(low), None).to(x.dtype)
+            mean = product(x.to(dtype), weight.to(dtype), None).to(x.dtype)
+            deviation = product(flipped.to(dtype), spread.to(dtype), None).to(x.dtype)
         y = torch.addcmul(mean.view(each), deviation.view(each), outs.unsqueeze(2))
         bias = self.drawn("bias", examples)
         return y if bias is None else y.add_(bias.unsqueeze(2))

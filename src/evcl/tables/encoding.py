@@ -226,7 +226,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-class Fitting:
+class EncoderFitting:
     """Fits an encoder on the first task, piece by piece."""
 
     def __init__(self, source: Source, names: Sequence[str], categories: Collection[str]) -> None:

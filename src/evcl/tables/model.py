@@ -26,7 +26,7 @@ from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, Predictions, load
 from evcl.nn import mlp
-from evcl.tables.encoding import Encoder, Fitting, labels_of
+from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Source, bad
 
@@ -197,7 +197,7 @@ class Rows:
         return torch.tensor([place[name] for name in self.names])[torch.tensor(self.codes)]
 
 
-def read_rows(source: Source, target: str | None, fitting: Fitting | None = None) -> Rows:
+def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None = None) -> Rows:
     """Read a file's labels in one pass and, for the first task, fit the encoder in the same pass."""
     own = FOLDER if source.images else str(target)
     if not source.images and own not in source.shapes:
@@ -244,7 +244,7 @@ def create(
     names = [name for name in source.shapes if name != target and name not in drop]
     if not names:
         bad(source.path, "no column is left to learn from")
-    fitting = Fitting(source, names, categories)
+    fitting = EncoderFitting(source, names, categories)
     rows = read_rows(source, target, fitting)
     if len(rows.names) < 2:
         bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")

@@ -26,10 +26,10 @@ from evcl.training.replicas import State, tensors_of
 from evcl.training.run import Run
 from evcl.training.step import Step
 
-Outline = list[dict[str, Any]]  # the configurations of a program, as JSON
+Identity = list[dict[str, Any]]  # what a checkpoint belongs to: the configurations of a program, as JSON
 
 
-class AnotherOwner(EvclError):
+class AnotherRun(EvclError):
     """A checkpoint that belongs to another run; `difference` says how the two differ."""
 
     def __init__(self, message: str = "", difference: str = "") -> None:
@@ -50,14 +50,14 @@ class Checkpointer(Observer):
     def __init__(
         self,
         checkpoints: Checkpoints,
-        owner: Outline,
+        identity: Identity,
         environment: Mapping[str, Any],
         tell: Callable[[str], object] = lambda note: None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`checkpoints` are those of this program and belong to `owner`. `tell` receives messages for the user."""
+        """`checkpoints` are those of this program and belong to `identity`. `tell` receives messages for the user."""
         self.checkpoints, self.tell, self.ranks = checkpoints, tell, ranks
-        self.owner: Outline = json.loads(json.dumps(owner))
+        self.identity: Identity = json.loads(json.dumps(identity))
         self.environment = dict(environment)
         self._saved = self._found()
         self._kept = [] if self._saved is None else [self._saved.path]
@@ -207,7 +207,7 @@ class Checkpointer(Observer):
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
         tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged, **more}
         where = {"round": self._round, "outline": [packing.outline(m) for m in state.memories], **place}
-        about = {"owner": self.owner, "environment": self.environment}
+        about = {"owner": self.identity, "environment": self.environment}
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"
         try:
@@ -236,7 +236,7 @@ class Checkpointer(Observer):
             return None
         saved = newest(folder)
         if saved is not None:
-            check_owner(saved, self.owner)
+            check_identity(saved, self.identity)
             if self.ranks is None or self.ranks.rank == 0:
                 clear(folder, files(folder))  # files left by interrupted writes
             if saved.description.get("environment") != self.environment:
@@ -296,16 +296,16 @@ def unfinished(folder: object) -> str:
     )
 
 
-def check_owner(saved: Saved, owner: Outline) -> None:
+def check_identity(saved: Saved, identity: Identity) -> None:
     """Raise unless the checkpoint belongs to the same program."""
     theirs = saved.description.get("owner")
-    if theirs != owner:
-        difference = _difference(owner, theirs)
+    if theirs != identity:
+        difference = _difference(identity, theirs)
         what = f"{saved.path} is a checkpoint of another run ({difference})"
-        raise AnotherOwner(f"{what}: pass --overwrite or another --out", difference)
+        raise AnotherRun(f"{what}: pass --overwrite or another --out", difference)
 
 
-def _difference(ours: Outline, theirs: Any) -> str:
+def _difference(ours: Identity, theirs: Any) -> str:
     for own, other in zip(ours, theirs if isinstance(theirs, list) else (), strict=False):
         for key, value in own.items():
             there = other.get(key) if isinstance(other, dict) else None

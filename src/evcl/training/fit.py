@@ -39,7 +39,7 @@ FAR = 1_000_000  # distance between the generator numbers of a round's first, se
 
 
 @dataclass(frozen=True)
-class Place:
+class FitContext:
     """The network and examples of a fit, and the layout of the weights that it uses."""
 
     network: BayesianNetwork
@@ -71,19 +71,19 @@ class Fitting:
         self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
 
     def __call__(self, fit: Fit, stage: int) -> Fitted:
-        place = self._place(fit)
-        before = place.network.statistics()
+        context = self._context(fit)
+        before = context.network.statistics()
         if fit.model is not None:
-            place.network.set_statistics(dict(fit.model.statistics))
-        found = self.observer.finished(stage, _ended(place.gathered(), place.network))
+            context.network.set_statistics(dict(fit.model.statistics))
+        found = self.observer.finished(stage, _ended(context.gathered(), context.network))
         if found is None:
-            found = self._trained(fit, stage, place)
+            found = self._trained(fit, stage, context)
             self.observer.end_fit(stage, found)
         else:
-            place.network.set_statistics({name: found[f"statistics.{name}"] for name in before})
-        return self._fitted(fit, place, found)
+            context.network.set_statistics({name: found[f"statistics.{name}"] for name in before})
+        return self._fitted(fit, context, found)
 
-    def _place(self, fit: Fit) -> Place:
+    def _context(self, fit: Fit) -> FitContext:
         run, model = self.run, fit.model
         network = run.network if model is None else model.network
         whole = fit.start or (run.network.posterior if model is None else model.posterior)
@@ -103,28 +103,28 @@ class Fitting:
         if on_gpu and chain is not None:
             align = ALIGNED // (network.weights.compute_dtype or whole.mean.dtype).itemsize
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
-        return Place(network, pool, chain, part, whole)
+        return FitContext(network, pool, chain, part, whole)
 
-    def _trained(self, fit: Fit, stage: int, place: Place) -> dict[str, Tensor]:
+    def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
-        run, s, network, part = self.run, self.settings, place.network, place.part
+        run, s, network, part = self.run, self.settings, context.network, context.part
         layout, statistics = network.layout, network.statistics()
-        q = place.gathered()
+        q = context.gathered()
         network.begin()
         self._meet(network, q)
         moves = fit.moves
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
-        length = self._length(fit, place.pool)
-        s = self._decided(s, stage, place, s.epochs * -(-length // s.batch_size))
+        length = self._length(fit, context.pool)
+        s = self._decided(s, stage, context, s.epochs * -(-length // s.batch_size))
         step = Step(
-            network, part, q, terms, s, place.pool, place.chain, self.reference, run.ranks, fit.losses, fit.trackers,
-            moves, fit.rule,
+            network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
+            fit.trackers, moves, fit.rule,
         )  # fmt: skip
         start = step.q.snapshot() if run.allow_divergence else None
-        watching = _Stage(self, fit, stage, place, step)
-        steps = self._steps(fit, stage, place, step, watching, length)
+        watching = _Stage(self, fit, stage, context, step)
+        steps = self._steps(fit, stage, context, step, watching, length)
         optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
         if watching.best is not None:
             watching.best.restore()
@@ -141,7 +141,7 @@ class Fitting:
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
         return _ended(step.q, network) | tracked
 
-    def _decided(self, s: Settings, stage: int, place: Place, steps: int) -> Settings:
+    def _decided(self, s: Settings, stage: int, context: FitContext, steps: int) -> Settings:
         """Replace rates that are "auto" by numbers, for a fit of this many steps.
 
         Adam moves every weight by about `lr` per step, so the layers with the most inputs, whose weights are small,
@@ -153,11 +153,11 @@ class Fitting:
             fresh = self.run.drawn and self.round.number == stage == 0
             bare = {
                 name
-                for la in place.network.bayesian_layers()
+                for la in context.network.bayesian_layers()
                 if isinstance(la, FreeParameter)
                 for name in la.names.values()
             }
-            narrowest = min((place.network.scales[name] for name in place.part.shapes.keys() - bare), default=1.0)
+            narrowest = min((context.network.scales[name] for name in context.part.shapes.keys() - bare), default=1.0)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
@@ -169,13 +169,13 @@ class Fitting:
             return len(pool)
         return fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
 
-    def _steps(self, fit: Fit, stage: int, place: Place, step: Step, watching: Observer, length: int) -> Steps:
+    def _steps(self, fit: Fit, stage: int, context: FitContext, step: Step, watching: Observer, length: int) -> Steps:
         """Choose how the steps are run: eagerly, or as CUDA graphs."""
-        run, pool = self.run, place.pool
+        run, pool = self.run, context.pool
         number = fit.number
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
-        if place.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
+        if context.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
@@ -194,10 +194,10 @@ class Fitting:
             if tensor is not None:
                 ranks.broadcast_(tensor)
 
-    def _fitted(self, fit: Fit, place: Place, found: dict[str, Tensor]) -> Fitted:
-        network, part = place.network, place.part
+    def _fitted(self, fit: Fit, context: FitContext, found: dict[str, Tensor]) -> Fitted:
+        network, part = context.network, context.part
         own = Gaussian(found["mean"], found.get("log_std"), part)
-        q = written(network.layout, place.start, part, own)
+        q = written(network.layout, context.start, part, own)
         used = own.mean.new_zeros(network.layout.size)
         network.layout.scatter_(used, part, torch.ones(part.size, dtype=used.dtype, device=used.device))
         tracked = []
@@ -210,11 +210,11 @@ class Fitting:
         model = None if fit.model is None else replace(fit.model, posterior=q, statistics=network.statistics())
         return Fitted(network, q, own, part, used, tracked, model)
 
-    def measured(self, place: Place, q: Gaussian) -> tuple[Tensor, Tensor]:
+    def measured(self, context: FitContext, q: Gaussian) -> tuple[Tensor, Tensor]:
         """NLL and accuracy on the validation examples if the round ended with q."""
         run, validation = self.run, self.validation
         assert validation is not None
-        with run.predicting_from(written(place.network.layout, place.start, place.part, q)):
+        with run.predicting_from(written(context.network.layout, context.start, context.part, q)):
             return validation.measure(run.predict(validation.data.x, validation.data.head), run.likelihood)
 
 
@@ -241,9 +241,9 @@ def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian
 class _Stage(Observers):
     """Reports one fit to the round's observer, counting epochs over the whole round, and evaluates validation data."""
 
-    def __init__(self, fitting: Fitting, fit: Fit, stage: int, place: Place, step: Step) -> None:
+    def __init__(self, fitting: Fitting, fit: Fit, stage: int, context: FitContext, step: Step) -> None:
         super().__init__(fitting.observer)
-        self.fitting, self.fit, self.stage, self.place, self.step = fitting, fit, stage, place, step
+        self.fitting, self.fit, self.stage, self.context, self.step = fitting, fit, stage, context, step
         self.stages = max(stage + 1, *(group.method.stages for group in fitting.run.groups))
         validation = fitting.validation if stage == 0 and fit.model is None else None
         self.looks = validation is not None
@@ -259,7 +259,7 @@ class _Stage(Observers):
         done, epochs = self.stage * progress.epochs, self.stages * progress.epochs
         progress = replace(progress, epoch=done + progress.epoch, epochs=epochs, stage=self.fit.stage)
         if self.looks:
-            progress = replace(progress, validation=self.fitting.measured(self.place, self.step.q))
+            progress = replace(progress, validation=self.fitting.measured(self.context, self.step.q))
         stop = super().end_epoch(progress)
         if self.best is None or progress.validation is None:
             return stop

@@ -30,7 +30,7 @@ def find_lessons(
     replicas, heads = len(like), all_heads(pool, losses)
     found: list[tuple[Distillation, list[int]]] = []
     for loss in losses:
-        one, rows = (loss.loss, loss.rows.tolist()) if isinstance(loss, LossOf) else (loss, list(range(replicas)))
+        one, rows = (loss.loss, loss.replicas.tolist()) if isinstance(loss, LossOf) else (loss, list(range(replicas)))
         if type(one) is not Distillation or {*pool.heads, *one.heads} != set(heads):
             return None
         found.append((one, rows))

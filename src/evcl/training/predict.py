@@ -71,7 +71,7 @@ class Predicting(Replicas):
             return posterior
         parts = []
         for group, memory in zip(self.groups, self.memories, strict=True):
-            own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.rows])  # type: ignore[misc]
+            own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
             make = group.method.predictor
             parts.append(own if make is None else make(memory, own, task))
         if len(parts) == 1:

@@ -21,7 +21,7 @@ from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Method, Model, TaskData, for_settings, packing
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
-from evcl.methods.together import Group, grouped
+from evcl.methods.together import ReplicaGroup, grouped
 from evcl.nn import (
     BayesianNetwork,
     Gaussian,
@@ -109,7 +109,7 @@ class Replicas:
                 raise EvclError(f"precision bf16 supports linear layers only, not {type(others[0]).__name__}")
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
-        self.groups = [Group(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
+        self.groups = [ReplicaGroup(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
         centre = mean if prior == "network" else self.network.centre
         width = None
         if bayesian:
@@ -130,7 +130,7 @@ class Replicas:
             return Model(made, made.posterior, made.statistics(), field)
 
         self.memories: tuple[Any, ...] = tuple(
-            memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.rows))
+            memories.initial(group.method.memory, self._of(fresh, group), partial(another, group.replicas))
             for group in self.groups
         )
         self.allow_divergence, self.diverged = (
@@ -141,10 +141,10 @@ class Replicas:
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         self._examined: list[BayesianNetwork] = []
 
-    def _of(self, fresh: Fresh, group: Group) -> Fresh:
-        if len(group.rows) == len(self.seeds):
+    def _of(self, fresh: Fresh, group: ReplicaGroup) -> Fresh:
+        if len(group.replicas) == len(self.seeds):
             return fresh
-        return Fresh(*(gaussian.map(lambda t: t[group.rows]) for gaussian in fresh))
+        return Fresh(*(gaussian.map(lambda t: t[group.replicas]) for gaussian in fresh))
 
     @property
     def memory(self) -> Any:
@@ -202,11 +202,11 @@ class Replicas:
         )
         self._changed()
 
-    def _grown(self, slots: Sequence[Slot], group: Group, model: Model) -> Model:
+    def _grown(self, slots: Sequence[Slot], group: ReplicaGroup, model: Model) -> Model:
         """Extend a second network by the same heads."""
         network = model.network
         old, new = network.layout, network.with_slots(slots)
-        seeds = [self.seeds[r] for r in group.rows]
+        seeds = [self.seeds[r] for r in group.replicas]
         fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
         network.layout = new
         network.posterior = _extended(model.posterior, old, new, fresh)
@@ -303,9 +303,9 @@ class Replicas:
         self.rounds, self.seen = rounds, tuple(seen)
         self._changed()
 
-    def _fits(self, group: Group, tasks: int) -> packing.Fits:
+    def _fits(self, group: ReplicaGroup, tasks: int) -> packing.Fits:
         """What a group's memory is checked against after this many tasks."""
-        like = self.network.posterior.mean[: len(group.rows)]
+        like = self.network.posterior.mean[: len(group.replicas)]
         return packing.Fits(like, self.method.bayesian, self.classes, tasks)
 
     def to(self, device: torch.device | str) -> None:
@@ -339,9 +339,9 @@ class Replicas:
         """Combine the weights of the groups into those of all replicas."""
         whole = self.network.posterior.map(Tensor.clone)
         for group, part in zip(self.groups, parts, strict=True):
-            whole.mean[group.rows] = part.mean
+            whole.mean[group.replicas] = part.mean
             if whole.log_std is not None and part.log_std is not None:
-                whole.log_std[group.rows] = part.log_std
+                whole.log_std[group.replicas] = part.log_std
         return whole
 
 

@@ -61,7 +61,7 @@ class Run(Predicting):
         asked = []
         for group, memory in zip(self.groups, self.memories, strict=True):
             s = group.settings if epochs is None else Settings({**group.settings, "epochs": epochs})
-            asked.append(group.method.learn(memory, round_ if alone else round_of(round_, group.rows), s))
+            asked.append(group.method.learn(memory, round_ if alone else round_of(round_, group.replicas), s))
         answers: list[Fitted | None] = [None] * len(asked)
         for stage in count():
             fits: list[Fit] = []
@@ -69,7 +69,7 @@ class Run(Predicting):
             with capturing if self.network.posterior.mean.is_cuda else nullcontext():
                 for one, answer, group in zip(asked, answers, self.groups, strict=True):
                     try:
-                        with nullcontext() if alone else self.network.only(group.rows):
+                        with nullcontext() if alone else self.network.only(group.replicas):
                             fits.append(one.send(answer))  # type: ignore[arg-type]
                     except StopIteration as end:
                         ended.append(end.value)
@@ -82,7 +82,7 @@ class Run(Predicting):
             answers, first = [], 0
             for fit, group in zip(fits, self.groups, strict=True):
                 last = first + len(fit.trackers)
-                answers.append(fitted if alone else fitted_of(fitted, fit, group.rows, fitted.tracked[first:last]))
+                answers.append(fitted if alone else fitted_of(fitted, fit, group.replicas, fitted.tracked[first:last]))
                 first = last
         raise AssertionError
 

@@ -142,7 +142,7 @@ class Step:
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks = list(trackers), ranks
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        low, copy = network.weights.compute_dtype, None
+        compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
@@ -155,10 +155,10 @@ class Step:
             heads = pool.heads if lessons is None else all_heads(pool, losses)
             places = find_places(chain, layout, heads)
             if self.by_kernels:
-                copy = None if low is None else values.to(low)
-                source = kernels.Chain(places, values if copy is None else copy, grads, pool, lessons)
+                rounded = None if compute_dtype is None else values.to(compute_dtype)
+                source = kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons)
             else:
-                source = Chain(places, values, grads, pool, low, lessons)
+                source = Chain(places, values, grads, pool, compute_dtype, lessons)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
@@ -171,12 +171,12 @@ class Step:
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
-        self.update: Rule = make(self.q, self.variance, grads, pull, s, copy)
+        self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
         self._held: list[tuple[Tensor, Tensor]] = []
-        self._still, self._copy, self._values = None if moves is None else ~moves, copy, values
+        self._still, self._rounded, self._values = None if moves is None else ~moves, rounded, values
         if moves is not None:
             live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
             self._held = [(tensor, tensor.clone()) for tensor in live]
@@ -214,8 +214,8 @@ class Step:
         assert self._still is not None
         for tensor, value in self._held:
             torch.where(self._still, value, tensor, out=tensor)
-        if self._copy is not None:
-            self._copy.copy_(self._values)
+        if self._rounded is not None:
+            self._rounded.copy_(self._values)
 
     def losses_now(self) -> dict[str, Tensor]:
         """[R] each, by name: the current values of the method's terms, and its losses at the last step. Their sum and

@@ -1,4 +1,8 @@
-"""The contract of an update rule. `Fit(rule=make)` calls make(q, variance, grads, pull, settings, low) once per fit."""
+"""The contract of an update rule.
+
+Once per fit, `Fit(rule=make)` calls make(q, variance, grads, pull, settings, rounded). `rounded` is a copy of means and
+variances [S, R, P] in a lower precision that the rule updates too, or None.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ DECAY = 0.999  # of the two running means whose ratio is the curvature
 class Update:
     """Calling it updates `q` and `variance` in place, from the gradients `grads` [S, R, P] and the springs `pull`.
 
-    `low` [S, R, P] is a copy of the means and variances in another precision, which is updated too.
+    `rounded` [S, R, P] is a copy of the means and variances in a lower precision, which is updated too.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Update:
         grads: Tensor,
         pull: Springs | None,
         s: Settings,
-        low: Tensor | None = None,
+        rounded: Tensor | None = None,
     ) -> None:
         self.pull = pull
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: use a smaller strength, or a larger init_std or prior_std")
-        self.q, self.variance, self.grads, self.settings, self.low = q, variance, grads, s, low
+        self.q, self.variance, self.grads, self.settings, self.rounded = q, variance, grads, s, rounded
         self.mean = Adam(q.mean, decided(s.lr))
         self.log_std: Adam | Natural | None = None
         if q.log_std is not None:
@@ -84,8 +84,8 @@ class Update:
     def __call__(self) -> None:
         if self._move is None:
             self._plain()
-            if self.low is not None:
-                for copy, own in zip(self.low, (self.q.mean, self.variance), strict=False):
+            if self.rounded is not None:
+                for copy, own in zip(self.rounded, (self.q.mean, self.variance), strict=False):
                     copy.copy_(own)
         else:
             self._move()
@@ -125,7 +125,7 @@ class Update:
     def buffers(self) -> list[Tensor]:
         """Every tensor that an update changes or reads."""
         found = [t for part in self._parts() for t in part.state()]
-        return [*found, self.grads, *(t for t in (self.variance, self.low, self._counts) if t is not None)]
+        return [*found, self.grads, *(t for t in (self.variance, self.rounded, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
         """The faster implementation, if one is available. It must not refer to `self`: the reference cycle would keep
@@ -196,13 +196,13 @@ class Update:
         """The update by one GPU kernel, in which a CUDA graph needs no number from the host."""
         springs = [None if part is None else (part.w, part.c) for part in (pull.mean, pull.linear, pull.square)]
         states = [part.state()[:3] for part in self._parts()]
-        rates, count, grads, variance, low = self.rates, self.count, self.grads, self.variance, self.low
+        rates, count, grads, variance, rounded = self.rates, self.count, self.grads, self.variance, self.rounded
         mean, std = states[0], states[1] if len(states) > 1 else []
         counts = self._counts = kernels.counts(self.q.mean)
         natural = isinstance(self.log_std, Natural)
 
         def move() -> None:
-            kernels.update(mean, std, natural, rates, grads, variance, springs, count, counts, low)
+            kernels.update(mean, std, natural, rates, grads, variance, springs, count, counts, rounded)
 
         return move
 

@@ -1,0 +1,56 @@
+"""The validation part of a task: what `learn` was asked to hold out, and how a task is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.inputs import Label, positions
+from evcl._core.settings import VALIDATION, Setting
+from evcl.benchmarks.benchmark import stratified
+from evcl.training import TaskData
+
+PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
+HeldOut = float | tuple[Tensor, list[Label]]  # the fraction to hold out, or validation examples of their own
+
+
+def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor, list[Label]]]) -> HeldOut:
+    """What these options of `learn` hold out; `read` reads examples. Raises for bad options before any work begins."""
+    if patience is not None:
+        PATIENCE.check("patience", patience)
+        if validation is None:
+            raise EvclError("patience needs a validation part: validation=0.1, or a pair (x, y)")
+    if validation is None:
+        return 0.0
+    if isinstance(validation, (int, float, str)):
+        return float(replace(VALIDATION, default=0.1, open_low=True).check("validation", validation))
+    try:
+        return read(validation)
+    except EvclError as error:
+        raise EvclError(f"validation: {error}") from None
+
+
+def split(
+    task: TaskData, held: HeldOut, classes: Sequence[Label], generator: torch.Generator
+) -> tuple[TaskData, TaskData]:
+    """The training part and the validation part; a fraction is drawn with `generator`, stratified."""
+    if not isinstance(held, float):
+        x, y = held
+        if x.shape[1:] != task.x.shape[2:]:
+            shapes = tuple(x.shape[1:]), tuple(task.x.shape[2:])
+            raise EvclError(f"validation: its inputs have shape {shapes[0]}, but the task's have {shapes[1]}")
+        try:
+            places = positions(y, classes).to(x.device)
+        except EvclError as error:
+            raise EvclError(f"validation: {error}") from None
+        return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head)
+    count = max(1, round(held * task.y.shape[1]))
+    rows = stratified(task.y[0].cpu(), count, generator)
+    kept, measured = (part.to(task.y.device) for part in rows)
+    learned, held_out = (replace(task, x=task.x[:, part], y=task.y[:, part]) for part in (kept, measured))
+    return learned, held_out

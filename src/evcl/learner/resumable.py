@@ -1,0 +1,61 @@
+"""Learning with checkpoints: a call of `learn` that was interrupted resumes where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evcl._core.errors import Diverged, EvclError
+from evcl._core.interrupts import deferred
+from evcl.training import Checkpointer, Checkpoints, History, Observers, Run, TaskData, Validation
+from evcl.training.checkpointer import AnotherRun
+
+
+def learn(
+    run: Run,
+    folder: Path,
+    about: Mapping[str, Any],
+    tasks: list[TaskData],
+    report: History,
+    validation: Validation | None,
+) -> None:
+    """Learn tasks with checkpoints, resuming from the last one if there is any. The checkpoints are not removed.
+
+    `about` is what the call is, its epochs among it: a checkpoint of another call, or of other data, is refused.
+    """
+    mean = run.network.posterior.mean
+    digest = hashlib.blake2b(digest_size=16)
+    shown = tasks if validation is None else [*tasks, validation.data]
+    for tensor in (mean, *(t for data in shown for t in (data.x, data.y, data.weights))):
+        if tensor is not None:
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    identity = {**about, "data": digest.hexdigest()}
+    environment = {"torch": torch.__version__, "device": str(mean.device)}
+    with deferred() as asked:
+        checkpoints = Checkpoints(folder, resume=True, stop=asked)
+        try:
+            checkpointer = Checkpointer(checkpoints, [identity], environment, warnings.warn, run.ranks)
+        except AnotherRun as error:
+            what = f"{folder} holds the checkpoint of another task ({error.difference})"
+            raise EvclError(f"{what}: finish that task, or remove the folder") from None
+        try:
+            if not checkpointer.enter(run.rounds, run, run.seen, [task.head for task in tasks]):
+                run.learn(tasks, about["epochs"], Observers(report, checkpointer), validation)
+        except Diverged:
+            checkpoints.remove_own()  # resumed, it would diverge again
+            raise
+        if checkpointer.stopping():  # after the last step
+            checkpointer.learned()
+
+
+def remove(run: Run, folder: Path) -> None:
+    """Remove the checkpoints of a call that has ended; every process of the run waits until they are removed."""
+    if run.ranks is None or run.ranks.rank == 0:
+        Checkpoints(folder).remove_own()
+    if run.ranks is not None:
+        run.ranks.first(True, run.network.posterior.mean.device)
