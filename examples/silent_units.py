@@ -1,6 +1,6 @@
 """How inactive ("silent") units defeat a diagonal Fisher: `python examples/silent_units.py`, 15 minutes on one core.
 
-EVCL learns all tasks without distillation (`PULL`), first without and then with `fisher_spread`. The program prints the
+EVCL learns all tasks without distillation, first without and then with `fisher_spread`. The program prints the
 accuracy on the second task (validation rows, predicted with the mean weights) when it was learned; after the last task;
 and after the last task with some weights put back to their values before the third task: those of the first hidden
 layer; those of the second; those into or out of hidden units that were 0 for every training example of the first two
@@ -21,7 +21,7 @@ import evcl
 from evcl.benchmarks import Task
 from evcl.experiments import configure
 
-PULL = {  # one choice for the paper's benchmarks (experiments/paper/search/recipe-8), no distillation
+SETTINGS = {  # the one recipe for the paper's benchmarks of version 0.1, without distillation
     "lr": 0.00252, "batch_size": 256, "epochs": 40, "tempering": 0.00839, "init_std": 0.001, "prior_std": 0.0495,
     "std_rate": 0.01, "predict_samples": 32, "strength": 230.0, "strength_scale": "examples", "fisher_scale": "task",
     "fisher_temperature": 16.6, "fisher_spread": 0.182, "distill": 0.0,
@@ -68,7 +68,7 @@ def put_back(after: dict[str, Tensor], before: dict[str, Tensor], silent: list[T
 def measure(benchmark: str, seed: int, given: dict[str, Any]) -> list[float]:
     """The columns: accuracies on the second task in per cent, and the numbers of silent units."""
     tasks = evcl.benchmarks.get(benchmark, seed, validation=0.1)
-    settings = dict(configure(benchmark, "evcl", "default", given=PULL | given).settings)
+    settings = dict(configure(benchmark, "evcl", "default", given=SETTINGS | given).settings)
     del settings["validation"]
     learner = evcl.EVCL(evcl.nn.mlp(tasks.inputs, tasks.hidden), seed=seed, **settings)
     for task in tasks[:2]:
@@ -98,14 +98,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--benchmark", default="split-fashion-mnist", help="a benchmark with one head per task")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, help="epochs per task [as in PULL]")
-    parser.add_argument("--spread", type=float, nargs="+", help="values of fisher_spread [0 and that in PULL]")
+    parser.add_argument("--epochs", type=int, help="epochs per task [as in SETTINGS]")
+    parser.add_argument("--spread", type=float, nargs="+", help="values of fisher_spread [0 and that in SETTINGS]")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, not {options.seeds}")
     torch.set_num_threads(1)
     print("|", " | ".join(["fisher_spread", *COLUMNS]), "|\n|", " | ".join(["---:"] * (1 + len(COLUMNS))), "|")
-    for spread in options.spread or (0.0, PULL["fisher_spread"]):
+    for spread in options.spread or (0.0, SETTINGS["fisher_spread"]):
         given = {"fisher_spread": spread} | ({} if options.epochs is None else {"epochs": options.epochs})
         each = [measure(options.benchmark, seed, given) for seed in range(options.seeds)]
         print("|", " | ".join([str(spread), *map(cell, zip(*each, strict=True))]), "|", flush=True)

@@ -14,13 +14,13 @@ every accuracy; the tables in RESULTS.md come from there.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
 import numpy as np
 
 from evcl import benchmarks
+from evcl._core.files import in_lines
 from evcl.experiments import configure, execute_all, preset
 from evcl.experiments.engines import Inline
 from evcl.methods import METHODS
@@ -106,7 +106,7 @@ def main() -> None:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         about = {"streams": list(options.streams), "test": options.test, "reversed": options.reversed}
-        options.out.write_text(json.dumps({**about, "accuracy": kept}, indent=1) + "\n", "utf-8")
+        options.out.write_text(f"{in_lines({**about, 'accuracy': kept}, 3)}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ to 4.
 The formula and its constants were chosen on other data: synthetic tables, the diabetes data, Fashion-MNIST, and the
 even digits. Two choices were prompted by results on the data used here, and then made on the other data: that columns
 also count separately (breast cancer, plus 4), and the lower limit of the mean doubt (MNIST). This limit was raised from
-0.01 to 0.06 when predictions became sharper, after looking at seeds 10 and 11 of wine and the digits here. For more than
-1,000 rows it was lowered again on Fashion-MNIST, after MNIST here had fallen below its entropy.
+0.01 to 0.06 when predictions became sharper, after looking at seeds 10 and 11 of wine and the digits here. For
+more than 1,000 rows it was lowered again on Fashion-MNIST, after MNIST here had fallen below its entropy.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MARK = (
     "# --- The rest is written by experiments/paper/make_presets.py from the searches, which use validation data only\n"
 )
 TUNED = (  # in the order in which they were run
-    "digits-3", "paper-4-split", "paper-5-cifar10", "paper-6-split", "paper-6-permuted", "ten-tasks",
+    "digits-3", "paper-4-split", "paper-5-cifar10", "paper-6-split", "paper-6-permuted",
     "paper-7-split-mnist", "paper-7-split-notmnist", "paper-7-split-fashion-mnist", "paper-7-split-cifar10",
     "paper-7-permuted-mnist", "paper-8-split-notmnist", "ten-tasks-2",
     "paper-9-split-mnist", "paper-9-split-notmnist", "paper-9-split-fashion-mnist", "paper-9-split-cifar10",

@@ -9,7 +9,7 @@ import pytest
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
-from evcl.experiments import PAPER_BENCHMARKS, RESULT, best_trial, configure, preset, read_result, recipe
+from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
 
@@ -32,38 +32,39 @@ def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched()
     assert all(searched.settings[name] == value for name, value in trial.items())
 
 
-MEASURED = [  # results on test data, and the searches that chose their settings
-    ("tuned/permuted-mnist", "paper-6-permuted"),
-    ("tuned/split-mnist", "paper-6-split"),
-    ("tuned/split-notmnist", "paper-4-split"),
-    ("tuned/split-fashion-mnist", "paper-6-split"),
-    ("tuned/split-cifar10", "paper-5-cifar10"),
-    ("ten-tasks", "ten-tasks"),
-    ("seeds-20/split-notmnist", "paper-7-split-notmnist"),
-    ("seeds-20/split-cifar10", "paper-7-split-cifar10"),
-    ("seeds-20-before/split-notmnist", "paper-4-split"),
-    ("seeds-20-before/split-cifar10", "paper-5-cifar10"),
-]
+BEFORE = {  # version 0.1's choices
+    "permuted-mnist": "paper-6-permuted",
+    "split-mnist": "paper-6-split",
+    "split-notmnist": "paper-4-split",
+    "split-fashion-mnist": "paper-6-split",
+    "split-cifar10": "paper-5-cifar10",
+}
+SEVENTH = {benchmark: f"paper-7-{benchmark}" for benchmark in BEFORE} | {"split-notmnist": "paper-8-split-notmnist"}
 
 
-@pytest.mark.parametrize(("folder", "search"), MEASURED)
-def test_what_met_the_test_data_is_what_a_search_chose(folder, search):
+@pytest.mark.parametrize(
+    ("folder", "searches"), [("before", BEFORE), ("seeds-20", SEVENTH), ("seeds-20-before", BEFORE)]
+)
+def test_what_met_the_test_data_is_what_a_search_chose(folder, searches):
     found = runpy.run_path(str(PAPER / "make_presets.py"))["found"]
     results = [read_result(path) for path in (PAPER / "results" / folder).rglob(RESULT)]
     assert results
     for result in results:
-        benchmark = f"{result.benchmark}:10" if folder == "ten-tasks" else result.benchmark
-        chosen = best_trial(found(search, benchmark), result.method)["settings"]
-        assert {name: result.config[name] for name in chosen} == chosen, result.method
+        chosen = best_trial(found(searches[result.benchmark], result.benchmark), result.method)["settings"]
+        assert {name: result.config[name] for name in chosen} == chosen, (result.benchmark, result.method)
         assert result.validation == 0
 
 
-def test_the_recipe_that_met_the_test_data_is_the_one_that_loses_least_on_all_benchmarks():
-    found = runpy.run_path(str(PAPER / "make_presets.py"))["found"]
-    chosen, _ = recipe([found("recipe-8", benchmark) for benchmark in PAPER_BENCHMARKS], "evcl")
-    for path in (PAPER / "results" / "recipe").rglob(RESULT):
-        config = read_result(path).config
-        assert {name: config[name] for name in chosen} == chosen
+@pytest.mark.parametrize("folder", ["tuned", "ten-tasks", "with-coresets", "default"])
+def test_what_met_the_test_data_is_the_preset(folder):
+    results = [read_result(path) for path in (PAPER / "results" / folder).rglob(RESULT)]
+    assert results
+    for result in results:
+        wanted = preset(result.preset, result.benchmark, METHODS[result.method], result.tasks)
+        wanted |= {"coreset": result.config["coreset"]} if folder == "with-coresets" else {}
+        assert {name: result.config[name] for name in wanted} == wanted, (result.benchmark, result.method)
+        assert result.preset == ("default" if folder == "default" else "tuned")
+        assert result.validation == 0
 
 
 @pytest.mark.parametrize("benchmark", ["split-mnist", "permuted-digits"])
