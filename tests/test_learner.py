@@ -638,3 +638,31 @@ def test_a_model_from_before_there_was_a_setting_goes_on_as_it_was(name, spread)
     assert saved["format"] == 1
     saved["settings"].pop("fisher_spread", None)
     assert evcl.learner.rebuilt(saved, tensors).settings.get("fisher_spread") == spread
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(5000.0, 2.0), (0.0, 1e-3)])
+def test_inputs_on_a_scale_that_networks_hardly_learn_from_are_named(shift, scale):
+    with pytest.warns(UserWarning, match=r"the inputs are not scaled \(.*scale each column to mean 0"):
+        evcl.EVCL(evcl.nn.mlp(4, [5])).learn(shift + scale * X[:, :4], Y, epochs=1)
+
+
+def test_a_network_that_scales_its_inputs_is_not_warned_of():
+    with torch.random.fork_rng():
+        network = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU())
+    evcl.EVCL(network).learn(5000 + 2 * X[:, :4], Y, epochs=1)
+
+
+def test_saving_before_the_first_task_changes_nothing(tmp_path):
+    learners = [evcl.EVCL(evcl.nn.mlp(X.shape[1], [5]), seed=3)]
+    learners[0].save(tmp_path / "m.safetensors")
+    learners.append(evcl.load(tmp_path / "m.safetensors"))
+    for learner in learners:
+        learner.learn(X, Y, epochs=2)
+    assert (learners[0].predict_proba(X) == learners[1].predict_proba(X)).all()
+
+
+def test_no_head_is_not_a_head():
+    learner = evcl.EVCL(evcl.nn.mlp(X.shape[1], [5]))
+    learner.learn(X, Y, epochs=1)
+    with pytest.raises(evcl.EvclError, match="head must be 'new', or the name or number"):
+        learner.learn(X, Y, head=None, epochs=1)

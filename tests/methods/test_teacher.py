@@ -14,11 +14,11 @@ from sklearn.datasets import load_digits
 import evcl
 from evcl._core.settings import resolve
 from evcl.likelihoods import CATEGORICAL
-from evcl.methods import METHODS, Elastic, Round, TaskData
+from evcl.methods import METHODS, Elastic, Fitted, Round, TaskData
 from evcl.methods.doubt import RIDGE, _error, doubt, tempering
-from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, held, more_rows
+from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, held, more_rows, unlearned
 from evcl.methods.vcl import kl
-from evcl.nn import he_std, outputs
+from evcl.nn import Gaussian, he_std, outputs
 from evcl.training import Run
 
 F64 = torch.float64
@@ -281,3 +281,69 @@ def test_epistemic_uncertainty_falls_with_every_row_learned():
         found.append(float(learner.predictions(x[3000:]).epistemic.mean()))
     assert found == sorted(found, reverse=True)
     assert found[0] > 2 * found[-1] > 0
+
+
+def autograd_fisher(network, layout, mean, x, head, temperature):
+    """The diagonal Fisher by its definition: every example, every class, one backward pass each."""
+    total = torch.zeros_like(mean)
+    for i in range(x.shape[1]):
+        with torch.enable_grad():
+            point = mean.detach().clone().requires_grad_()
+            parts = {name: part[0] for name, part in layout.views(point).items()}
+            weight, bias = (parts[name] for name in network.trunk_names)
+            hidden = F.linear(x[0, i], weight, bias).relu()
+            z = F.linear(hidden, parts[f"head {head}.weight"], parts[f"head {head}.bias"])
+            log_p = (z / temperature).log_softmax(0)
+            for c in range(len(log_p)):
+                (grad,) = torch.autograd.grad(log_p[c], point, retain_graph=True)
+                total += log_p[c].exp().detach() * grad.square()
+    return total / x.shape[1]
+
+
+def test_of_the_precision_that_a_fit_added_only_the_part_of_the_labels_stays():
+    run, s = run_of(classes=(3, 2))
+    task, layout = rows(1, n=15, classes=2), run.network.layout
+    round_ = round_of(run, task, [0])
+    past = held(counted(h0=45), round_, s)
+    prior = Gaussian(run.network.posterior.mean, torch.full_like(run.network.posterior.mean, -2.0), layout)
+    log_std = torch.full_like(prior.mean, -3.0)
+    log_std[:, :3] = -1.0  # where a fit has made a variance larger, there is nothing to take back
+    q = Gaussian(prior.mean, log_std, layout)
+    fitted = Fitted(run.network, q, q, layout, torch.ones_like(prior.mean[0]))
+    found = unlearned(fitted, prior, past, round_).log_std
+
+    labels = autograd_fisher(run.network, layout, prior.mean, task.x, 1, 1.0)
+    taught = s.distill * 3 * 4 * autograd_fisher(run.network, layout, prior.mean, task.x, 0, 2.0)  # n_0 / n, T^2
+    r = torch.where(taught > 0, labels / (labels + taught), 1.0)
+    precision = math.exp(4) + r * (math.exp(6) - math.exp(4))
+    wanted = -0.5 * precision.log()
+    wanted[:, :3] = -1.0
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    names = layout.spans
+    assert (found[:, names["head 0.weight"]] == -2).all()  # no label of this task says anything about another head
+    assert (found[:, names["head 1.weight"]] == -3).all()  # and no teacher about its own
+
+
+def test_without_a_teacher_nothing_is_taken_back():
+    run, s = run_of(distill=0.0)
+    task = rows(1)
+    round_ = round_of(run, task, [0])
+    q = run.network.posterior
+    fitted = Fitted(run.network, q, q, run.network.layout, torch.ones_like(q.mean[0]))
+    assert unlearned(fitted, q, held(counted(h0=40), round_, s), round_) is q
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_other_tasks_do_not_make_an_old_one_look_certain(seed):
+    """Four tasks with heads of their own say nothing new about the first one."""
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype("float32")
+    learner = evcl.EVCL(evcl.nn.mlp(64, [50]), seed=seed)
+    first = x[(y < 2)][100:]
+    for k in range(0, 10, 2):
+        mine = (y >= k) & (y < k + 2)
+        learner.learn(x[mine][:100], y[mine][:100], task=str(k), epochs=20)
+        if k == 0:
+            before = learner.predictions(first, task="0").epistemic.mean()
+    after = learner.predictions(first, task="0").epistemic.mean()
+    assert after > before / 5, (before, after)  # with the variances that distillation leaves, it falls to a fiftieth

@@ -25,8 +25,10 @@ CHUNK = 2**22  # input values processed at once
 SKETCHED = 1000  # approximate number of rows of a task from which a sketch's directions are computed
 SHRINK = 1 / 3  # uncorrelated pseudo-rows added per column, because few rows do not determine the correlation
 LEAST_SHRINK = 1e-3  # minimum fraction of a column's variance that other columns do not explain, for any number of rows
-LEAST_DOUBT = 0.06  # lower limit of the mean doubt: a network doubts rows it was trained on less than new ones,
-FULLY_DOUBTED = 60  # the fewer rows it had, the more so. For n rows, the limit is this number / n where that is smaller
+# A network doubts the rows it was trained on less than new ones, all the more if they were few. So the mean doubt has a
+# lower limit: LEAST_DOUBT, or FULLY_DOUBTED / n for n rows if that is smaller.
+LEAST_DOUBT = 0.06
+FULLY_DOUBTED = 60
 CONSTANT = 1e-7  # a column is constant if its standard deviation is at most this fraction of its mean
 
 
@@ -54,12 +56,12 @@ class Density:
         return Density(about, self.mean + b * step, variance, _directions(torch.cat(parts), variance.sqrt(), most))
 
     def unfamiliar(self, x: Tensor, doubt: Tensor) -> Tensor:
-        """[N], at least 0: about 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
+        """[N], at least 0: 0.7 to 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
 
-        It is the root of the mean of two numbers, each about 1 on average over the training rows: the squared distance
-        from their mean, and the `doubt` [N] of the prediction, which is its entropy divided by the largest possible
-        entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone is small
-        for rows that lie far out.
+        It is the root of the mean of two numbers, each at most about 1 on average over the training rows: the squared
+        distance from their mean, and the `doubt` [N] of the prediction, which is its entropy divided by the largest
+        possible entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone
+        is small for rows that lie far out.
         """
         step = max(1, CHUNK // len(self.mean))
         distance = torch.cat([self._distance(part) for part in x.flatten(1).split(step)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -15,6 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 from evcl._core.errors import EvclError
 
 Label = int | str  # and bool, which is an int
+FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
+SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
 
 
 def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -32,6 +35,25 @@ def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         row = int((~found.isfinite()).flatten(1).any(1).nonzero()[0])
         raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
     return found
+
+
+def warn_of_scale(x: Tensor) -> None:
+    """Warn if a network can hardly learn from inputs [N, ...] on this scale."""
+    flat = x.flatten(1).double()
+    mean, std = flat.mean(0), flat.std(0, correction=0)
+    shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
+    if bool(shifted.any()):
+        column = int((mean.abs() / std).where(shifted, 0).argmax())
+        found = f"column {column} is {float(mean[column]):.4g} on average with a deviation of {float(std[column]):.2g}"
+    elif 0 < float(flat.square().mean().sqrt()) < SMALLEST:
+        found = f"their mean size is {float(flat.square().mean().sqrt()):.2g}"
+    else:
+        return
+    warnings.warn(
+        f"the inputs are not scaled ({found}), so the network may not learn: scale each column to mean 0 and "
+        "deviation 1, or all to the range 0 to 1",
+        stacklevel=4,
+    )
 
 
 def _numbers(x: Any) -> np.ndarray:

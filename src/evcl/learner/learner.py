@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError
 from evcl._core.files import save_tensors
-from evcl._core.inputs import Label, class_weights, labels
+from evcl._core.inputs import Label, class_weights, labels, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, resolve
@@ -195,6 +195,8 @@ class Learner(Predictor):
             raise EvclError(f"a task's name must be text other than {NEW!r} and {INFER!r}, not {name!r}")
         if name in taken:
             raise EvclError(f"{name!r} is already learned: choose another name, with head={name!r} to share its head")
+        if head is None:
+            raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
         if head != "new":
             head = self._head(head)
         elif isinstance(data, Task):
@@ -232,6 +234,8 @@ class Learner(Predictor):
                     validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)
+                if not run.rounds:
+                    self._check_scale(tasks[0].x[0])
                 report.begin(epochs * run.method.stages)
                 if options.checkpoint is None:
                     run.learn(tasks, epochs, report, validation)
@@ -248,6 +252,12 @@ class Learner(Predictor):
         finally:
             self._busy = False
         return names
+
+    def _check_scale(self, x: Tensor) -> None:
+        """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
+        first = next((module for module in self._plain.modules() if not list(module.children())), None)
+        if not isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
+            warn_of_scale(x)
 
     def _with_these(self, tasks: Sequence[TaskData]) -> Density | None:
         """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
@@ -334,6 +344,7 @@ class Learner(Predictor):
             "settings": dict(self.settings),
             "seed": self.seed,
             "rounds": run.rounds,  # with the seed, it determines every generator
+            "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,

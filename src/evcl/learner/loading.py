@@ -86,6 +86,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     )
     del network
     run = learner._run
+    run.drawn = saved.get("drawn") is True
     learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()

@@ -31,9 +31,10 @@ class Predictions(NamedTuple):
             reduce
         epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
         tasks: [N], the first task of the head that predicted: useful with task="infer"
-        unfamiliar: [N], how far the input lies from everything learned from: about 1 for a typical training input,
-            whatever the number of columns. None if unknown: for a model saved by an earlier release, and for inputs
-            that are tokens or have several shapes
+        unfamiliar: [N], how far the input lies from everything learned from: 0.7 to 1 for a typical training input,
+            whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
+            input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
+            release, and for inputs that are tokens or have several shapes
     """
 
     labels: Any

@@ -17,7 +17,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.ewc import Memory, elastic, fisher
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, USUAL, held
+from evcl.methods.teacher import DISTILLATION, USUAL, held, unlearned
 from evcl.methods.terms import Term
 from evcl.methods.vcl import betas, kl
 
@@ -28,6 +28,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     terms: list[Term] = [to_prior, elastic(memory, s, round_.n, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
     importance = fisher(fitted, round_, s)
+    fitted = replace(fitted, q=unlearned(fitted, to_prior.prior, past, round_))
     return Learned(
         fitted.q, memory.after(fitted, round_, importance, s.fisher_decay, betas(beta, memory.beta, past, round_, s))
     )

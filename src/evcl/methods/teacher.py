@@ -27,16 +27,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl import curvature
 from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
-from evcl.methods.method import Loss, Round
-from evcl.nn import BayesianNetwork, outputs
+from evcl.methods.method import Fitted, Loss, Round
+from evcl.nn import BayesianNetwork, Gaussian, outputs
 
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
 UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
 MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
+COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
 Number = Tensor | float  # one number for all replicas, or [R, 1]
 
 DISTILLATION: dict[str, Setting] = {
@@ -161,6 +163,42 @@ def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = 1 - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
+
+
+@torch.no_grad()
+def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Gaussian:
+    """The posterior of a fit, with variances as if only the labels had been learned from.
+
+    Distillation makes variances smaller, as more data would. But its rows have no labels, and `prior` already has the
+    precision of the rows they stand for. So of the precision that the fit added to the prior's, each weight keeps the
+    part r = H / (H + D). H is the diagonal Fisher of the NLL and D is that of the distillation loss, both at the means.
+    """
+    log_std = fitted.q.log_std
+    lessons = [loss for loss in past.lessons if isinstance(loss, Distillation)]
+    if log_std is None or prior.log_std is None or not lessons:
+        return fitted.q
+    classes = sum(round_.network.classes(k) for loss in lessons for k in [round_.tasks[0].head, *loss.heads])
+    count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
+    labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
+    for i, task in enumerate(round_.tasks):
+        n = task.y.shape[1]
+        rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators("unlearned", i)])
+        x, y = task.take(rows.to(task.y.device))
+
+        def curvature_of(head: int, temperature: Number, x: Tensor = x, y: Tensor = y) -> Tensor:
+            about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
+            return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks)
+
+        share = n / round_.n
+        labels += share * curvature_of(task.head, 1.0)
+        for loss in lessons:
+            for k, strength in zip(loss.heads, loss.strength, strict=True):
+                taught += share * strength * loss.temperature**2 * curvature_of(k, loss.temperature)
+    layout, r = fitted.network.layout, torch.ones_like(log_std)
+    layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
+    before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()
+    kept = torch.where((r < 1) & (after > before), -0.5 * (before + r * (after - before)).log(), log_std)
+    return Gaussian(fitted.q.mean, kept, fitted.q.layout)
 
 
 def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:

@@ -18,7 +18,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows
+from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows, unlearned
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
 from evcl.nn.slots import head_names
@@ -35,11 +35,10 @@ class Memory:
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past, beta = held(memory.rows, round_, s), tempering(s, round_)
-    terms = [kl(memory.prior, beta, memory.beta, past, round_, s)]
-    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
-    return Learned(
-        fitted.q, Memory(fitted.q, more_rows(memory.rows, round_), betas(beta, memory.beta, past, round_, s))
-    )
+    to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
+    fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.lessons)
+    q = unlearned(fitted, to_prior.prior, past, round_)
+    return Learned(q, Memory(q, more_rows(memory.rows, round_), betas(beta, memory.beta, past, round_, s)))
 
 
 def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:

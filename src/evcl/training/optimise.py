@@ -61,7 +61,7 @@ def optimise(
             names = ", ".join(str(seed) for seed, ok in zip(seeds, sound.tolist(), strict=True) if not ok)
             raise Diverged(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
-                f"the state from before this task is kept: try a smaller lr than {s.lr}"
+                f"the state from before this task is kept: scale the inputs, or try a smaller lr than {s.lr}"
             )
         stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, decided(s.lr) * factor)) is True
         if stop if ranks is None else ranks.first(stop, nll.device):

@@ -111,5 +111,8 @@ def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -
         raise EvclError("a head's labels must be all integers or all strings; these are a mixture")
     classes = list(dict.fromkeys([*head, *known, *sorted(set(y))]))
     if len(classes) < 2:
-        raise EvclError(f"a new head needs at least two classes, but the labels contain only {classes[0]!r}")
+        raise EvclError(
+            f"a new head needs at least two classes, but the labels contain only {classes[0]!r}: "
+            "name all classes with classes=[...]"
+        )
     return classes

@@ -77,7 +77,7 @@ class Update:
         self._set_rates()
         self.count = self.mean.count  # number of steps taken
         self._counts: Tensor | None = None  # number of steps taken, for the GPU kernel
-        self._taken = 0  # number of steps taken, for compiled CPU code, which takes Python numbers
+        self._taken = [0]  # number of steps taken, for compiled CPU code, which takes Python numbers
         self.scratch, self.second = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
         self._move = self._choose()
 
@@ -107,7 +107,7 @@ class Update:
         counts = [part.count for part in self._parts() if isinstance(part, Adam)]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # the largest count that float32 reaches in steps of 1
-        self._taken = steps
+        self._taken[0] = steps
 
     def _set_rates(self) -> None:
         for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
@@ -179,10 +179,10 @@ class Update:
                 state = [t[r] for t in (*own, *rest)]
                 name = "update_natural" if natural else "update_log_std"
                 log_stds.append(compiled.bind(name, state[0].numel(), *state))
-        count, parts, numbers = self.count, (means, log_stds)[: len(self.rates)], self._numbers
+        count, parts, numbers, taken = self.count, (means, log_stds)[: len(self.rates)], self._numbers, self._taken
 
         def move() -> None:
-            self._taken = steps = self._taken + 1
+            taken[0] = steps = taken[0] + 1
             count.fill_(steps)
             correction, root = 1 / (1 - BETA1**steps), (1 - BETA2**steps) ** -0.5
             for calls, rates, by_adam in zip(parts, numbers, (True, not natural), strict=False):
