@@ -125,7 +125,7 @@ def reproduce(
 
 def tune(
     search: Annotated[
-        Path, typer.Argument(help="A TOML file that says what is searched; experiments/paper/search has some.")
+        Path, typer.Argument(help="A TOML file that defines the search; see experiments/paper/search for examples.")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
@@ -139,7 +139,9 @@ def tune(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Choose settings on validation data, with equally many trials per method. Finished benchmarks are kept."""
+    """Search for settings on validation data, with the same number of trials for every method. Finished benchmarks are
+    not searched again.
+    """
     experiments.load_plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)

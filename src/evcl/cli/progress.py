@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def console() -> Console:
-    """Where the commands print. rich is imported here and below, where it is used: evcl --help does without."""
+    """The console that all commands print to. rich is imported where it is used, so that evcl --help starts fast."""
     from rich.console import Console
 
     return Console(highlight=False)

@@ -24,7 +24,7 @@ SIDE = Setting(64, "longest side of images", low=1, high=1000)
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
 Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with one folder per class.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
-Unknown = Annotated[str, typer.Option(help="Treat a category that the first task did not have as error or missing.")]
+Unknown = Annotated[str, typer.Option(help="What a category is that the first task did not have: error or missing.")]
 
 
 def learn(
@@ -124,7 +124,7 @@ def predict(
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
-        _say("no column unfamiliar: an earlier evcl began this model, and did not record what its rows are like")
+        _say("there is no column unfamiliar: the version of evcl that created this model did not record what it needs")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
         _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from evcl._core.errors import missing
 from evcl._core.lazy import lazily
 
-if find_spec("msgspec") is None:  # found, not imported: evcl --help can do without
+if find_spec("msgspec") is None:  # not imported here, because evcl --help does not need it
     raise missing("cli", "evcl.experiments needs msgspec")
 
 if TYPE_CHECKING:

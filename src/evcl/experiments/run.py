@@ -41,7 +41,7 @@ from evcl.training import (
 )
 
 MOST_SEEDS = 10_000
-"""The most seeds that a run may have."""
+"""The maximum number of seeds of a run."""
 _drawing = threading.Lock()  # there is one generator for all threads
 
 

@@ -63,9 +63,9 @@ class Learner(Predictor):
     them, which is used for prediction.
 
     Attributes:
-        method: the method it learns by
+        method: the method
         settings: all settings of the method, with their values
-        seed: what everything random derives from
+        seed: the seed of all its random generators
         history: for each task learned, its `Epoch`s; not saved with the learner
     """
 
