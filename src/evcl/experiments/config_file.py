@@ -20,7 +20,7 @@ DOTTED = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++\s*+\.\s*+){{{MOST_PARTS}}}")
 WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
 Space = dict[str, Any]  # maps a setting to its value, or to the values that it may take
 Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # maps the name of a table to a method's Space
-Names = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
+NameList = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 S = TypeVar("S", bound=Struct)
 

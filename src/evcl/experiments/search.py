@@ -44,7 +44,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.cells import MakeEngine
-from evcl.experiments.config_file import Names, Seed, Space, Spaces, at_key, checked, read_config
+from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
@@ -57,7 +57,7 @@ Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last
 class Search(Struct, frozen=True, kw_only=True):
     """The contents of a search file."""
 
-    benchmarks: Names
+    benchmarks: NameList
     validation: Annotated[float, Meta(gt=0, lt=1)]
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
     trials: Annotated[int, Meta(ge=1, le=1_000)]

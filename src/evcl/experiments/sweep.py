@@ -32,7 +32,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from evcl._core.errors import EvclError
-from evcl.experiments.config_file import Names, Seed, Space, Spaces, at_key, checked, read_config
+from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
 
@@ -42,7 +42,7 @@ MOST_CELLS = 100_000
 class Sweep(Struct, frozen=True, kw_only=True):
     """The contents of a sweep file."""
 
-    benchmarks: Names
+    benchmarks: NameList
     seeds: (
         Annotated[int, Meta(ge=1, le=MOST_SEEDS)]
         | Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
@@ -50,7 +50,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     preset: str = "tuned"
     draws: Annotated[int, Meta(ge=0, le=10_000)] = 0
     settings: Space = {}
-    methods: Names | Spaces
+    methods: NameList | Spaces
 
 
 def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list[Config]:
