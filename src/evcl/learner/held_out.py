@@ -35,7 +35,7 @@ def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor
         raise EvclError(f"validation: {error}") from None
 
 
-def split(
+def hold_out(
     task: TaskData, held: HeldOut, classes: Sequence[Label], generator: torch.Generator
 ) -> tuple[TaskData, TaskData]:
     """The training part and the validation part; a fraction is drawn with `generator`, stratified."""

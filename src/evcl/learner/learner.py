@@ -228,7 +228,7 @@ class Learner(Predictor):
                 validation = None
                 if options.validation is not None:
                     drawn = generator(self.seed, "validation", run.rounds)
-                    tasks[0], data = held_out.split(tasks[0], held, classes, drawn)
+                    tasks[0], data = held_out.hold_out(tasks[0], held, classes, drawn)
                     validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)

@@ -47,7 +47,7 @@ class CsvFile:
             next(rows, None)
             while True:
                 numbers: Sequence[int]
-                numbers, columns = lines.split(self._separator, len(self._names)) or self._read(rows)
+                numbers, columns = lines.read_plain(self._separator, len(self._names)) or self._read(rows)
                 if not numbers:
                     return
                 found = {name: _values(c) for name, c in zip(self._names, columns, strict=True) if name in names}
@@ -114,7 +114,7 @@ class _Lines:
         except UnicodeDecodeError as error:
             bad(self._path, f"line {self._number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
 
-    def split(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
+    def read_plain(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
         """Read the next lines fast, without `csv`, if none of them is blank or has quotes: returns their numbers, and
         their cells by column. Otherwise reads nothing and returns None. Most files are like this, and `csv` takes twice
         as long.
