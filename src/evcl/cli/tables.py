@@ -89,8 +89,8 @@ def learn(
             )
     except Interrupted:
         folder = tables.checkpoint_folder(model)
-        kept = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
-        raise Interrupted(f"the model is unchanged{kept}") from None
+        saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
+        raise Interrupted(f"the model is unchanged{saved}") from None
     line = found.history[-1]
     if len(found.history) == 1:
         _fact("columns", _columns(found))

@@ -33,7 +33,7 @@ from evcl.training import Given, History, Run, Session, TaskData, Validation
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
-KEPT = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
+FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 NEW = "new"  # the value of `head` that gives a task its own head
 MOST_HEADS = 10_000  # that a learner or a file may have
 
@@ -307,13 +307,13 @@ class Learner(Predictor):
             head.bias.copy_(bias)
         return nn.Sequential(trunk, head).eval()
 
-    def _restore_kept(self, kept: dict[str, Tensor]) -> None:
+    def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:
         """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
         own = self._run.network.trunk.state_dict()
-        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in kept.items()}:
+        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in frozen.items()}:
             raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
         for module in (self._run.network.trunk, self._plain):
-            module.load_state_dict(kept, strict=False)
+            module.load_state_dict(frozen, strict=False)
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
         """Write everything needed to continue learning, as safetensors: tensors and JSON, no code.
@@ -345,10 +345,10 @@ class Learner(Predictor):
             "heads": [[name, classes] for name, classes in self._heads.items()],
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
-        kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self._session.density is not None:
-            kept |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
-        return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
+            more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
+        return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}
 
 
 def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> TaskData:

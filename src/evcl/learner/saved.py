@@ -55,11 +55,11 @@ def _from_1(
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
         else:
-            told[one.name] = _kept(at, saved, tensors, found)
+            told[one.name] = _coresets(at, saved, tensors, found)
     return {"fields": told}
 
 
-def _kept(at: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[Any]:
+def _coresets(at: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[Any]:
     """The coreset of each task."""
     heads = [name for name, _ in saved["heads"]]
     told = []
