@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evcl._core.interrupts import Interrupted
-from evcl._core.settings import SEED, Setting, resolve
+from evcl._core.settings import SEED, VALIDATION, Setting, resolve
 from evcl.callbacks import Callback, Epoch
 from evcl.cli.options import GivenSettings, Usage, one_thread, settings, usage
 from evcl.cli.progress import console
@@ -18,7 +19,7 @@ from evcl.cli.progress import console
 if TYPE_CHECKING:
     from evcl import tables
 
-VALIDATION = Setting(0.1, "fraction of the file to hold out", high=0.5)
+HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
@@ -52,7 +53,7 @@ def learn(
     from evcl import methods, tables
 
     with usage():
-        VALIDATION.check("--validation", validation)
+        HELD_OUT.check("--validation", validation)
         chosen = methods.get(method or "evcl")
         if chosen.jointly:
             raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
