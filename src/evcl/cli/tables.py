@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +10,8 @@ import typer
 
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, VALIDATION, Setting, resolve
-from evcl.callbacks import Callback, Epoch
 from evcl.cli.options import GivenSettings, Usage, one_thread, settings, usage
-from evcl.cli.progress import console
+from evcl.cli.progress import console, epochs_bar
 
 if TYPE_CHECKING:
     from evcl import tables
@@ -74,7 +71,7 @@ def learn(
     one_thread()
     lenient = _lenient(unknown)
     try:
-        with _progress(task or data.stem) as callbacks:
+        with epochs_bar(task or data.stem) as callbacks:
             found = tables.learn(
                 model,
                 data,
@@ -208,23 +205,3 @@ def _lenient(unknown: str) -> bool:
     if unknown not in ("error", "missing"):
         raise Usage(f"--unknown must be error or missing, not {unknown!r}")
     return unknown == "missing"
-
-
-@contextmanager
-def _progress(task: str) -> Iterator[list[Callback]]:
-    """Show a bar over the epochs on a terminal; elsewhere nothing, because the result is printed anyway."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    if not console().is_terminal:
-        yield []
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
-        bar = bars.add_task(task, total=None, state="reading")
-
-        class Bar(Callback):
-            def end_epoch(self, epoch: Epoch) -> None:
-                state = f"epoch {epoch.epoch}/{epoch.epochs}"
-                bars.update(bar, completed=epoch.epoch, total=epoch.epochs, state=state)
-
-        yield [Bar()]
