@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from evcl._core.errors import EvclError, extra
+from evcl._core.inputs import positions
 from evcl.benchmarks import Examples
 from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
@@ -174,14 +175,14 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, before: Learner | None, x: Any, y: Any, known: list[Any], task: str | None) -> EVCLClassifier:
         labels = _in_order([*known, np.unique(y)])
-        place = {label: k for k, label in enumerate(labels.tolist())}
-        examples = Examples(torch.from_numpy(x), torch.tensor([place[label] for label in y.tolist()]))
+        names = labels.tolist()
+        examples = Examples(torch.from_numpy(x), positions(y.tolist(), names))
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
         weight: Any = self.class_weight
         if isinstance(weight, Mapping):
-            if unknown := [label for label in weight if label not in place]:
-                raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {list(place)}")
-            weight = {place[label]: value for label, value in weight.items()}
+            if unknown := [label for label in weight if label not in names]:
+                raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {names}")
+            weight = {names.index(label): value for label, value in weight.items()}
         learner.learn(
             examples,
             str(len(learner.tasks)) if task is None else task,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import parsed
+from evcl._core.inputs import positions
 from evcl._core.randomness import generator
 from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
@@ -127,8 +128,7 @@ class Model:
             found = self.learner.predictions(held.x, task)
         except BadExample as error:
             bad(source.path, "a row that was held out", error.what)
-        place = {label: k for k, label in enumerate(self.learner.classes(task))}
-        columns = torch.tensor([place.get(int(label), -1) for label in held.y.tolist()])
+        columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
         p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
         nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
         means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
@@ -193,8 +193,7 @@ class Rows:
     codes: list[int]  # per row, the index of its label in `names`
 
     def numbers(self, labels: Sequence[str]) -> Tensor:
-        place = {label: k for k, label in enumerate(labels)}
-        return torch.tensor([place[name] for name in self.names])[torch.tensor(self.codes)]
+        return positions(self.names, labels)[torch.tensor(self.codes)]
 
 
 def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None = None) -> Rows:
