@@ -168,11 +168,7 @@ class Predictor:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
-        found = {}
-        for task in tasks:
-            x, y = task.test
-            found[task.name] = float((self.predict(x, task.name) == y).double().mean())
-        return found
+        return {task.name: self.measure(task).accuracy for task in tasks}
 
     def measure(self, data: Any, task: str | int | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
