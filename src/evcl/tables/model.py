@@ -22,10 +22,12 @@ from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import parsed
 from evcl._core.inputs import positions
 from evcl._core.randomness import generator
+from evcl._core.settings import SEED, resolve
 from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, Predictions, load
+from evcl.methods import get as get_method
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
@@ -233,7 +235,10 @@ def create(
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Model, Rows]:
     """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
-    Learner(mlp(1, hidden), method, seed=seed, **(settings or {}))  # raises first if these options are wrong
+    chosen = get_method(method)  # wrong options raise here, before the file is read
+    resolve(chosen.name, chosen.known_settings, settings or {})
+    SEED.check("seed", seed)
+    mlp(1, hidden)
     for name in (*drop, *categories):
         if name not in source.shapes:
             bad(
