@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError
-from evcl._core.files import save_tensors
 from evcl._core.inputs import Label, class_weights, labels
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
@@ -25,7 +23,7 @@ from evcl.benchmarks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner import held_out, resumable
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
-from evcl.learner.saved import FORMAT
+from evcl.learner.saved import FORMAT, write
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Names, head_names
@@ -320,8 +318,7 @@ class Learner(Predictor):
 
         `notes` are texts of your own, stored in the file's metadata beside those of evcl.
         """
-        description, tensors = self.described()
-        save_tensors(path, tensors, {**(notes or {}), "evcl": json.dumps(description)})
+        write(path, self.described(), notes or {})
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""

@@ -27,6 +27,7 @@ from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, Predictions, load
+from evcl.learner.saved import write
 from evcl.methods import get as get_method
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
@@ -183,8 +184,9 @@ class Model:
         )
         # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
-        size = len(json.dumps(text)) + len(json.dumps(json.dumps(self.learner.described()[0])))
-        self.learner.save(path, {NOTE: text + " " * (-size % BLOCK)})
+        described = self.learner.described()
+        size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
+        write(path, described, {NOTE: text + " " * (-size % BLOCK)})
 
 
 @dataclass
