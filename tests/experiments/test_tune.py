@@ -9,7 +9,7 @@ import pytest
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune, write_found
+from evcl.experiments import Store, best_trial, configure, execute, read_search, tune, write_found
 from evcl.experiments.engines import Inline
 from evcl.experiments.search import _asked, refinement, trials
 
@@ -116,20 +116,6 @@ def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
         settings = {**best["settings"], "validation": 0.2}
         alone = [execute(configure("split-digits", of, "paper", [seed], given=settings)) for seed in (7, 8)]
         assert best["per_seed"] == pytest.approx([one.average_accuracy.mean for one in alone])
-
-
-def test_one_recipe_is_the_trial_that_loses_least_everywhere():
-    def result(a, b, c):
-        each = [{"settings": {"strength": s}, "mean": m} for s, m in ((1, a), (2, b), (3, c))]
-        return {"tried": {"evcl": sorted(each, key=lambda t: -(t["mean"] or 0))}}
-
-    settings, means = recipe([result(0.9, 0.85, 0.2), result(0.1, 0.8, 0.9)], "evcl")
-    assert settings == {"strength": 2}
-    assert means == pytest.approx([0.85, 0.8])
-    assert recipe([result(None, 0.5, 0.1)], "evcl")[0] == {"strength": 2}  # a trial that was lost
-    twice = {"tried": {"evcl": [{"settings": {"strength": s}, "mean": m} for s, m in ((1, 0.9), (1, 0.9), (2, 0.1))]}}
-    assert recipe([twice, twice], "evcl")[0] == {"strength": 1}  # choices repeat themselves
-    assert recipe([result(None, None, None)], "evcl")[1] == [0]
 
 
 def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):

@@ -223,9 +223,5 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
             accuracy = (
                 "diverged" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
             )
-            table.add_row(method, accuracy, one_line(trial["settings"]))
+            table.add_row(method, accuracy, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)
-
-
-def one_line(settings: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())

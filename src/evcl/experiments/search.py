@@ -302,15 +302,3 @@ def read_found(path: Path, search: Search) -> dict[str, Any]:
     if not same:
         raise EvclError(f"{path} holds the result of another search: pass --overwrite or another --out")
     return found
-
-
-def recipe(searches: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
-    """The one trial of a method that is best on all benchmarks together: by the mean of its distance to the best."""
-    tables = [
-        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in found["tried"][method]}
-        for found in searches
-    ]
-    best = [max(table.values()) for table in tables]
-    everywhere = [key for key in tables[0] if all(key in table for table in tables)]
-    key = min(everywhere, key=lambda k: sum(top - table[k] for top, table in zip(best, tables, strict=True)))
-    return json.loads(key), [table[key] for table in tables]
