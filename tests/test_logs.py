@@ -167,7 +167,7 @@ def test_the_callbacks_of_a_stream_hear_where_each_task_begins_and_ends():
     stream = Benchmark("small", [Task(name, name, (0, 1), part, part) for name in "ab"], hidden=[4])
     settings = resolve("naive", METHODS["naive"].known_settings, {"epochs": 2})
     run = Run(evcl.nn.mlp(4, [4]), METHODS["naive"], [settings], [0], draw=True)
-    learn_stream(run, [stream], watch=lambda k, name: History(name, [Heard()]))
+    learn_stream(run, [stream], make_observer=lambda k, name: History(name, [Heard()]))
     assert heard == [
         one
         for task in "ab"

@@ -23,6 +23,7 @@ MODULES = (
     "evcl.nn",
     "evcl.sklearn",
 )
+PARTLY = {"evcl.training": ["joined"]}  # of these modules, only some names are public
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 
 
@@ -37,11 +38,12 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, *PARTLY])
 def test_every_public_name_has_an_entry(site, module):
     pages = "".join(page.read_text("utf-8") for page in (site / "api").glob("*.html"))
     entries = set(re.findall(r'<h\d id="([^"]+)"', pages))
-    wanted = {module, *(f"{module}.{name}" for name in importlib.import_module(module).__all__)}
+    names = PARTLY.get(module) or importlib.import_module(module).__all__
+    wanted = {module, *(f"{module}.{name}" for name in names)}
     assert wanted <= entries, f"no docstring, or not on the page: {sorted(wanted - entries)}"
 
 
@@ -53,4 +55,4 @@ def test_nothing_is_fetched_while_it_is_read(site):
 
 def test_the_pages_name_public_modules_only():
     for page in (ROOT / "docs" / "api").glob("*.md"):
-        assert set(re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)) <= set(MODULES), page.name
+        assert set(re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)) <= {*MODULES, *PARTLY}, page.name

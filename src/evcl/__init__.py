@@ -1,4 +1,4 @@
-"""Bayesian continual learning: a model learns one task after another, and keeps what it knew."""
+"""Bayesian continual learning: a model learns one task after another without forgetting the earlier ones."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from evcl._core.version import __version__
     from evcl.callbacks import Callback, Epoch
     from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, Predictions, load
-else:  # torch takes seconds to import, and the command line does not always need it
+else:  # torch takes seconds to import, and some commands do not need it
     __getattr__, __dir__ = lazily(
         __name__,
         {

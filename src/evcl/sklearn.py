@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from evcl._core.errors import EvclError, extra
+from evcl._core.inputs import positions
 from evcl.benchmarks import Examples
 from evcl.learner import Learner, Predictions, rebuilt
 from evcl.methods import get as get_method
@@ -26,18 +27,18 @@ SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size"
 
 
 class Uncertainty(NamedTuple):
-    """How unsure N predictions are, [N] each; `evcl.Predictions` says more of what these mean.
+    """How uncertain N predictions are, [N] each; see `evcl.Predictions` for details.
 
     Attributes
     ----------
     entropy
-        Of the probabilities, in nats: aleatoric + epistemic.
+        Entropy of the predicted probabilities, in nats: aleatoric + epistemic.
     aleatoric
-        Doubt that more data of this kind would not settle, in nats.
+        Uncertainty that more data of this kind would not reduce, in nats.
     epistemic
-        Doubt that comes from the weights being unsure, in nats.
+        Uncertainty due to uncertain weights, in nats.
     unfamiliar
-        How far the row lies from all that was learned: about 1 for a typical one of those.
+        How far the row lies from all training rows: about 1 for a typical training row.
     """
 
     entropy: Any
@@ -62,21 +63,22 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     method consolidates it. A task may add new classes. Inputs should be scaled, as for any perceptron.
 
     `strength`, `tempering`, `init_std`, `prior_std`, `lr`, `batch_size`, `epochs` and `predict_samples` are settings of
-    the method, as everywhere in evcl. None is the method's default; one that the method does not have is refused.
+    the method, as everywhere in evcl. None means the method's default; a setting that the method does not have is an
+    error.
 
     Parameters
     ----------
     hidden_layer_sizes
         Widths of the hidden layers.
     method
-        "evcl", "vcl", "ewc", "naive" or another; see `evcl list`.
+        "evcl", "vcl", "ewc", "naive" or another method; see `evcl list`.
     early_stopping
-        Hold a part of each task out, stratified, and end the task after `n_iter_no_change` epochs without a smaller NLL
-        there, with the weights of the best epoch.
+        Hold out a stratified part of each task, stop the task after `n_iter_no_change` epochs without a lower NLL on
+        that part, and restore the weights of the best epoch.
     validation_fraction
-        The part of each task that early stopping holds out.
+        The fraction of each task that early stopping holds out.
     n_iter_no_change
-        How many epochs early stopping waits for a smaller NLL.
+        How many epochs early stopping waits for a lower NLL.
     class_weight
         "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
     settings
@@ -84,22 +86,22 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state
         A number, a numpy RandomState or None, as in scikit-learn.
     device
-        Where it trains: "cpu" or "cuda".
+        The device to train on: "cpu" or "cuda".
 
     Attributes
     ----------
     classes_
         The labels, sorted: the columns of `predict_proba`.
     tasks_
-        The names of the tasks learned, in their order.
+        The names of the learned tasks, in order.
     n_features_in_
         As in scikit-learn.
     feature_names_in_
         As in scikit-learn.
     learner_
-        The `evcl.Learner` inside, which knows the classes by their numbers in `labels_`.
+        The underlying `evcl.Learner`. Its classes are indices into `labels_`.
     labels_
-        The labels in the order in which they came.
+        The labels in the order in which they first appeared.
     """
 
     def __init__(
@@ -173,14 +175,14 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, before: Learner | None, x: Any, y: Any, known: list[Any], task: str | None) -> EVCLClassifier:
         labels = _in_order([*known, np.unique(y)])
-        place = {label: k for k, label in enumerate(labels.tolist())}
-        examples = Examples(torch.from_numpy(x), torch.tensor([place[label] for label in y.tolist()]))
+        names = labels.tolist()
+        examples = Examples(torch.from_numpy(x), positions(y.tolist(), names))
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
         weight: Any = self.class_weight
         if isinstance(weight, Mapping):
-            if unknown := [label for label in weight if label not in place]:
-                raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {list(place)}")
-            weight = {place[label]: value for label, value in weight.items()}
+            if unknown := [label for label in weight if label not in names]:
+                raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {names}")
+            weight = {names.index(label): value for label, value in weight.items()}
         learner.learn(
             examples,
             str(len(learner.tasks)) if task is None else task,
@@ -234,7 +236,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- pickling --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        # The learner as words and plain tensors, as it is saved; unpickled, it is on the CPU.
+        # The learner is pickled as its description and tensors, as in its file; unpickled, it is on the CPU.
         state = super().__getstate__().copy()
         if "learner_" in state:
             state["learner_"] = state["learner_"].described()

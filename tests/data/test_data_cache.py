@@ -210,7 +210,7 @@ def test_without_a_home_folder_it_says_what_to_set(monkeypatch):
     monkeypatch.delenv("EVCL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    with pytest.raises(EvclError, match="no home folder to keep a cache in: name a folder with EVCL_CACHE"):
+    with pytest.raises(EvclError, match="no home folder for the cache: name a folder with EVCL_CACHE"):
         cache_folder()
 
 

@@ -7,7 +7,7 @@ import pytest
 from evcl._core.errors import EvclError
 from evcl.experiments import Forecast, configure, execute, read_result, reproduce, standing, write_result
 from evcl.experiments.engines import Inline
-from evcl.experiments.paper import work
+from evcl.experiments.paper import cost
 from evcl.report import find_results
 
 
@@ -37,15 +37,15 @@ def test_the_end_is_predicted_from_the_work_done_so_far():
     assert forecast.remaining() == 0
 
 
-def test_work_counts_what_costs_time():
+def test_cost_counts_what_takes_time():
     def of(method, **given):
-        return work(configure("split-digits", method, seeds=[0], given=given))
+        return cost(configure("split-digits", method, seeds=[0], given=given))
 
     assert of("naive", epochs=10) == 2 * of("naive", epochs=5)
     assert of("evcl") > 2 * of("naive")
     assert of("vcl-random-coreset") > of("vcl")
     assert of("evcl", coreset="kcenter") == of("vcl-kcenter-coreset")
-    assert work(configure("split-digits", "naive", seeds=[0, 1])) == 2 * of("naive")
+    assert cost(configure("split-digits", "naive", seeds=[0, 1])) == 2 * of("naive")
 
 
 def configs(*methods, epochs=1, seeds=(0, 1)):

@@ -8,7 +8,7 @@ from torch import nn
 from evcl import EvclError
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute
-from evcl.experiments.paper import work
+from evcl.experiments.paper import cost
 from evcl.report.runs import settings
 
 
@@ -52,4 +52,4 @@ def test_a_stream_has_hidden_layers_or_a_network():
 
 def test_the_forecast_counts_its_weights(benchmark):
     config = configure(benchmark, "naive", "paper", [0], 1, {"epochs": 1})
-    assert work(config) == (4 * 9 + 4) * len(get(benchmark)[0].train)
+    assert cost(config) == (4 * 9 + 4) * len(get(benchmark)[0].train)

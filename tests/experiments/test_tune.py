@@ -9,7 +9,7 @@ import pytest
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl.experiments import Store, best_trial, configure, execute, read_search, recipe, tune, write_found
+from evcl.experiments import Store, best_trial, configure, execute, read_search, tune, write_found
 from evcl.experiments.engines import Inline
 from evcl.experiments.search import _asked, refinement, trials
 
@@ -57,9 +57,9 @@ def test_alternatives_share_a_methods_trials(search):
     both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]") + '[[methods.ewc]]\nfisher_scale = "task"\nepochs = 1\n'
     tried = trials(read_search(search(both)), "ewc")
     assert [trial.get("fisher_scale") for trial in tried] == [None, None, "task"]
-    with pytest.raises(EvclError, match="of one method"):
+    with pytest.raises(EvclError, match="for one method"):
         read_search(search(both + 'method = "evcl"\n'))
-    with pytest.raises(EvclError, match="at most as many as trials"):
+    with pytest.raises(EvclError, match="no more than its trials"):
         read_search(search(both.replace("trials = 3", "trials = 1")))
 
 
@@ -101,7 +101,7 @@ def test_the_best_of_this_search_and_earlier_ones_are_measured_again(search, tmp
         alone = execute(configure("split-digits", of, "paper", [9], given=settings))
         assert again[0]["per_seed"] == pytest.approx(alone.average_accuracy.per_seed)
     (tmp_path / "first" / "split-digits.json").unlink()
-    with pytest.raises(EvclError, match="not what a search found"):
+    with pytest.raises(EvclError, match="not the result of a search"):
         tune(asked, "split-digits")
 
 
@@ -118,20 +118,6 @@ def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
         assert best["per_seed"] == pytest.approx([one.average_accuracy.mean for one in alone])
 
 
-def test_one_recipe_is_the_trial_that_loses_least_everywhere():
-    def result(a, b, c):
-        each = [{"settings": {"strength": s}, "mean": m} for s, m in ((1, a), (2, b), (3, c))]
-        return {"tried": {"evcl": sorted(each, key=lambda t: -(t["mean"] or 0))}}
-
-    settings, means = recipe([result(0.9, 0.85, 0.2), result(0.1, 0.8, 0.9)], "evcl")
-    assert settings == {"strength": 2}
-    assert means == pytest.approx([0.85, 0.8])
-    assert recipe([result(None, 0.5, 0.1)], "evcl")[0] == {"strength": 2}  # a trial that was lost
-    twice = {"tried": {"evcl": [{"settings": {"strength": s}, "mean": m} for s, m in ((1, 0.9), (1, 0.9), (2, 0.1))]}}
-    assert recipe([twice, twice], "evcl")[0] == {"strength": 1}  # choices repeat themselves
-    assert recipe([result(None, None, None)], "evcl")[1] == [0]
-
-
 def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     wild = SEARCH.replace("epochs = 1\n", "epochs = 1\nstd_lr_scale = 1000.0\nlr = {choices = [0.001, 10.0]}\n")
     found = tune(read_search(search(wild.replace('std_update = "natural"', 'std_update = "adam"'))), "split-digits")
@@ -145,21 +131,21 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     [
         ("trials = 3", "", "search.toml: the key 'trials' is missing"),
         ("trials = 3", "trials = 3\nrefine = -1", "refine: must be a whole number >= 0, not -1"),
-        ("trials = 3", "trials = 3\nconfirm = 1", "goes with confirm_seeds"),
-        ("trials = 3", "trials = 3\nconfirm = 1\nconfirm_seeds = [8]", "others than"),
+        ("trials = 3", "trials = 3\nconfirm = 1", "needs confirm_seeds"),
+        ("trials = 3", "trials = 3\nconfirm = 1\nconfirm_seeds = [8]", "none of which may be in seeds"),
         ("trials = 3", "trials = 3\nafter = [1]", r"after\[0\]: must be a string, not \[1\]"),
         ("trials = 3", "trials = 2.9", "trials: must be a whole number, not 2.9"),
         ('["split-digits"]', '"split-digits"', "benchmarks: must be a list, not 'split-digits'"),
-        ('"split-digits"', '"split-digits:abc"', "how many tasks"),
+        ('"split-digits"', '"split-digits:abc"', "with its number of tasks"),
         ("{choices = [1, 2]}", "{choices = []}", "choices"),
-        ("low = 1.0, high", 'low = "a", high', "low and high"),
+        ("low = 1.0, high", 'low = "a", high', "with 0 < low < high"),
         ("[methods.ewc]", "[other.ewc]", "unknown key 'other'"),
         ("validation = 0.2", "validation = 0", "validation: must be a number > 0.0, not 0"),
         ("validation = 0.2", "validation = 2", "validation: must be a number < 1.0, not 2"),
         ("seeds = [7, 8]", "seeds = [7, 7]", "seeds must be different"),
         ('"split-digits"', '"split-digit"', "split-digits"),
         ("strength = {low", "strenth = {low", "strength"),
-        ("low = 1.0, high = 1e4", "low = 0.0, high = 1e4", "low and high, above 0"),
+        ("low = 1.0, high = 1e4", "low = 0.0, high = 1e4", "with 0 < low < high"),
         ("preset", "presets", "unknown key 'presets'; did you mean 'preset'"),
         ("trials = 3", "trials = 1000000000", "trials: must be a whole number <= 1000, not 1000000000"),
         ("[7, 8]", "[7, -8]", r"seeds\[1\]: must be a whole number >= 0, not \[7, -8\]"),
@@ -176,7 +162,7 @@ def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
         ('"split-digits"', '"split-digits:99"', "benchmarks: tasks of split-digits must be"),
         ('"paper"', '"pepper"', "preset: unknown preset 'pepper'; did you mean 'paper'"),
         ("trials = 3", "trials = 3\nafter = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
-        ("trials = 3", "a." * 40_000 + "trials = 3", "a key of more than 20 parts"),
+        ("trials = 3", "a." * 40_000 + "trials = 3", "a key has more than 20 parts"),
         ("trials = 3", "trials = 3\n" + "#" * 1_000_000, "larger than the limit of 1,000,000 bytes"),
         ("[methods.ewc]", "[methods.ewc", "cannot be read as TOML"),
     ],
@@ -201,11 +187,11 @@ def test_the_command_line_keeps_what_it_has_found(evcl, search):
     search(SEARCH.replace("seeds = [7, 8]", "seeds = [7, 9]"))
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert status == 1
-    assert "holds what another search found: pass --overwrite" in err
+    assert "holds the result of another search: pass --overwrite" in err
     found.write_text("{")
     status, _, err = evcl("tune", str(path), "--device", "cpu")
     assert (status, err.count("\n")) == (1, 1)
-    assert "is not what a search found" in err
+    assert "is not the result of a search" in err
 
 
 def test_what_was_found_is_written_with_one_line_per_trial(tmp_path):
@@ -241,7 +227,7 @@ def test_what_another_search_found_meanwhile_is_not_replaced(evcl, search, monke
     monkeypatch.setattr(experiments, "tune", tune)
     status, _, err = evcl("tune", str(path), "--device", "cpu", "--out", "o")
     assert status == 1
-    assert err == "evcl: o/split-digits.json holds what another search found: pass --overwrite or another --out\n"
+    assert err == "evcl: o/split-digits.json holds the result of another search: pass --overwrite or another --out\n"
     assert json.loads(came.read_text())["trials"] == 99
 
 

@@ -1,8 +1,9 @@
-"""Experience replay (Chaudhry et al., 2019): earlier examples fill half of each batch.
+"""Experience replay (Chaudhry et al., 2019): half of each batch consists of stored examples.
 
-L_t = mean NLL over batches of which one half is new, and the other drawn from what is kept of earlier tasks
+L_t = mean NLL over batches: one half from task t, the other drawn from the stored examples of earlier tasks
 
-The memory holds `memory` examples in all, as many of each task: random ones, fewer of each as tasks come.
+The memory holds at most `memory` examples, an equal share of each task, chosen at random. The shares shrink as tasks
+are added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Memory:
 
 
 def some(task: TaskData, count: int, round_: Round) -> TaskData:
-    """Random examples of a task; the first few of them are random too."""
+    """Random examples of a task, in random order, so that a smaller share can take the first of them."""
     rows = [torch.randperm(task.y.shape[1], generator=g)[:count] for g in round_.generators("kept", task.task)]
     return task.select(torch.stack(rows).to(task.y.device))
 

@@ -1,9 +1,10 @@
-"""Kronecker-factored EWC (Ritter, Botev and Barber, 2018): the penalty sees the weights of a layer together.
+"""Kronecker-factored EWC (Ritter, Botev and Barber, 2018): the penalty on a weight depends on the others of
+its layer.
 
 L_t = mean NLL + lambda/2 sum_l tr(D_l^T G_l D_l A_l),   D_l = [W_l, b_l] - [W*_l, b*_l]
 
-G_l (x) A_l is the Fisher of layer l (evcl/curvature/kfac.py), summed over tasks factor by factor. The damping rho adds
-rho times the mean of its diagonal to that of each task's factor, so that units that were silent are held too.
+G_l (x) A_l is the Fisher of layer l (evcl/curvature/kfac.py), summed over tasks factor by factor. To the diagonal
+of each task's factors, the damping adds rho times its mean, so that weights of inactive units are protected too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from evcl.nn import Gaussian
 
 @dataclass(frozen=True)
 class Memory:
-    factors: Factors = per_layer()  # the name of a weight -> A, G
+    factors: Factors = per_layer()  # maps the name of a weight to (A, G)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Kronecker:
     weight: Tensor  # [R, 1, 1]
 
     def moved(self, q: Gaussian) -> Iterator[tuple[str, str, Tensor, Tensor]]:
-        """Of each layer of the fit: its names, D [R, o, i + 1], and lambda G D A."""
+        """For each layer of the fit: its names, D [R, o, i + 1], and lambda G D A."""
         change = Gaussian(q.mean - self.anchor.mean, None, q.layout)
         for weight, (a, g) in self.factors.items():
             if weight in q.layout.shapes:
@@ -45,7 +46,7 @@ class Kronecker:
         return sum(((d * gda).sum((1, 2)) / 2 for *_, d, gda in self.moved(q)), q.mean.new_zeros(len(q.mean)))
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
-        for weight, bias, d, gda in self.moved(q):  # a head may have grown: its new rows are free
+        for weight, bias, d, gda in self.moved(q):  # a head may have grown; its new rows have no penalty
             grads.part(weight)[:, : d.shape[1]].add_(gda[..., :-1])
             grads.part(bias)[:, : d.shape[1]].add_(gda[..., -1])
 

@@ -1,10 +1,10 @@
-"""A subnetwork per task: random gates on the hidden units (XdG, Masse et al., 2018), weights that stand still once a
+"""A subnetwork per task: random gates on the hidden units (XdG, Masse et al., 2018), and weights that are frozen once a
 task has learned them (PackNet, Mallya and Lazebnik, 2018).
 
-h_l = m_tl * relu(W_l h_{l-1} + b_l),   m_tl ~ Bernoulli(keep) a unit, drawn once a task
+h_l = m_tl * relu(W_l h_{l-1} + b_l),   m_tl ~ Bernoulli(keep) for each unit, drawn once per task
 
-So task t uses the weights between live units; it moves those of them that no earlier task used, reads the others, and
-is predicted by its own. Nothing is forgotten.
+Task t uses only the weights between units with an open gate. It trains those that no earlier task used, and uses the
+others unchanged. Each task is predicted with its own weights, so nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from evcl.nn import Gaussian
 
 @dataclass(frozen=True)
 class Memory:
-    masks: dict[int, Tensor] = per_weight(dict, low=0, high=1)  # a task's number -> 1 for the weights that it uses
+    masks: dict[int, Tensor] = per_weight(dict, low=0, high=1)  # task's number -> 1 for the weights it uses
 
 
 def drawn(round_: Round, head: int, keep: Tensor | float) -> Tensor:
-    """[R, P]: 1 for the weights between live units of a multilayer perceptron and of its head."""
+    """[R, P]: 1 for the weights between units with an open gate, in a multilayer perceptron and its head."""
     layout, sources = round_.network.layout, round_.generators("mask")
     mask = torch.zeros_like(round_.posterior.mean)
-    live: Tensor | None = None  # [R, i]: of the layer before; None: inputs, all of them
+    live: Tensor | None = None  # [R, i]: the gates of the layer before; None for the inputs, which are all used
     for name in round_.network.names_of([head]):
         part = layout.view(mask, name)
         if name.endswith("weight"):
@@ -54,7 +54,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 
 def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
-    """The task's own weights; the last one's where none is named."""
+    """The weights of this task; without a task, those of the last one."""
     mask = memory.masks[max(memory.masks) if task is None else task]
     return Gaussian(posterior.mean * mask, None)
 

@@ -1,6 +1,6 @@
-"""Synaptic Intelligence (Zenke, Poole and Ganguli, 2017): a weight matters if moving it brought the loss down.
+"""Synaptic Intelligence (Zenke, Poole and Ganguli, 2017): a weight is important if moving it reduced the loss.
 
-L_t = mean NLL + c sum_i Omega_i (theta_i - theta*_i)^2,   c = strength, theta* where the last task ended
+L_t = mean NLL + c sum_i Omega_i (theta_i - theta*_i)^2,   c = strength, theta* the weights after the last task
 omega_i = -sum over steps of g_i (theta'_i - theta_i),     g the gradient of the NLL alone, theta' after the step
 Omega_i <- Omega_i + max(0, omega_i / (Delta_i^2 + xi)),   Delta_i = theta_i - theta*_i at the task's end
 """
@@ -24,7 +24,7 @@ class Memory:
 
 
 class PathIntegral(Tracker):
-    """omega: by how much each weight's own movement brought the loss down."""
+    """Computes omega: how much the movement of each weight reduced the loss."""
 
     def begin(self, q: Gaussian) -> None:
         self.omega, self.grad, self.last = torch.zeros_like(q.mean), torch.zeros_like(q.mean), q.mean.clone()

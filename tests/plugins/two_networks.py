@@ -1,8 +1,9 @@
-"""Progress and compress (Schwarz et al., 2018), without lateral connections: learn aside, then take it over gently.
+"""Progress and compress (Schwarz et al., 2018), without lateral connections: one network learns the
+task freely, then a second one takes it over by distillation.
 
-progress:  the active column minimises the mean NLL of task t, free of any penalty
+progress:  the active column minimises the mean NLL of task t, without a penalty
 compress:  the knowledge base minimises KL(p_active(.|x) || p(.|x)) + lambda/2 sum_i F_i (theta_i - theta*_i)^2,
-           and F <- gamma F + F_t, as in online EWC; it alone predicts
+           and F <- gamma F + F_t, as in online EWC; only the knowledge base predicts
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Memory:
 
 
 def said(active: Model, task: TaskData) -> Distillation:
-    """What the active column says of a task's examples, as a lesson."""
+    """The distillation loss that teaches the active column's predictions for a task's examples."""
     network = active.network
     z = outputs(network, active.posterior.mean, network.layout, task.x, [task.head])
     return Distillation([z.log_softmax(2)], temperature=1.0, strength=[1.0], heads=[task.head])

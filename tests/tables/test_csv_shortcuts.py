@@ -44,7 +44,7 @@ def same_both_ways(path, body):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evcl.tables.csv_file.ROWS_A_PIECE", 3)
         fast = outcome(path)
-        patch.setattr(_Lines, "split", lambda *_: None)
+        patch.setattr(_Lines, "read_plain", lambda *_: None)
         patch.setattr(encoding, "_plain_numbers", lambda _: None)
         assert fast == outcome(path)
 

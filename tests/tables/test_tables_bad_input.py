@@ -71,7 +71,7 @@ CASES = {
     "an empty file": ("", "new.csv: line 1: it is empty; a CSV file begins with a line of column names"),
     "a header alone": (HEADER, "new.csv: it holds no rows"),
     "no label": (HEADER + "30,bath,yes\n31,york,\n", "new.csv: line 3: the label is missing"),
-    "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, and the header has 3"),
+    "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, but the header has 3"),
     "a name twice": ("age,age,label\n", "new.csv: line 1: two columns are called 'age'"),
     "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name; name it"),
     "ends inside a quote": (HEADER + '30,"bath,yes\n', "new.csv: line 2: unexpected end of data; is a quote left open"),
@@ -80,7 +80,7 @@ CASES = {
         "new.csv: line 3: longer than 1,000,000 bytes",
     ),
     "an open quote": (HEADER + '30,"bath,yes\n' + "31,bath,no\n" * 100_000, "new.csv: line 2: "),
-    "too many columns": (",".join(f"c{i}" for i in range(10_001)), "line 1: 10001 columns, and the most is 10000"),
+    "too many columns": (",".join(f"c{i}" for i in range(10_001)), "line 1: 10001 columns, but the maximum is 10000"),
     "a fraction as a class": (
         HEADER + "30,bath,1.5\n",
         "line 2, column 'label': 1.5 is a number with a fraction, but classes are expected: there is no regression",

@@ -46,7 +46,7 @@ class UnknownName(EvclError, KeyError):
 
 
 class MissingExtra(EvclError, ImportError):
-    """A package that comes with one of evcl's extras is not installed; an ImportError too, as Python's own would be."""
+    """A package of one of evcl's extras is not installed. It is also an ImportError, like Python's own error."""
 
 
 class NoWeight(EvclError, AttributeError):
@@ -64,13 +64,13 @@ def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None =
 
 
 def missing(extra: str, why: str) -> MissingExtra:
-    """What is not installed, and the extra that installs it: `missing("tables", "Parquet needs pyarrow")`."""
+    """The error for a missing package, which names the extra: `missing("tables", "Parquet needs pyarrow")`."""
     return MissingExtra(f"{why}: pip install 'evcl[{extra}]'")
 
 
 @contextmanager
 def extra(name: str, why: str) -> Iterator[None]:
-    """Import in here what comes with an extra: a package that is not there raises `missing(name, why)`."""
+    """Import packages of an extra in this block. If one is not installed, `missing(name, why)` is raised."""
     try:
         yield
     except ModuleNotFoundError as error:

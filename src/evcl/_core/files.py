@@ -26,14 +26,14 @@ def cache_folder() -> Path:
     given = os.environ.get("EVCL_CACHE")
     if given:
         return Path(given).expanduser().absolute()
-    # The same folders as platformdirs names; written out, because `import evcl` must do without it.
+    # The same folders as in platformdirs, which `import evcl` must not need.
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if sys.platform != "win32" and xdg.is_absolute():
         return xdg / "evcl"
     try:
         home = Path.home()
     except RuntimeError:
-        raise EvclError("there is no home folder to keep a cache in: name a folder with EVCL_CACHE") from None
+        raise EvclError("there is no home folder for the cache: name a folder with EVCL_CACHE") from None
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "evcl" / "evcl" / "Cache"
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "evcl"
@@ -95,8 +95,8 @@ def parsed(text: str) -> Any:
 
 
 def in_lines(content: Any, depth: int, indent: str = "") -> str:
-    """JSON whose outer `depth` levels have one entry per line, and what lies deeper none of its own: a file whose
-    changes can be read, without a line for every number.
+    """JSON with one line per entry in the outer `depth` levels; deeper levels stay on the line of their entry. Such a
+    file gives readable diffs, without a line for every number.
     """
     if not depth or not content or not isinstance(content, dict | list):
         return json.dumps(content, allow_nan=False)

@@ -195,10 +195,10 @@ def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
     return found / found.mean()
 
 
-def positions(y: Sequence[Label], classes: Sequence[Label]) -> Tensor:
-    """The index of each label in `classes`."""
+def positions(y: Sequence[Label], classes: Sequence[Label], unknown: int | None = None) -> Tensor:
+    """The index of each label in `classes`; `unknown` for a label that is not there, or an error if that is None."""
     place = {label: i for i, label in enumerate(classes)}
     try:
-        return torch.tensor([place[label] for label in y])
+        return torch.tensor([place[label] if unknown is None else place.get(label, unknown) for label in y])
     except KeyError as error:
         raise EvclError(f"label {error} is not among the classes {list(classes)}") from None

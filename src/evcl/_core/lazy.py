@@ -11,8 +11,8 @@ from typing import Any
 def lazily(
     package: str, names: Mapping[str, str], submodules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package. `names` gives, for each module, the names to take from it,
-    separated by blanks; `submodules` are attributes too.
+    """The `__getattr__` and `__dir__` of a package. `names` maps each module to the names it exports, separated by
+    spaces; `submodules` become attributes too.
     """
     sources = {name: module for module, some in names.items() for name in some.split()}
     modules = frozenset(submodules)
@@ -23,7 +23,7 @@ def lazily(
         if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(sources[name]), name)
-        setattr(sys.modules[package], name, value)  # from now on Python finds it by itself
+        setattr(sys.modules[package], name, value)  # from now on Python finds it without this function
         return value
 
     def list_names() -> list[str]:

@@ -251,7 +251,7 @@ class Settings(Mapping[str, Any]):
 
 
 def decided(value: Number | Auto) -> Number:
-    """A number: that of a setting for which a rule has decided, if it was `auto`."""
+    """The value of a setting that is no longer `auto`; a rule has chosen it by now."""
     assert not isinstance(value, str)
     return value
 

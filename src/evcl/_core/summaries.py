@@ -1,15 +1,15 @@
-"""One line about each method and benchmark, in the order of `evcl list`, which prints them without importing torch."""
+"""A one-line summary of each method and benchmark. `evcl list` prints them in this order, without importing torch."""
 
 METHOD_SUMMARIES = {
     "evcl": "VCL plus an elastic, Fisher-weighted penalty on means and variances",
     "vcl": "a Gaussian over each weight, which becomes the prior of the next task",
-    "vcl-random-coreset": "VCL, tuned for prediction on random examples of every task",
-    "vcl-kcenter-coreset": "VCL, tuned for prediction on the k-center examples of every task",
-    "ewc": "plain weights, held where the Fisher says that earlier tasks need them",
-    "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
-    "random-coreset": "plain training on random examples of every task, afresh after each",
-    "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",
-    "naive": "plain training, task after task",
+    "vcl-random-coreset": "VCL, fine-tuned for prediction on random examples of every task",
+    "vcl-kcenter-coreset": "VCL, fine-tuned for prediction on k-center examples of every task",
+    "ewc": "plain weights plus a Fisher-weighted penalty on changing them",
+    "lwf": "plain weights; distils the old heads on the new task's inputs",
+    "random-coreset": "plain training from scratch on random examples of every task so far",
+    "kcenter-coreset": "plain training from scratch on k-center examples of every task so far",
+    "naive": "plain training on one task after another",
     "joint": "plain training on all tasks at once",
 }
 BENCHMARK_SUMMARIES = {

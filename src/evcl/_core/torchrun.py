@@ -1,4 +1,4 @@
-"""What torchrun tells each process that it starts, read without torch."""
+"""The environment variables that torchrun sets for its processes, read without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of evcl that is installed. Asking for it takes longer than most of `evcl --help`: see lazy.py."""
+"""The installed version of evcl, in its own module: looking it up takes longer than most of `evcl --help`."""
 
 from importlib.metadata import PackageNotFoundError, version
 

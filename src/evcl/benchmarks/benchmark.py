@@ -57,15 +57,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class Task:
-    """Named examples to learn from and to be tested on.
+    """A named set of training and test examples.
 
     Attributes:
         name: the task's name
-        head: the task whose head this one uses: itself, or an earlier one
-        classes: the labels of that head, in its order
-        train: the examples to learn from
-        test: the examples to be tested on
-        validation: examples taken out of `train`, if that was asked for
+        head: the name of the task whose head this one uses: its own, or an earlier task's
+        classes: the labels of that head, in the order of its outputs
+        train: the training examples
+        test: the test examples
+        validation: examples held out of `train`, if requested
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The callback interface: what callbacks are told while a task is learned."""
+"""The callback interface: what a callback receives while a task is learned."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ class Epoch:
     """Measurements at the end of an epoch. Losses are in nats per example, and add up to `loss`, the objective.
 
     Attributes:
-        task: the task's name; if several are learned jointly, all of their names
-        epoch: this epoch, counted from 1
-        epochs: how many there are at most
-        nll: the mean over the epoch, each example before its step; with class weights, weighted
-        terms: what the method adds, by name: its terms at the end of the epoch and its losses at the last step, as the
-            objective has them
+        task: the task's name; if several tasks are learned jointly, all their names
+        epoch: the number of this epoch, from 1
+        epochs: the maximum number of epochs
+        nll: the mean NLL over the epoch, each example measured before the step that uses it; with class weights, the
+            weighted mean
+        terms: what the method adds to the objective, by name: its penalties at the end of the epoch, and its losses at
+            the last step
         lr: Adam's learning rate
-        validation_nll: the NLL of what would be predicted of the validation part now, weighted as `nll` is; None
+        validation_nll: the NLL of predictions for the validation part after this epoch, weighted as `nll` is; None
             without a validation part
         validation_accuracy: the accuracy of the same predictions; None without a validation part
         stage: which of the method's fits this is: "task", or for example "coreset"

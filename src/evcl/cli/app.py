@@ -38,7 +38,7 @@ for command in COMMANDS:
 app.add_typer(data.app, name="data")
 
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 def _interrupted(*_: object) -> None:

@@ -29,7 +29,6 @@ from evcl.cli.options import (
 from evcl.cli.progress import (
     console,
     forecast_bar,
-    one_line,
     print_tables,
     print_trials,
     progress,
@@ -125,7 +124,7 @@ def reproduce(
 
 def tune(
     search: Annotated[
-        Path, typer.Argument(help="A TOML file that says what is searched; experiments/paper/search has some.")
+        Path, typer.Argument(help="A TOML file that defines the search; see experiments/paper/search for examples.")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
@@ -139,7 +138,9 @@ def tune(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Choose settings on validation data, with equally many trials per method. Finished benchmarks are kept."""
+    """Search for settings on validation data, with the same number of trials for every method. Finished benchmarks are
+    not searched again.
+    """
     experiments.load_plugins(plugin or [])
     with usage():
         wanted = experiments.read_search(search)
@@ -151,12 +152,11 @@ def tune(
     folder = out or search.parent / search.stem
     if folder == search:
         raise Usage("--out is needed: the default folder is the search file without its suffix, and this file has none")
-    found = []
     one_thread()
     for name in names:
         path = folder / experiments.result_name(name)
         if path.exists() and not overwrite:
-            found.append(experiments.read_found(path, wanted))
+            found = experiments.read_found(path, wanted)
         else:
             experiments.check_writable(folder)
             console().print(
@@ -166,15 +166,11 @@ def tune(
             if overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])
             with trials_bar() as on_part:
-                found.append(experiments.tune(wanted, name, device, precision, on_part, store, make))
+                found = experiments.tune(wanted, name, device, precision, on_part, store, make)
             if path.exists() and not overwrite:  # another process wrote it meanwhile: raise if it is another search's
                 experiments.read_found(path, wanted)
-            experiments.write_found(path, found[-1])
-        print_trials(found[-1])
-    for method in wanted.spaces if len(found) > 1 else ():
-        settings, means = experiments.recipe(found, method)
-        each = ", ".join(f"{name} {100 * mean:.1f}" for name, mean in zip(names, means, strict=True))
-        console().print(f"one recipe for all, {method}: {one_line(settings)}\n  {each}", soft_wrap=True)
+            experiments.write_found(path, found)
+        print_trials(found)
 
 
 def report(folder: Annotated[Path, typer.Argument(help="A folder with results in it, at any depth.")]) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evcl import experiments
+from evcl.callbacks import Callback, Epoch
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from evcl.experiments import Config, Event, Result
+    from evcl.experiments import Config, Event, Failure, Result
 
 
 @cache
 def console() -> Console:
-    """Where the commands print. rich is imported here and below, where it is used: evcl --help does without."""
+    """The console that all commands print to. rich is imported where it is used, so that evcl --help starts fast."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -111,6 +114,75 @@ def trials_bar() -> Iterator[Any]:
         yield heard
 
 
+@contextmanager
+def cells_bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
+    """Show one bar for all cells and one line per failure on a terminal, one line per cell elsewhere.
+
+    Yields two callbacks: for the events of running cells, and for cells that have ended.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    ended = 0
+
+    def line(cell: Config, outcome: Result | Failure) -> None:
+        if isinstance(outcome, experiments.Failure):
+            how = f"failed: {outcome.message}"
+        else:
+            mean = outcome.average_accuracy.mean
+            how = "done" if mean is None else f"{100 * mean:.1f}%"
+        console().print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
+
+    if not console().is_terminal:
+
+        def told(i: int, cell: Config, outcome: Result | Failure) -> None:
+            nonlocal ended
+            ended += 1
+            line(cell, outcome)
+
+        yield (lambda some, event: None), told
+        return
+    parts: dict[int, float] = {}
+    columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console()) as bars:
+        bar = bars.add_task("", total=total, state="")
+
+        def heard(some: Sequence[int], event: Event) -> None:
+            parts.update(dict.fromkeys(some, event.done))
+            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+
+        def end(i: int, cell: Config, outcome: Result | Failure) -> None:
+            nonlocal ended
+            ended += 1
+            parts.pop(i, None)
+            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
+            if isinstance(outcome, experiments.Failure):
+                line(cell, outcome)
+
+        yield heard, end
+
+
+@contextmanager
+def epochs_bar(task: str) -> Iterator[list[Callback]]:
+    """Show a bar over the epochs of a task on a terminal, and nothing elsewhere: the result is printed anyway. Yields
+    the callbacks for `learn`.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if not console().is_terminal:
+        yield []
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
+        bar = bars.add_task(task, total=None, state="reading")
+
+        class Bar(Callback):
+            def end_epoch(self, epoch: Epoch) -> None:
+                state = f"epoch {epoch.epoch}/{epoch.epochs}"
+                bars.update(bar, completed=epoch.epoch, total=epoch.epochs, state=state)
+
+        yield [Bar()]
+
+
 def print_tables(results: list[Result]) -> None:
     from rich.table import Table
 
@@ -151,9 +223,5 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
             accuracy = (
                 "diverged" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
             )
-            table.add_row(method, accuracy, one_line(trial["settings"]))
+            table.add_row(method, accuracy, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)
-
-
-def one_line(settings: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())

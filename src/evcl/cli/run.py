@@ -126,10 +126,10 @@ def _found_or_made(
             console().print(f"{folder} holds no checkpoint: the run starts from the beginning", soft_wrap=True)
         if first and config.log is not None and not checkpoints.resume:
             config.log.clear()  # the run starts over, and so does its log
-        return _kept(config, folder, checkpoints, replaces, group)
+        return _run_and_write(config, folder, checkpoints, replaces, group)
 
 
-def _kept(
+def _run_and_write(
     config: Config, folder: Path, checkpoints: experiments.Checkpoints, replaces: bool, group: Ranks | None
 ) -> Result | None:
     """Run, write the result (over an earlier one if `replaces`) and return it. Checkpoints are kept until then."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl.cli.options import Address, Device, EngineName, Plugins, Precision, Usage, Workers, one_thread, usage
-from evcl.cli.progress import console
-
-if TYPE_CHECKING:
-    from evcl.experiments import Config, Event, Failure, Result
+from evcl.cli.progress import cells_bar, console
 
 SHOWN = 20  # at most this many rows per table, and this many failures
 
@@ -69,60 +65,13 @@ def sweep(
     store.declare(cells)
     console().print(f"{len(cells)} cells: {folder}", soft_wrap=True)
     failed = 0
-    with _bar(len(cells)) as (on_event, on_end):
+    with cells_bar(len(cells)) as (on_event, on_end):
         for i, outcome in experiments.work(cells, store, make, on_event, retry_failed):
             failed += isinstance(outcome, experiments.Failure)
             on_end(i, cells[i], outcome)
     _print(experiments.standing(folder))
     if failed:
         raise EvclError(f"{failed} of {len(cells)} cells failed: see evcl status {folder}; --retry-failed retries them")
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
-    """On a terminal, one bar for all cells and one line per failure; elsewhere, one line per cell.
-
-    Yields two callbacks: for the events of running cells, and for cells that have ended.
-    """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    ended = 0
-
-    def line(cell: Config, outcome: Result | Failure) -> None:
-        if isinstance(outcome, experiments.Failure):
-            how = f"failed: {outcome.message}"
-        else:
-            mean = outcome.average_accuracy.mean
-            how = "done" if mean is None else f"{100 * mean:.1f}%"
-        console().print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
-
-    if not console().is_terminal:
-
-        def told(i: int, cell: Config, outcome: Result | Failure) -> None:
-            nonlocal ended
-            ended += 1
-            line(cell, outcome)
-
-        yield (lambda some, event: None), told
-        return
-    parts: dict[int, float] = {}
-    columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console()) as bars:
-        bar = bars.add_task("", total=total, state="")
-
-        def heard(some: Sequence[int], event: Event) -> None:
-            parts.update(dict.fromkeys(some, event.done))
-            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
-
-        def end(i: int, cell: Config, outcome: Result | Failure) -> None:
-            nonlocal ended
-            ended += 1
-            parts.pop(i, None)
-            bars.update(bar, completed=ended + sum(parts.values()), state=f"{ended} of {total}")
-            if isinstance(outcome, experiments.Failure):
-                line(cell, outcome)
-
-        yield heard, end
 
 
 def status(folder: Annotated[Path, typer.Argument(help="A folder that evcl sweep, reproduce or tune made.")]) -> None:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evcl._core.interrupts import Interrupted
-from evcl._core.settings import SEED, Setting, resolve
-from evcl.callbacks import Callback, Epoch
+from evcl._core.settings import SEED, VALIDATION, Setting, resolve
 from evcl.cli.options import GivenSettings, Usage, one_thread, settings, usage
-from evcl.cli.progress import console
+from evcl.cli.progress import console, epochs_bar
 
 if TYPE_CHECKING:
     from evcl import tables
 
-VALIDATION = Setting(0.1, "fraction of the file to hold out", high=0.5)
+HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
 Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with one folder per class.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
-Unknown = Annotated[str, typer.Option(help="Treat a category that the first task did not have as error or missing.")]
+Unknown = Annotated[str, typer.Option(help="What a category is that the first task did not have: error or missing.")]
 
 
 def learn(
@@ -52,7 +50,7 @@ def learn(
     from evcl import methods, tables
 
     with usage():
-        VALIDATION.check("--validation", validation)
+        HELD_OUT.check("--validation", validation)
         chosen = methods.get(method or "evcl")
         if chosen.jointly:
             raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
@@ -73,7 +71,7 @@ def learn(
     one_thread()
     lenient = _lenient(unknown)
     try:
-        with _progress(task or data.stem) as callbacks:
+        with epochs_bar(task or data.stem) as callbacks:
             found = tables.learn(
                 model,
                 data,
@@ -89,8 +87,8 @@ def learn(
             )
     except Interrupted:
         folder = tables.checkpoint_folder(model)
-        kept = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
-        raise Interrupted(f"the model is unchanged{kept}") from None
+        saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
+        raise Interrupted(f"the model is unchanged{saved}") from None
     line = found.history[-1]
     if len(found.history) == 1:
         _fact("columns", _columns(found))
@@ -124,7 +122,7 @@ def predict(
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
-        _say("no column unfamiliar: an earlier evcl began this model, and did not record what its rows are like")
+        _say("there is no column unfamiliar: the version of evcl that created this model did not record what it needs")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
         _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")
@@ -207,23 +205,3 @@ def _lenient(unknown: str) -> bool:
     if unknown not in ("error", "missing"):
         raise Usage(f"--unknown must be error or missing, not {unknown!r}")
     return unknown == "missing"
-
-
-@contextmanager
-def _progress(task: str) -> Iterator[list[Callback]]:
-    """Show a bar over the epochs on a terminal; elsewhere nothing, because the result is printed anyway."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    if not console().is_terminal:
-        yield []
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
-        bar = bars.add_task(task, total=None, state="reading")
-
-        class Bar(Callback):
-            def end_epoch(self, epoch: Epoch) -> None:
-                state = f"epoch {epoch.epoch}/{epoch.epochs}"
-                bars.update(bar, completed=epoch.epoch, total=epoch.epochs, state=state)
-
-        yield [Bar()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from evcl._core.errors import missing
 from evcl._core.lazy import lazily
 
-if find_spec("msgspec") is None:  # found, not imported: evcl --help can do without
+if find_spec("msgspec") is None:  # not imported here, because evcl --help does not need it
     raise missing("cli", "evcl.experiments needs msgspec")
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
     from evcl.experiments.resume import SECONDS, open_checkpoints
     from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
-    from evcl.experiments.search import best_trial, read_found, read_search, recipe, result_name, tune, write_found
+    from evcl.experiments.search import best_trial, read_found, read_search, result_name, tune, write_found
     from evcl.experiments.standings import Standing, standing, varied
     from evcl.experiments.store import CELLS, HIDDEN, Failure, Store
     from evcl.experiments.sweep import read_sweep
@@ -39,7 +39,7 @@ else:
             "evcl.experiments.result": "RESULT Environment Result Summary merge read_result",
             "evcl.experiments.resume": "SECONDS open_checkpoints",
             "evcl.experiments.run": "MOST_SEEDS Config Event configure execute where",
-            "evcl.experiments.search": "best_trial read_found read_search recipe result_name tune write_found",
+            "evcl.experiments.search": "best_trial read_found read_search result_name tune write_found",
             "evcl.experiments.standings": "Standing standing varied",
             "evcl.experiments.store": "CELLS HIDDEN Failure Store",
             "evcl.experiments.sweep": "read_sweep",
@@ -86,7 +86,6 @@ __all__ = [
     "read_result",
     "read_search",
     "read_sweep",
-    "recipe",
     "reproduce",
     "result_name",
     "standing",

@@ -15,7 +15,7 @@ from evcl.experiments.run import Config, Event
 from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]
-"""What makes the engine that runs cells, given who wants to know where they stand."""
+"""A factory of engines. Its argument is the callback that receives the events of running cells."""
 LOOKED_AT = 4096  # the cells of one program are chosen from this many
 POLL, LONGEST = 1.0, 30.0  # shortest and longest seconds between checks on cells that other processes run
 

@@ -1,4 +1,4 @@
-"""A configuration file in TOML, checked against a msgspec struct. An error names the file and the key."""
+"""Read configuration files in TOML, and check them against a msgspec struct. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from msgspec import Meta, Struct
 from evcl._core.errors import EvclError, unknown
 from evcl._core.files import read_text
 
-MOST_BYTES, MOST_PARTS = 1_000_000, 20  # of the file, and of a dotted key
+MOST_BYTES, MOST_PARTS = 1_000_000, 20  # limits: of the file's size, and of the parts of a dotted key
 DOTTED = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++\s*+\.\s*+){{{MOST_PARTS}}}")
 WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
-Space = dict[str, Any]  # setting -> its value, or the values that it may have
-Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # table -> the Space of a method
-Names = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
+Space = dict[str, Any]  # maps a setting to its value, or to the values that it may take
+Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # maps the name of a table to a method's Space
+NameList = Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 S = TypeVar("S", bound=Struct)
 
 
 def read_config(path: Path, kind: type[S]) -> S:
-    """The file as a `kind`."""
+    """Read a file as the struct `kind`."""
     text = read_text(path, MOST_BYTES)
     if DOTTED.search(text):  # tomllib takes minutes for a key of 10,000 parts
-        raise EvclError(f"{path}: a key of more than {MOST_PARTS} parts")
+        raise EvclError(f"{path}: a key has more than {MOST_PARTS} parts")
     try:
         values = tomllib.loads(text)
     except RecursionError:
@@ -47,7 +47,7 @@ def read_config(path: Path, kind: type[S]) -> S:
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:
-    """`value` as a `kind`, or an error that begins with `where` it stands."""
+    """Convert `value` to the type `kind`. If that fails, raise an error that begins with `where`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -62,8 +62,8 @@ def checked(value: Any, kind: Any, where: str) -> Any:
 
 @contextmanager
 def at_key(path: Path, *tables: tuple[str, Collection[str]]) -> Iterator[None]:
-    """Begin errors from inside with the file and the key: the setting that an error is about, in the first of these
-    tables that has it, or else the first table.
+    """Put the file and the key before the message of any error raised in this block. The key is the error's setting, in
+    the first of these tables that has it; if none has it, the first table.
     """
     try:
         yield

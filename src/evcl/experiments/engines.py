@@ -300,11 +300,11 @@ class Threads:
                 raise RuntimeError("stopped")
             self.events.put((number, some, event))
 
-        def work() -> list[Result]:
+        def train() -> list[Result]:
             with torch.cuda.stream(streams().run):
                 return execute_together(cells, tell, self.allow_divergence, checkpoints=own)
 
-        self.pending[self.pool.submit(work)] = number
+        self.pending[self.pool.submit(train)] = number
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         if not self.pending:

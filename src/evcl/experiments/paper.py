@@ -25,11 +25,11 @@ PAPER_METHODS = (
 
 
 class Forecast:
-    """The remaining time of a set of runs, estimated from the speed so far; each run is weighted by its `work`."""
+    """The remaining time of a set of runs, estimated from the speed so far; each run is weighted by its cost."""
 
-    def __init__(self, work: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
-        self.work, self.clock = list(work), clock
-        self.done = [0.0] * len(self.work)
+    def __init__(self, costs: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self.costs, self.clock = list(costs), clock
+        self.done = [0.0] * len(self.costs)
         self.start = clock()
 
     def update(self, index: int, done: float) -> None:
@@ -39,16 +39,16 @@ class Forecast:
     @property
     def part(self) -> float:
         """The fraction of all work that is done, from 0 to 1."""
-        whole = sum(self.work)
-        return sum(w * d for w, d in zip(self.work, self.done, strict=True)) / whole if whole else 1.0
+        whole = sum(self.costs)
+        return sum(c * d for c, d in zip(self.costs, self.done, strict=True)) / whole if whole else 1.0
 
     def remaining(self) -> float | None:
         """The estimated remaining seconds; None while nothing is done."""
         return (self.clock() - self.start) * (1 - self.part) / self.part if self.part > 0 else None
 
 
-def work(config: Config) -> float:
-    """A rough measure of a run's work: examples processed, times weights, times products per weight."""
+def cost(config: Config) -> float:
+    """A rough measure of a run's cost: examples processed, times weights, times products per weight."""
     method = methods.get(config.method)
     weights, shown = _sizes(config.benchmark, config.tasks)
     kept = config.settings.get("coreset_size", 0) if config.settings.get("coreset", "none") != "none" else 0
@@ -94,7 +94,7 @@ def reproduce(
     if not todo:
         return
     store.declare(cell for config in configs for cell in config.cells)
-    forecast = Forecast([work(configs[i]) for i in todo])
+    forecast = Forecast([cost(configs[i]) for i in todo])
 
     def heard(k: int, event: Event) -> None:
         forecast.update(k, event.done)

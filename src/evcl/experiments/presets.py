@@ -18,7 +18,7 @@ SUMMARIES = {
     "default": "the defaults only, the same for every benchmark",
     "paper": "exactly the protocol of the EVCL paper",
 }
-"""The presets, each with one line about it."""
+"""Maps each preset to a one-line summary."""
 
 
 @cache
@@ -35,7 +35,7 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
     after its coreset, for example, has only that one.
     """
-    from evcl.methods.teacher import DISTILLATION  # and torch, which evcl list does without
+    from evcl.methods.teacher import DISTILLATION  # imports torch, which evcl list does not need
 
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")

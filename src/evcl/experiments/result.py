@@ -20,7 +20,7 @@ from evcl._core.registry import LONGEST_NAME
 SCHEMA = 1
 RESULT = "result.json"
 """The name of a run's result file."""
-MOST_RESULT_BYTES = 2**28  # of a result, or of what a search found: 1,000 tasks of 15 seeds
+MOST_RESULT_BYTES = 2**28  # size limit of a result of a run or search; enough for 1,000 tasks and 15 seeds
 RANGES = {
     "average_accuracy": (0, 1),
     "forgetting": (-2, 2),
@@ -57,8 +57,8 @@ class Environment(Struct, frozen=True):
     Attributes:
         evcl: the version of evcl
         torch: the version of torch
-        device: what it ran on
-        threads: how many threads torch used
+        device: the processor or GPU
+        threads: the number of threads that torch used
         platform: the operating system and the version of Python
     """
 
@@ -78,14 +78,14 @@ class Result(Struct, frozen=True, kw_only=True):
         method: the method's name
         preset: the preset's name
         config: every setting, and the shape of the stream and of the network
-        seeds: the seeds, in the order of all that is listed per seed
+        seeds: the seeds; all values per seed are in this order
         accuracy: `[seed][after task t][on task k]`; None if not measured
         average_accuracy: over all tasks after the last one
         forgetting: see `evcl.metrics.forgetting`
         backward_transfer: see `evcl.metrics.backward_transfer`
         nll: over all tasks after the last one, in nats
         ece: the expected calibration error, over all tasks after the last one
-        seconds: how long it took
+        seconds: the time it took, summed over the seeds
         environment: where it was computed
     """
 
@@ -106,7 +106,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def tasks(self) -> int:
-        """How many tasks the stream has."""
+        """The number of tasks in the stream."""
         tasks: int = self.config["tasks"]
         return tasks
 

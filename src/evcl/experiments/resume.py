@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoint"  # beside the result
 SECONDS = Setting(60.0, "seconds between two checkpoints; 0: only after each task", high=1e6)
-"""The setting of how often a run saves itself."""
+"""How often a run saves a checkpoint."""
 
 
 def describe(config: Config) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def open_checkpoints(
     """The checkpoints of a run whose result belongs in `folder`. Their `resume` says whether there is one to resume
     from. Raises if they belong to another run, or if there are any without `resume` or `overwrite`.
     """
-    from evcl.training import Checkpoints  # and torch, which evcl status does without
+    from evcl.training import Checkpoints  # imports torch, which evcl status does not need
     from evcl.training.checkpoint import newest
     from evcl.training.checkpointer import check_identity, unfinished
 

@@ -41,7 +41,7 @@ from evcl.training import (
 )
 
 MOST_SEEDS = 10_000
-"""The most seeds that a run may have."""
+"""The maximum number of seeds of a run."""
 _drawing = threading.Lock()  # there is one generator for all threads
 
 
@@ -211,7 +211,7 @@ def execute_together(
 
     logs = [None if cell.log is None or own_rank() else cell.log.callback(cell.seed) for cell in cells]
 
-    def watch(task: int, names: str) -> Observer:
+    def observer(task: int, names: str) -> Observer:
         histories = [History(names, [log], r) for r, log in enumerate(logs) if log is not None]
         return Observers(Reporter(task), *histories)
 
@@ -229,14 +229,14 @@ def execute_together(
                 stack.callback(log.close)
         if checkpoints is None:
             start = time.perf_counter()
-            found = learn_stream(run, streams, watch, after_task)
+            found = learn_stream(run, streams, observer, after_task)
             seconds = time.perf_counter() - start
         else:
             asked = stack.enter_context(deferred())
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
             identities = [identity(one) for one in configs]
             checkpointer = Checkpointer(replace(own, stop=stop), identities, asdict(machine), note, ranks)
-            found = learn_stream(run, streams, watch, after_task, checkpointer)
+            found = learn_stream(run, streams, observer, after_task, checkpointer)
             seconds = checkpointer.seconds
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
@@ -319,6 +319,3 @@ def _result(
         seconds=seconds,
         environment=machine,
     )
-
-
-# --- on disk -------------------------------------------------------------------------------------------------------

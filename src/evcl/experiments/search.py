@@ -1,26 +1,28 @@
-"""The search for a method's settings: the same number of trials for every method, measured on validation data alone.
+"""Search for a method's settings: every method gets the same number of trials, evaluated on validation data only.
 
-A search is a TOML file, and its result a JSON file beside it, with one line per trial, that says when, how and on what
-it was found:
+A TOML file defines the search. Its result is a JSON file per benchmark, with one line per trial, which also records the
+date, the machine and the search itself:
 
     benchmarks = ["split-mnist", "permuted-mnist"]
-    validation = 0.1            # part of each training set that is measured on
+    validation = 0.1            # fraction of each training set to hold out and evaluate on
     seeds = [100, 101, 102]
-    trials = 32                 # a method, the same ones on every benchmark
-    preset = "paper"            # where what is not searched comes from
+    trials = 32                 # per method; every benchmark gets the same ones
+    preset = "paper"            # gives the settings that are not searched
 
     [methods.evcl]
-    strength = {low = 1e-3, high = 1.0}     # any value between, evenly by its logarithm
-    epochs = {choices = [20, 50, 100]}
-    std_update = "natural"                  # not searched
+    strength = {low = 1e-3, high = 1.0}     # sampled from this range, uniformly in its logarithm
+    epochs = {choices = [20, 50, 100]}      # one of these values
+    std_update = "natural"                  # fixed
 
-A table may be of another name than its method, which it then names: `method = "evcl"`. Several tables of one name,
-`[[methods.evcl]]`, are alternatives that share its trials. The trials are the points of a Sobol sequence, so that they
-cover a space evenly. With `refine = 12`, as many more follow for each method, in a quarter of each range (by logarithm)
-around its best trial on that benchmark; choices stay as they are there. `after = ["earlier"]` names searches beside
-this one that found something before: their trials count too. The best of many trials is flattered by luck, so with
-`confirm = 4` and `confirm_seeds = [...]` the four best of each method are measured again, with seeds of their own, and
-those measurements decide.
+The name of a table is that of its method, unless the table has `method = "evcl"`. Several tables of one name,
+`[[methods.evcl]]`, are alternatives that share the method's trials. The trials are points of a Sobol sequence, which
+cover a space evenly.
+
+- `refine = 12` adds 12 trials per method and benchmark. They cover a quarter of each range (of its logarithm) around
+  the best trial so far, with the choices of that trial.
+- `after = ["earlier"]` lists earlier searches in the same folder, whose trials count too.
+- `confirm = 4` with `confirm_seeds = [...]` runs the four best trials of each method again, with those seeds, and
+  chooses by these runs alone: the best of many trials is partly the luckiest.
 """
 
 from __future__ import annotations
@@ -42,53 +44,53 @@ from evcl._core.errors import EvclError
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.cells import MakeEngine
-from evcl.experiments.config_file import Names, Seed, Space, Spaces, at_key, checked, read_config
+from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store
 
-MOST_TRIALS = 10_000  # of all methods on all benchmarks: each is checked before the first begins
-Trial = Mapping[str, Any]  # its settings; mean, std and per_seed of the average accuracy
+MOST_TRIALS = 10_000  # for all methods and benchmarks together: all trials are checked before the first one runs
+Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the average accuracy
 
 
 class Search(Struct, frozen=True, kw_only=True):
-    """What a search file may say."""
+    """The contents of a search file."""
 
-    benchmarks: Names
+    benchmarks: NameList
     validation: Annotated[float, Meta(gt=0, lt=1)]
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
     trials: Annotated[int, Meta(ge=1, le=1_000)]
     preset: str = "paper"
     refine: Annotated[int, Meta(ge=0, le=1_000)] = 0
-    after: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # as it is read: paths, without .toml
+    after: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # after reading: paths without .toml
     confirm: Annotated[int, Meta(ge=0, le=1_000)] = 0
     confirm_seeds: Annotated[tuple[Seed, ...], Meta(max_length=MOST_SEEDS)] = ()
-    methods: Spaces  # of each a table, or a list of them
+    methods: Spaces  # for each method a table, or a list of tables
 
     @property
     def spaces(self) -> dict[str, list[Space]]:
-        """Of each method its alternatives."""
+        """Maps each method to its alternative spaces."""
         return {name: each if isinstance(each, list) else [each] for name, each in self.methods.items()}
 
 
 def read_search(path: Path) -> Search:
-    """The search that a TOML file describes, checked."""
+    """Read a search from a TOML file, and check it."""
     search = read_config(path, Search)
     for name, each in search.methods.items():
         checked(each, Space | list[Space], f"{path}: methods.{name}")
     for name, each in search.spaces.items():
         if len({str(space.get("method", name)) for space in each}) != 1 or len(each) > search.trials:
-            raise EvclError(f"{path}: methods.{name}: must be tables of one method, at most as many as trials")
+            raise EvclError(f"{path}: methods.{name}: its tables must be for one method, and no more than its trials")
     if bool(search.confirm) != bool(search.confirm_seeds) or set(search.confirm_seeds) & set(search.seeds):
-        raise EvclError(f"{path}: confirm: goes with confirm_seeds, and those must be others than {search.seeds}")
+        raise EvclError(f"{path}: confirm: needs confirm_seeds, none of which may be in seeds, {list(search.seeds)}")
     cells = search.trials * len(search.methods) * len(search.benchmarks)
     if cells > MOST_TRIALS:
-        raise EvclError(f"{path}: trials: {cells:,} of all methods on all benchmarks; the most is {MOST_TRIALS:,}")
+        raise EvclError(f"{path}: trials: {cells:,} for all methods and benchmarks, but the maximum is {MOST_TRIALS:,}")
     for benchmark in search.benchmarks:
         with at_key(path, ("benchmarks", ())):
             named_tasks(benchmark)
-        for method, spaces in search.spaces.items():  # every trial is a valid configuration
+        for method, spaces in search.spaces.items():  # raises if a trial is not a valid configuration
             own = {name for space in spaces for name in space}
             with at_key(path, (f"methods.{method}", own), ("", Search.__struct_fields__)):
                 for settings in trials(search, method):
@@ -97,23 +99,23 @@ def read_search(path: Path) -> Search:
 
 
 def trials(search: Search, method: str) -> list[dict[str, Any]]:
-    """The settings of a method's trials, as many of one as of another."""
+    """The settings of a method's trials, divided equally among its alternatives."""
     alternatives = search.spaces[method]
     share, more = divmod(search.trials, len(alternatives))
     return [trial for i, space in enumerate(alternatives) for trial in points(space, share + (i < more), 0)]
 
 
 def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The settings of as many trials as `refine` says, near the best of those that lie in the method's spaces."""
+    """The settings of `refine` more trials, around the best of those tried that lie in the method's spaces."""
     for trial in tried:
         for space in search.spaces[method]:
             if _fits(space, trial["settings"]):
                 return points(_near(space, trial["settings"]), search.refine, 1)
-    raise ValueError("none of the trials is of this search")
+    raise ValueError("none of the trials lies in the spaces of this search")
 
 
 def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
-    """So many points of a space, evenly spread; one where nothing is searched."""
+    """`count` points that cover a space evenly; a single one if no setting is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
     searched = [name for name, value in space.items() if isinstance(value, dict)]
     if not searched:
@@ -126,7 +128,7 @@ def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
-    """Whether settings could come from a space."""
+    """Whether these settings lie in a space."""
 
     def inside(value: Any, spec: Any) -> bool:
         if not isinstance(spec, dict):
@@ -140,7 +142,7 @@ def _fits(space: Space, settings: Mapping[str, Any]) -> bool:
 
 
 def _near(space: Space, best: Mapping[str, Any]) -> Space:
-    """A quarter of each range, around the best."""
+    """A space with a quarter of each range, around the best settings."""
 
     def narrowed(name: str, value: Any) -> Any:
         if not isinstance(value, dict) or "choices" in value:
@@ -152,22 +154,22 @@ def _near(space: Space, best: Mapping[str, Any]) -> Space:
 
 
 def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
-    """The value at a point between 0 and 1."""
+    """The value of a setting at a point between 0 and 1 of its range."""
     if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
     low, high = spec.get("low"), spec.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not 0 < low < high:
-        wanted = "a value, choices = [...], or low and high, above 0"
+        wanted = "a value, {choices = [...]} or {low = ..., high = ...} with 0 < low < high"
         raise EvclError(f"{name} must be {wanted}, not {dict(spec)}", setting=name)
     value = math.exp(math.log(low) + at * math.log(high / low))
     return min(max(float(f"{value:.3g}"), low), high)
 
 
 def named_tasks(text: str) -> tuple[str, int | None]:
-    """A benchmark's name, and how many tasks if that is said, both as it has them: permuted-mnist:10."""
+    """Parse and check a benchmark's name with an optional number of tasks: permuted-mnist, or permuted-mnist:10."""
     name, _, tasks = text.partition(":")
     if tasks and not (tasks.isascii() and tasks.isdecimal() and len(tasks) < 10):
-        raise EvclError(f"a benchmark is a name, or a name and how many tasks (permuted-mnist:10), not {text!r}")
+        raise EvclError(f"expected a benchmark, or one with its number of tasks (permuted-mnist:10), not {text!r}")
     count = int(tasks) if tasks else None
     check_tasks(BENCHMARKS[name], count)
     return name, count
@@ -192,16 +194,16 @@ def tune(
     store: Store | None = None,
     engine: MakeEngine | None = None,
 ) -> dict[str, Any]:
-    """Every method's trials on one benchmark: what was tried and what came of it, best first.
+    """Run every method's trials on one benchmark; returns the contents of the result file, best trials first.
 
-    With a `store` a search that is stopped goes on where it was, and several processes share it.
+    With a `store`, a search that was stopped resumes, and several processes can share it.
     """
     start = time.perf_counter()
     begun = 0
     machine: dict[str, Any] = {}
 
     def measure(wanted: Mapping[str, Sequence[Mapping[str, Any]]], over: Search = search) -> dict[str, list[Trial]]:
-        """The trials with these settings, best first."""
+        """Run trials with these settings; returns them best first."""
         nonlocal begun, machine
         each = [(method, settings) for method, some in wanted.items() for settings in some]
         configs = [_config(over, benchmark, method, settings, device, precision) for method, settings in each]
@@ -242,13 +244,13 @@ def tune(
 
 
 def _ranked(some: Sequence[Trial]) -> list[Trial]:
-    """Best first; settings that were tried twice stand once."""
+    """Sort trials, best first. Settings that were tried twice are listed once."""
     ranked = sorted(some, key=lambda trial: -(trial["mean"] or 0))
     return list({json.dumps(trial["settings"], sort_keys=True): trial for trial in reversed(ranked)}.values())[::-1]
 
 
 def _earlier(search: Search, benchmark: str) -> dict[str, list[Trial]]:
-    """What the searches found that this one comes after."""
+    """The trials of the searches listed in `after`."""
     found: dict[str, list[Trial]] = {method: [] for method in search.spaces}
     for name in search.after:
         before = read_found(Path(name, result_name(benchmark)), read_search(Path(f"{name}.toml")))
@@ -258,18 +260,18 @@ def _earlier(search: Search, benchmark: str) -> dict[str, list[Trial]]:
 
 
 def result_name(benchmark: str) -> str:
-    """The file of what a search found on a benchmark."""
+    """The name of a search's result file for a benchmark."""
     return f"{benchmark.replace(':', '-')}.json"
 
 
 def best_trial(found: Mapping[str, Any], method: str) -> Trial:
-    """What a search chooses for a method: the best of those that were measured again, or of all."""
+    """The trial that a search chooses for a method: the best of the confirmed ones, or of all without `confirm`."""
     trial: Trial = found.get("confirmed", found["tried"])[method][0]
     return trial
 
 
 def _asked(search: Search) -> dict[str, Any]:
-    """What a search asks for, as its results hold it."""
+    """The description of a search in its result file."""
     spaces = {method: each[0] if len(each) == 1 else list(each) for method, each in search.spaces.items()}
     asked = {"validation": search.validation, "seeds": list(search.seeds), "trials": search.trials}
     more = {"refine": search.refine, "after": [Path(name).name for name in search.after], "confirm": search.confirm}
@@ -278,7 +280,7 @@ def _asked(search: Search) -> dict[str, Any]:
 
 
 def write_found(path: Path, found: Mapping[str, Any]) -> None:
-    """Write what `tune` found, whole or not at all: one line per trial."""
+    """Write the result of `tune` atomically, with one line per trial."""
     depths = {"methods": 1, "confirmed": 2, "tried": 2}
     lines = ",\n".join(f' "{key}": {in_lines(value, depths.get(key, 0), " ")}' for key, value in found.items())
 
@@ -290,25 +292,13 @@ def write_found(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def read_found(path: Path, search: Search) -> dict[str, Any]:
-    """What `tune` found earlier, if it was for this search."""
+    """Read a result that `tune` wrote; raises if it is not a result of this search."""
     try:
         found = dict(parsed(read_text(path, MOST_RESULT_BYTES)))
         same = {key: found[key] for key in _asked(search)} == _asked(search)
         found["tried"], found["benchmark"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EvclError(f"{path} is not what a search found: pass --overwrite or another --out") from error
+        raise EvclError(f"{path} is not the result of a search: pass --overwrite or another --out") from error
     if not same:
-        raise EvclError(f"{path} holds what another search found: pass --overwrite or another --out")
+        raise EvclError(f"{path} holds the result of another search: pass --overwrite or another --out")
     return found
-
-
-def recipe(searches: Sequence[Mapping[str, Any]], method: str) -> tuple[dict[str, Any], list[float]]:
-    """The one trial of a method that is best on all benchmarks together: by the mean of its distance to the best."""
-    tables = [
-        {json.dumps(trial["settings"], sort_keys=True): trial["mean"] or 0.0 for trial in found["tried"][method]}
-        for found in searches
-    ]
-    best = [max(table.values()) for table in tables]
-    everywhere = [key for key in tables[0] if all(key in table for table in tables)]
-    key = min(everywhere, key=lambda k: sum(top - table[k] for top, table in zip(best, tables, strict=True)))
-    return json.loads(key), [table[key] for table in tables]

@@ -1,4 +1,4 @@
-"""Where the cells of a folder stand, read without torch."""
+"""The states of a folder's cells, read without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evcl.experiments.store import HIDDEN, CellState, Store
 
 @dataclass(frozen=True)
 class Standing:
-    """A declared cell, where it stands, its average accuracy if it is done, and its message if it failed."""
+    """A cell and its state; its average accuracy if it is done, or the error message if it failed."""
 
     cell: Mapping[str, Any]
     state: CellState
@@ -22,7 +22,7 @@ class Standing:
 
 
 def standing(folder: Path) -> list[Standing]:
-    """Where every cell of a folder stands."""
+    """The state of every cell of a folder."""
     store = store_in(folder)
     found = []
     for key, cell in store.declared().items():
@@ -37,7 +37,7 @@ def standing(folder: Path) -> list[Standing]:
 
 
 def store_in(folder: Path) -> Store:
-    """The store of a folder: of a sweep, or of what `reproduce` and `tune` keep beside their results."""
+    """The store in a folder: that of a sweep, or the hidden one of `reproduce` and `tune`."""
     for place in (folder, folder / HIDDEN):
         if (place / "sweeps").is_dir():
             return Store(place)
@@ -45,7 +45,7 @@ def store_in(folder: Path) -> Store:
 
 
 def varied(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which settings are not the same in all cells that have them."""
+    """The settings that differ between the cells that have them."""
     values: dict[str, set[Any]] = {}
     for cell in cells:
         for name, value in cell["settings"].items():

@@ -260,7 +260,7 @@ class Store:
         return self._saved(key(config))
 
     def _saved(self, key: str) -> Checkpoints:
-        from evcl.training import Checkpoints  # and torch, which evcl status does without
+        from evcl.training import Checkpoints  # imports torch, which evcl status does not need
 
         return Checkpoints(self.cell(key) / FOLDER, resume=True)
 

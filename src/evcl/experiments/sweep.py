@@ -1,24 +1,24 @@
-"""A sweep: every combination of benchmarks, methods, settings and seeds that a TOML file asks for.
+"""A sweep: a TOML file defines benchmarks, methods, settings and seeds, and every combination of them is one cell.
 
-    benchmarks = ["split-digits", "permuted-digits:3"]      # a name, or a name and how many tasks
-    seeds = 5                                               # 0 to 4; or a list
-    preset = "tuned"                                        # where what is not said comes from
-    draws = 20                                              # how often what is drawn is drawn
+    benchmarks = ["split-digits", "permuted-digits:3"]      # a name, or a name and the number of tasks
+    seeds = 5                                               # 0 to 4; or a list of seeds
+    preset = "tuned"                                        # gives the settings that are not listed here
+    draws = 20                                              # number of random draws of the settings below
 
-    [settings]                                              # of every method
+    [settings]                                              # for every method
     epochs = 10
 
     [methods.evcl]
-    strength = [0.01, 0.1, 1]                               # a grid: every one
-    lr = {low = 1e-4, high = 1e-2}                          # drawn, evenly by logarithm
-    fisher = {choices = ["exact", "sampled"]}               # drawn
+    strength = [0.01, 0.1, 1]                               # a grid: each of these values
+    lr = {low = 1e-4, high = 1e-2}                          # drawn from this range, uniformly in its logarithm
+    fisher = {choices = ["exact", "sampled"]}               # drawn from these values
 
-    [methods.long]                                          # a table of another name says which method
+    [methods.long]                                          # the same method again, under another name
     method = "evcl"
     epochs = 100
 
-What is drawn is drawn together, as points of a Sobol sequence, the same for every combination of the grids. Without
-settings of their own, methods are a list: `methods = ["evcl", "vcl"]`.
+A draw chooses all drawn settings of a table together, as one point of a Sobol sequence. Every combination of the grids
+gets the same draws. Methods without settings of their own can be a list: `methods = ["evcl", "vcl"]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from evcl._core.errors import EvclError
-from evcl.experiments.config_file import Names, Seed, Space, Spaces, at_key, checked, read_config
+from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
 
@@ -40,9 +40,9 @@ MOST_CELLS = 100_000
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """What a sweep file may say."""
+    """The contents of a sweep file."""
 
-    benchmarks: Names
+    benchmarks: NameList
     seeds: (
         Annotated[int, Meta(ge=1, le=MOST_SEEDS)]
         | Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
@@ -50,11 +50,11 @@ class Sweep(Struct, frozen=True, kw_only=True):
     preset: str = "tuned"
     draws: Annotated[int, Meta(ge=0, le=10_000)] = 0
     settings: Space = {}
-    methods: Names | Spaces
+    methods: NameList | Spaces
 
 
 def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list[Config]:
-    """The cells of a sweep, each a configuration of one seed, checked; they are to run on this device."""
+    """Read a sweep file, and return its cells for this device: checked configurations of one seed each."""
     sweep = read_config(path, Sweep)
     seeds = range(sweep.seeds) if isinstance(sweep.seeds, int) else tuple(dict.fromkeys(sweep.seeds))
     with at_key(path, ("benchmarks", ())):
@@ -69,20 +69,20 @@ def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list
                 config = configure(benchmark, space.get("method", table), sweep.preset, seeds, tasks, point)
                 cells += replace(config, device=device, precision=precision).cells
                 if len(cells) > MOST_CELLS:
-                    raise EvclError(f"more than {MOST_CELLS:,} cells so far: make several sweeps of it")
+                    raise EvclError(f"more than {MOST_CELLS:,} cells: divide it into several sweeps")
     return cells
 
 
 def _combinations(space: Space, draws: int) -> Iterator[Space]:
-    """Every combination of the grids with everything that is drawn."""
+    """Yield every combination of the grids' values with the draws."""
     grids = {name: value for name, value in space.items() if isinstance(value, list)}
     drawn = {name: value for name, value in space.items() if isinstance(value, dict)}
     for name, grid in grids.items():
         if not grid:
-            raise EvclError("a grid needs one value or more", setting=name)
+            raise EvclError("a grid needs at least one value", setting=name)
     for name in drawn:
         if not draws:
-            raise EvclError("is drawn: say how often, draws = 20", setting=name)
+            raise EvclError("is drawn at random: set the number of draws, for example draws = 20", setting=name)
     fixed = {name: value for name, value in space.items() if name != "method" and name not in grids | drawn}
     some = points(drawn, draws, 0)
     for values in itertools.product(*grids.values()):

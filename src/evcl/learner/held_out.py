@@ -1,4 +1,4 @@
-"""The validation part of a task: what `learn` was asked to hold out, and how a task is split."""
+"""The validation part of a task: read and check the options of `learn`, and split the task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HeldOut = float | tuple[Tensor, list[Label]]  # the fraction to hold out, or val
 
 
 def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor, list[Label]]]) -> HeldOut:
-    """What these options of `learn` hold out; `read` reads examples. Raises for bad options before any work begins."""
+    """The validation part that these options of `learn` request; `read` reads examples. Raises if one is invalid."""
     if patience is not None:
         PATIENCE.check("patience", patience)
         if validation is None:
@@ -35,7 +35,7 @@ def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor
         raise EvclError(f"validation: {error}") from None
 
 
-def split(
+def hold_out(
     task: TaskData, held: HeldOut, classes: Sequence[Label], generator: torch.Generator
 ) -> tuple[TaskData, TaskData]:
     """The training part and the validation part; a fraction is drawn with `generator`, stratified."""

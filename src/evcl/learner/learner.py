@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError
-from evcl._core.files import save_tensors
 from evcl._core.inputs import Label, class_weights, labels, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
@@ -25,7 +23,7 @@ from evcl.benchmarks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner import held_out, resumable
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
-from evcl.learner.saved import FORMAT
+from evcl.learner.saved import FORMAT, write
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Names, head_names
@@ -33,7 +31,7 @@ from evcl.training import Given, History, Run, Session, TaskData, Validation
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
-KEPT = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
+FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 NEW = "new"  # the value of `head` that gives a task its own head
 MOST_HEADS = 10_000  # that a learner or a file may have
 
@@ -63,9 +61,9 @@ class Learner(Predictor):
     them, which is used for prediction.
 
     Attributes:
-        method: the method it learns by
+        method: the method
         settings: all settings of the method, with their values
-        seed: what everything random derives from
+        seed: the seed of all its random generators
         history: for each task learned, its `Epoch`s; not saved with the learner
     """
 
@@ -230,7 +228,7 @@ class Learner(Predictor):
                 validation = None
                 if options.validation is not None:
                     drawn = generator(self.seed, "validation", run.rounds)
-                    tasks[0], data = held_out.split(tasks[0], held, classes, drawn)
+                    tasks[0], data = held_out.hold_out(tasks[0], held, classes, drawn)
                     validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
                 if options.class_weight is not None:
                     tasks[0] = _weighted(tasks[0], options.class_weight, classes)
@@ -317,21 +315,20 @@ class Learner(Predictor):
             head.bias.copy_(bias)
         return nn.Sequential(trunk, head).eval()
 
-    def _restore_kept(self, kept: dict[str, Tensor]) -> None:
+    def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:
         """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
         own = self._run.network.trunk.state_dict()
-        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in kept.items()}:
+        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in frozen.items()}:
             raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
         for module in (self._run.network.trunk, self._plain):
-            module.load_state_dict(kept, strict=False)
+            module.load_state_dict(frozen, strict=False)
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
         """Write everything needed to continue learning, as safetensors: tensors and JSON, no code.
 
         `notes` are texts of your own, stored in the file's metadata beside those of evcl.
         """
-        description, tensors = self.described()
-        save_tensors(path, tensors, {**(notes or {}), "evcl": json.dumps(description)})
+        write(path, self.described(), notes or {})
 
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
@@ -356,10 +353,10 @@ class Learner(Predictor):
             "heads": [[name, classes] for name, classes in self._heads.items()],
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
-        kept = {f"{KEPT}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self._session.density is not None:
-            kept |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
-        return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **kept}.items()}
+            more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
+        return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}
 
 
 def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> TaskData:

@@ -15,7 +15,7 @@ from evcl._core.density import Density
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.settings import resolve
-from evcl.learner.learner import DENSITY, KEPT, MOST_HEADS, Learner
+from evcl.learner.learner import DENSITY, FROZEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout
@@ -87,7 +87,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     del network
     run = learner._run
     run.drawn = saved.get("drawn") is True
-    learner._restore_kept({name.removeprefix(KEPT): t for name, t in tensors.items() if name.startswith(KEPT)})
+    learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]

@@ -15,7 +15,7 @@ Auto = Literal["auto"]
 
 
 class LearnerOptions(TypedDict, total=False):
-    """Those of every learner: see `evcl.Learner`."""
+    """Options of every learner: see `evcl.Learner`."""
 
     seed: int
     init: Literal["auto", "draw", "network"]
@@ -64,7 +64,7 @@ class EWCOptions(NaiveOptions, ElasticOptions, DistillationOptions, total=False)
 
 
 class VCLOptions(NaiveOptions, DistillationOptions, total=False):
-    """Settings of VCL: those of a Gaussian over every weight, and of coresets."""
+    """Settings of VCL: of training, of the Gaussian over each weight, of the teacher and of coresets."""
 
     tempering: float | Auto
     init_std: float | Auto

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
-from evcl._core.inputs import Label, inputs, labels, pair
+from evcl._core.inputs import Label, inputs, labels, pair, positions
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.training import Run, Session
 
@@ -169,11 +169,7 @@ class Predictor:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
-        found = {}
-        for task in tasks:
-            x, y = task.test
-            found[task.name] = float((self.predict(x, task.name) == y).double().mean())
-        return found
+        return {task.name: self.measure(task).accuracy for task in tasks}
 
     def measure(self, data: Any, task: str | int | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
@@ -186,8 +182,8 @@ class Predictor:
             data = data.test
         x, y = self._examples(data, "measure")
         p = self._probabilities(x, task)
-        place = {label: k for k, label in enumerate(self.classes(task))}
-        columns = np.array([place.get(label, len(place)) for label in y])
+        classes = self.classes(task)
+        columns = positions(y, classes, unknown=len(classes)).numpy()
         known = np.concatenate([p.double().cpu().numpy(), np.zeros((len(p), 1))], 1)
         right = known.argmax(1) == columns
         ece = metrics.expected_calibration_error(known, columns)

@@ -26,7 +26,7 @@ def learn(
 ) -> None:
     """Learn tasks with checkpoints, resuming from the last one if there is any. The checkpoints are not removed.
 
-    `about` is what the call is, its epochs among it: a checkpoint of another call, or of other data, is refused.
+    `about` describes the call, including its epochs. A checkpoint of a call that differs, or of other data, is refused.
     """
     mean = run.network.posterior.mean
     digest = hashlib.blake2b(digest_size=16)

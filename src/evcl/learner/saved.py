@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -9,11 +11,20 @@ from typing import Any
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.files import save_tensors
 from evcl._core.settings import Settings
 from evcl.methods import for_settings
 from evcl.methods import get as get_method
 
 FORMAT = 2
+
+
+def write(
+    path: str | os.PathLike[str], described: tuple[dict[str, Any], dict[str, Tensor]], notes: Mapping[str, str]
+) -> None:
+    """Write what `Learner.described` returned. `notes` are further texts for the file's metadata."""
+    description, tensors = described
+    save_tensors(path, tensors, {**notes, "evcl": json.dumps(description)})
 
 
 def upgraded(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -55,11 +66,11 @@ def _from_1(
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
         else:
-            told[one.name] = _kept(at, saved, tensors, found)
+            told[one.name] = _coresets(at, saved, tensors, found)
     return {"fields": told}
 
 
-def _kept(at: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[Any]:
+def _coresets(at: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor], found: dict[str, Tensor]) -> list[Any]:
     """The coreset of each task."""
     heads = [name for name, _ in saved["heads"]]
     told = []

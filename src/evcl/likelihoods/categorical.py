@@ -56,7 +56,7 @@ class Categorical:
 
 
 CATEGORICAL = Categorical()
-"""The one that learners use."""
+"""The likelihood that learners use."""
 
 
 def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:

@@ -1,6 +1,7 @@
-"""One self-contained HTML page: figures, tables and how each was made; light and dark, narrow and wide, no network.
+"""A self-contained HTML page with figures, tables and the runs behind them. It follows the reader's light or dark theme
+and window width, and works offline.
 
-`page.html.j2` is the page; this file gives it what it shows.
+`page.html.j2` is the template; this file computes what it shows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from evcl.report.results import Group, Line, series
 
 
 def page(groups: Mapping[str, Group], title: str) -> str:
-    """The page for results grouped by benchmark."""
+    """The HTML of a page that shows results grouped by benchmark."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -35,12 +36,12 @@ def page(groups: Mapping[str, Group], title: str) -> str:
         "figures": [figure for group in groups.values() for figure in _figures(group, numbers)],
     }
     script, plotly = _asset("page.js"), get_plotlyjs()
-    # Scripts are named by their hashes, and nothing can be fetched: a name in a result cannot do harm, even unescaped.
+    # Only these two scripts may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}' '{_hash(plotly)}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    # plotly.js comes packed, 2 MB instead of 5, and is unpacked by the browser.
+    # plotly.js is compressed from 5 MB to 2 MB; the browser decompresses it.
     packed = base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode()
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
@@ -82,7 +83,7 @@ def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     curves = []
     for line in group.lines:
         mean, spread = line.curve
-        show = line.published is not None and first[line.result.method] == line.label  # once a method
+        show = line.published is not None and first[line.result.method] == line.label  # only once per method
         curves.append(
             {
                 "series": numbers[line.label],

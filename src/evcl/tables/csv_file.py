@@ -1,4 +1,4 @@
-"""CSV: UTF-8, a header line, then a line a row; separated by commas, semicolons or tabs, as the header shows."""
+"""CSV files: UTF-8, with a header line. The header decides whether commas, semicolons or tabs separate the columns."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class CsvFile:
         self.path = path
         with path.open("rb") as file:
             first = next(_Lines(path, file), "")
-        self._separator = max(SEPARATORS, key=first.count)  # the comma where there is none
+        self._separator = max(SEPARATORS, key=first.count)  # a single column has none: then a comma
         with path.open("rb") as file:
             header = next(self._rows(_Lines(path, file)), (1, []))[1]
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
         if len(header) > MOST_COLUMNS:
-            bad(path, "line 1", f"{len(header)} columns, and the most is {MOST_COLUMNS}")
+            bad(path, "line 1", f"{len(header)} columns, but the maximum is {MOST_COLUMNS}")
         self._names = [name.strip() for name in header]
         for i, name in enumerate(self._names):
             if not name:
-                bad(path, "line 1", f"column {i + 1} has no name; name it (pandas: to_csv(index=False) leaves one out)")
+                bad(path, "line 1", f"column {i + 1} has no name; name it, or for a pandas index write index=False")
             if name in self._names[:i]:
                 bad(path, "line 1", f"two columns are called {name!r}")
 
@@ -47,24 +47,24 @@ class CsvFile:
             next(rows, None)
             while True:
                 numbers: Sequence[int]
-                numbers, columns = lines.split(self._separator, len(self._names)) or self._read(rows)
+                numbers, columns = lines.read_plain(self._separator, len(self._names)) or self._read(rows)
                 if not numbers:
                     return
                 found = {name: _values(c) for name, c in zip(self._names, columns, strict=True) if name in names}
                 yield Piece(found, lambda i, numbers=numbers: f"line {numbers[i]}", len(numbers))  # type: ignore[misc]
 
     def _read(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[list[int], Sequence[Sequence[str]]]:
-        """Rows of any form: their lines, and their cells by column."""
+        """Read some rows with `csv`, which handles quotes; returns their line numbers, and their cells by column."""
         numbers, cells = [], []
         for line, row in itertools.islice(rows, ROWS_A_PIECE):
             if len(row) != len(self._names):
-                bad(self.path, f"line {line}", f"{len(row)} cells, and the header has {len(self._names)}")
+                bad(self.path, f"line {line}", f"{len(row)} cells, but the header has {len(self._names)}")
             numbers.append(line)
             cells.append(row)
         return numbers, list(zip(*cells, strict=True))
 
     def _rows(self, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
-        """Each row with the number of its first line. Blank lines are no rows."""
+        """Yield each row with the number of its first line; blank lines are skipped."""
         reader = csv.reader(lines, delimiter=self._separator, strict=True)
         while True:
             lines.begin()
@@ -73,7 +73,7 @@ class CsvFile:
             except StopIteration:
                 return
             except csv.Error as error:
-                bad(self.path, f"line {lines.start}", f"{error}; is a quote left open, or a line without its end?")
+                bad(self.path, f"line {lines.start}", f"{error}; is a quote left open, or the file cut short?")
             if row:
                 yield lines.start, row
 
@@ -85,14 +85,16 @@ def _values(cells: Sequence[str]) -> Values:
 
 
 class _Lines:
-    """The lines of a file as text, none longer than the limit, nor all the lines of a row (its quotes left open)."""
+    """Iterates over the lines of a file as text. Limits the size of each row, because a quote left open joins all later
+    lines into one.
+    """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._number, self._left = path, file, 0, MOST_LINE_BYTES
         self.start = 1
 
     def begin(self) -> None:
-        """A row begins with the next line."""
+        """Start a new row at the next line."""
         self.start, self._left = self._number + 1, MOST_LINE_BYTES
 
     def __iter__(self) -> Iterator[str]:
@@ -112,9 +114,10 @@ class _Lines:
         except UnicodeDecodeError as error:
             bad(self._path, f"line {self._number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
 
-    def split(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
-        """The next lines, and their cells by column. None, and nothing is read, unless each line is a row that needs no
-        more than splitting: without quotes, and not blank. Most files are so, and `csv` takes twice as long.
+    def read_plain(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
+        """Read the next lines fast, without `csv`, if none of them is blank or has quotes: returns their numbers, and
+        their cells by column. Otherwise reads nothing and returns None. Most files are like this, and `csv` takes twice
+        as long.
         """
         start, most = self._file.tell(), csv.field_size_limit()
         lines = list(itertools.islice(iter(lambda: self._file.readline(most), b""), ROWS_A_PIECE))

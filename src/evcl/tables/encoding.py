@@ -119,7 +119,7 @@ def _numbers(values: Values, where: _Where) -> Floats:
 
 
 def _plain_numbers(values: Values) -> Floats | None:
-    """Texts as numbers, all at once; None where one is no number, or needs a closer look."""
+    """Convert texts to numbers, all at once. None if a text is not a number, or must be checked on its own."""
     texts = ["nan" if text is None else text for text in values]
     try:
         found = np.fromiter(map(float, texts), np.float64, len(texts))

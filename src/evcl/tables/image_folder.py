@@ -13,7 +13,7 @@ from evcl.data.formats import quiet
 from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
-PIXELS, FOLDER = "pixels", "folder"  # its columns
+PIXELS, FOLDER = "pixels", "folder"  # the names of its columns
 LARGEST_SIDE = 64  # default longest side of the inputs, in pixels
 IMAGES_A_PIECE = 256
 

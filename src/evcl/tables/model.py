@@ -20,11 +20,15 @@ from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import parsed
+from evcl._core.inputs import positions
 from evcl._core.randomness import generator
+from evcl._core.settings import SEED, resolve
 from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, Predictions, load
+from evcl.learner.saved import write
+from evcl.methods import get as get_method
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
@@ -127,8 +131,7 @@ class Model:
             found = self.learner.predictions(held.x, task)
         except BadExample as error:
             bad(source.path, "a row that was held out", error.what)
-        place = {label: k for k, label in enumerate(self.learner.classes(task))}
-        columns = torch.tensor([place.get(int(label), -1) for label in held.y.tolist()])
+        columns = positions(held.y.tolist(), self.learner.classes(task), unknown=-1)
         p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
         nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
         means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
@@ -181,8 +184,9 @@ class Model:
         )
         # The learner's own text grows with the names of the tasks, so both texts together are padded to whole blocks.
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
-        size = len(json.dumps(text)) + len(json.dumps(json.dumps(self.learner.described()[0])))
-        self.learner.save(path, {NOTE: text + " " * (-size % BLOCK)})
+        described = self.learner.described()
+        size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
+        write(path, described, {NOTE: text + " " * (-size % BLOCK)})
 
 
 @dataclass
@@ -193,8 +197,7 @@ class Rows:
     codes: list[int]  # per row, the index of its label in `names`
 
     def numbers(self, labels: Sequence[str]) -> Tensor:
-        place = {label: k for k, label in enumerate(labels)}
-        return torch.tensor([place[name] for name in self.names])[torch.tensor(self.codes)]
+        return positions(self.names, labels)[torch.tensor(self.codes)]
 
 
 def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None = None) -> Rows:
@@ -234,7 +237,10 @@ def create(
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Model, Rows]:
     """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
-    Learner(mlp(1, hidden), method, seed=seed, **(settings or {}))  # raises first if these options are wrong
+    chosen = get_method(method)  # wrong options raise here, before the file is read
+    resolve(chosen.name, chosen.known_settings, settings or {})
+    SEED.check("seed", seed)
+    mlp(1, hidden)
     for name in (*drop, *categories):
         if name not in source.shapes:
             bad(

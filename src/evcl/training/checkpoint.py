@@ -22,7 +22,6 @@ from evcl._core.errors import EvclError
 from evcl._core.files import save_tensors
 
 FORMAT = 3  # raise this when the buffers of a step change
-KEPT = 2  # checkpoints kept per program: the last one, and one more in case that is damaged
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
 PROGRAMS = ("seed-*", "program-*")
 FILES, TEMPORARY = f"{'[0-9]' * 8}.safetensors", f".{'[0-9]' * 8}.safetensors.*.tmp"

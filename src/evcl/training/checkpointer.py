@@ -60,7 +60,7 @@ class Checkpointer(Observer):
         self.identity: Identity = json.loads(json.dumps(identity))
         self.environment = dict(environment)
         self._saved = self._found()
-        self._kept = [] if self._saved is None else [self._saved.path]
+        self._files = [] if self._saved is None else [self._saved.path]  # the last two: one may be damaged
         self._number = 0 if self._saved is None else int(self._saved.path.stem)
         self._before = 0.0 if self._saved is None else self._real("seconds")
         self._start = self._last = time.monotonic()
@@ -211,20 +211,20 @@ class Checkpointer(Observer):
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"
         try:
-            if not self._kept:  # not later: a folder that vanished may be on a disk that comes back
+            if not self._files:  # not later: a folder that vanished may be on a disk that comes back
                 folder.mkdir(parents=True, exist_ok=True)
             write(path, {**about, "seconds": self.seconds, **where}, tensors)
         except (EvclError, OSError) as error:
             reason = str(error) if isinstance(error, EvclError) else f"cannot write {path}: {error.strerror or error}"
             if self._failure is None:
-                kept = f"the last checkpoint is {self._kept[-1]}" if self._kept else "there is no checkpoint yet"
-                self.tell(f"{reason}; training continues, and {kept}")
+                last = f"the last checkpoint is {self._files[-1]}" if self._files else "there is no checkpoint yet"
+                self.tell(f"{reason}; training continues, and {last}")
             self._failure = reason
         else:
             if self._failure is not None:
                 self.tell(f"checkpoints can be written again: {path}")
-            self._failure, self._number, self._kept = None, self._number + 1, [*self._kept[-1:], path]
-            clear(folder, self._kept)
+            self._failure, self._number, self._files = None, self._number + 1, [*self._files[-1:], path]
+            clear(folder, self._files)
         self._last = time.monotonic()
 
     def _found(self) -> Saved | None:

@@ -28,20 +28,20 @@ class StreamResult:
 
 
 OnTask = Callable[[int, Tensor], None]
-Watch = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> its observer
+MakeObserver = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> its observer
 
 
 def learn_stream(
     run: Run,
     streams: Sequence[Benchmark],
-    watch: Watch | None = None,
+    make_observer: MakeObserver | None = None,
     on_task: OnTask | None = None,
     checkpointer: Checkpointer | None = None,
 ) -> StreamResult:
     """Learn a stream; replica r learns `streams[r mod len(streams)]`.
 
-    `watch` makes an observer for each round. `on_task(task, accuracy [R, tasks seen])` is called after each evaluation.
-    `checkpointer` saves the run, and knows where to resume it.
+    `make_observer` makes an observer for each round. `on_task(task, accuracy [R, tasks seen])` is called after each
+    evaluation. `checkpointer` saves the run, and knows where to resume it.
     """
     session = Session(run)
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
@@ -59,8 +59,8 @@ def learn_stream(
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(number, run, session.seen(), own_heads, {"accuracy": accuracy})
             if not learned:
-                if watch is not None:
-                    watching = watch(last, " + ".join(tasks[k][0].name for k in round_))
+                if make_observer is not None:
+                    watching = make_observer(last, " + ".join(tasks[k][0].name for k in round_))
                 own = watching if checkpointer is None else Observers(watching, checkpointer)
                 watching.begin(run.settings.epochs * run.method.stages)
                 run.learn(training, observer=own)
