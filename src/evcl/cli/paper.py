@@ -82,7 +82,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None,
     epochs: Epochs = None,
     preset: Preset = "tuned",
-    quick: Annotated[bool, typer.Option("--quick", help="5 epochs and 2 seeds: takes minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only 5 epochs and 2 seeds, which takes minutes.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results, figures and page.")] = Path("reproduction"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, replacing earlier results.")] = False,
     engine: EngineName = "local",

@@ -1,4 +1,4 @@
-"""The sources of a data set, tried in order until one gives the arrays of the catalogue:
+"""The sources of a data set, tried in order until one has the data whose hash is in the catalogue:
 
 1. the user's own folder, and the folder of an installed system package;
 2. the web, one mirror after another;

@@ -37,7 +37,9 @@ MOST_CLASSES = 128  # the logits of a replica must fit in the columns of one til
 
 
 class Tile(NamedTuple):
-    """A program's part of a product: at most `rows` x `columns` of the result, with `deep` terms of the sum at a time."""
+    """The tile of a matrix product that one Triton program computes: at most `rows` x `columns` of the result. It adds
+    `deep` terms of the sum at a time.
+    """
 
     rows: int
     columns: int

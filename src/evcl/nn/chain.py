@@ -107,7 +107,9 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
 
 
 def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
-    """Shapes with widths rounded up for a GPU's matrix units; the number of classes of a head is not rounded."""
+    """The shapes in which a chain's weights are stored on a GPU: widths are rounded up to a multiple of `multiple`, as its
+    matrix units need; the number of classes of a head is not.
+    """
 
     def up(n: int) -> int:
         return -(-n // multiple) * multiple

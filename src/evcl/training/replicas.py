@@ -148,7 +148,7 @@ class Replicas:
 
     @property
     def memory(self) -> Any:
-        """The memory, if all replicas follow one method."""
+        """The memory of the one method that all replicas follow; an error if they follow several."""
         (found,) = self.memories
         return found
 

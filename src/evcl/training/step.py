@@ -23,7 +23,7 @@ from evcl.training.rules import Rule, Update, gpu_kernels
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """On a GPU, inside this context: whether float32 matrix products and convolutions use TF32 or full precision.
+    """Choose TF32 or full precision for float32 matrix products and convolutions on a GPU, inside this context.
 
     This is a global setting of torch, so programs in several threads must all use the same.
     """
