@@ -107,8 +107,8 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
 
 
 def padded(chain: LayerNames, layout: Layout, heads: Sequence[int], multiple: int) -> dict[str, tuple[int, ...]]:
-    """The shapes in which a chain's weights are stored on a GPU: widths are rounded up to a multiple of `multiple`, as its
-    matrix units need; the number of classes of a head is not.
+    """The shapes in which a chain's weights are stored on a GPU: widths are rounded up to multiples of `multiple`, as
+    its matrix units need; the number of classes of a head is not.
     """
 
     def up(n: int) -> int:
