@@ -34,10 +34,10 @@ CONSTANT = 1e-7  # a column is constant if its standard deviation is at most thi
 
 @dataclass(frozen=True)
 class Density:
-    """The summary. `about` [2] holds the number of rows and their mean doubt; `rows.T @ rows` approximates the
-    covariance.
+    """The summary. `about` [2] holds the number of training rows and their mean doubt.
 
-    All tensors are on the CPU. `rows` are directions, in descending order of variance; none of them is an example.
+    `rows` are not training rows but the directions, in descending order of variance: `rows.T @ rows` approximates the
+    covariance of the columns. All tensors are on the CPU.
     """
 
     about: Tensor  # [2]; `about`, `mean` and `variance` are float64

@@ -4,8 +4,9 @@ With a = [x; 1] the input of a layer and g = d log p(c|x) / d (its output), the 
 
     E[g g^T (x) a a^T]  ~  G (x) A,     A = 1/n sum_b a_b a_b^T,     G = 1/n sum_b sum_c w_bc g_bc g_bc^T
 
-with w as in fisher.py: for `exact`, p(c|x_b). It is exact for a single example. For a change D of [W, b], the quadratic
-form of G (x) A is tr(D^T G D A).
+where (x) is the Kronecker product, b counts the n examples and c the classes, and w is as in fisher.py: for `exact`,
+p(c|x_b). The approximation is exact for a single example. For a change D of [W, b], the quadratic form of G (x) A is
+tr(D^T G D A).
 """
 
 from __future__ import annotations

@@ -62,8 +62,10 @@ def checked(value: Any, kind: Any, where: str) -> Any:
 
 @contextmanager
 def at_key(path: Path, *tables: tuple[str, Collection[str]]) -> Iterator[None]:
-    """Put the file and the key before the message of any error raised in this block. The key is the error's setting, in
-    the first of these tables that has it; if none has it, the first table.
+    """Put the file and a key before the message of any EvclError raised in this block.
+
+    `tables` are pairs: a table's name in the file ("" for the top level) and its keys. If one of them contains the
+    setting that the error names, the key is that setting in the first such table; if not, the first table's name.
     """
     try:
         yield

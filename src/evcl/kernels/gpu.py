@@ -487,7 +487,7 @@ class Chain:
         return EXACT if exact and kernel != "loss" else TILES["tf32" if exact else self.precision][kernel]
 
     def _multiplied(self) -> str:
-        """The precision in which products are computed: that of torch for float32, otherwise that of the numbers."""
+        """The `input_precision` of tl.dot. For float32 it follows torch's setting; for bfloat16 tl.dot ignores it."""
         return "tf32" if self.precision == "bf16" else self.precision
 
     def _taught(self) -> tuple[Any, ...]:
@@ -652,7 +652,8 @@ def update(
 
     `mean` holds the weights and Adam's moments. `std` is empty, or holds the log sigmas and Adam's moments or, if
     `natural`, the two running means of the natural step. `springs` are the stiffness and centre of each of the mean,
-    linear and square springs. `rounded` [S, R, P] becomes a copy of means and variances.
+    linear and square springs. The new means and variances are also written to `rounded` [S, R, P], if
+    given, in its dtype.
     """
     weights, n = mean[0], mean[0].numel()
     (a, c), (k, s), (d, u) = (spring or (weights, weights) for spring in springs)

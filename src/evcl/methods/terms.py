@@ -1,7 +1,7 @@
 """The terms that a method adds to the mean NLL of a task, and their gradients.
 
 `loss(q)` returns a term's value for R replicas. The terms in this file have closed-form gradients, so they never enter
-autograd: at the start of a task they collapse into per-weight constants, with v = sigma^2,
+autograd: at the start of a task they collapse into the constants a, m, k, s, d and u of each weight. With v = sigma^2,
 
     grad_mean    = a (mu - m)
     grad_log_std = k (v - s) + d v (v - u)

@@ -150,7 +150,8 @@ class BayesianLayer(nn.Module):
     def drawn(self, parameter: str, times: int, shared: bool = False) -> Tensor | None:
         """`times` draws of the weights, [R, times, *shape]; for point weights, [R, 1, *shape].
 
-        Each example has its own draw or draws; with `shared`, the batch shares all draws.
+        Each example gets its own: `times` is the number of examples, or a multiple of it if examples have several rows.
+        With `shared`, the whole batch uses all `times` draws.
         """
         mean, variance = self.mean(parameter), self.variance(parameter)
         if mean is None or variance is None:

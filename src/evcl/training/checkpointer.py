@@ -38,7 +38,7 @@ class AnotherRun(EvclError):
 
 
 class Stopped(BaseException):
-    """The program has saved itself and ended, as it was asked to."""
+    """Raised to end a run that was asked to stop; it can be resumed from its last checkpoint, if there is one."""
 
 
 class Checkpointer(Observer):

@@ -208,7 +208,10 @@ class Update:
 
 
 class Natural:
-    """The natural step on log sigma; `lr` is a number or [R, 1]."""
+    """The natural step on log sigma, explained at the top of this file.
+
+    `lr`, a number or [R, 1], is the fraction of the way to the optimum that one step moves log sigma.
+    """
 
     def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
         self.weights, self.lr = weights, lr
