@@ -5,7 +5,8 @@ omega_i = -sum over steps of g_i (theta'_i - theta_i),   g the gradient of the m
 Omega_i <- max(0, Omega_i + N_t omega_i / (Delta_i^2 + xi)),   Delta_i = theta_i - theta*_i at the end of the task
 
 In the paper Omega is not weighted by the numbers of rows N; with tasks of equal size that makes no difference. The
-maximum is in the authors' code only.
+maximum is in the authors' code only. c = 1, the default, makes the penalty for undoing a movement as large as the loss
+that the movement saved; on validation data of the digits, values from 0.3 to 3 are as good.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Memory:
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     pull = Elastic(round_.posterior, 2 * s.strength / round_.n * memory.importance)
-    fitted = yield Fit(round_.tasks, terms=[pull], trackers=[PathIntegral(s.xi)])
+    fitted = yield Fit(round_.tasks, terms=[pull], trackers=[PathIntegral(None if isinstance(s.xi, str) else s.xi)])
     found = fitted.tracked[0]
     assert found is not None
     return Learned(fitted.q, Memory((memory.importance + round_.n * found).clamp_min(0)))
@@ -43,6 +44,13 @@ SI = Method(
     memory=Memory,
     settings={
         "strength": Setting(1.0, "c, the weight of the penalty", high=1e12),
-        "xi": Setting(0.1, "xi, which limits the importance of weights that hardly moved", open_low=True, high=1e6),
+        "xi": Setting(
+            "auto",
+            "xi, which limits the importance of weights that hardly moved; auto: 4 times the mean squared movement of the "
+            "weights in the task",
+            high=1e6,
+            open_low=True,
+            auto=True,
+        ),
     },
 )
