@@ -46,8 +46,8 @@ SI = Method(
         "strength": Setting(1.0, "c, the weight of the penalty", high=1e12),
         "xi": Setting(
             "auto",
-            "xi, which limits the importance of weights that hardly moved; auto: 4 times the mean squared movement of the "
-            "weights in the task",
+            "xi, which limits the importance of weights that hardly moved; auto: 4 times the mean squared movement of "
+            "the weights in the task",
             high=1e6,
             open_low=True,
             auto=True,
