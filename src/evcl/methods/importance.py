@@ -91,7 +91,7 @@ class PathIntegral(Tracker):
     omega_i = -sum over steps of g_i (theta'_i - theta_i) is how much the weight's own movement reduced the loss. g is
     the gradient of the NLL and of losses on the outputs, without the terms, at theta; theta' are the weights after the
     step, and Delta_i is the whole movement. For a Gaussian, theta are the means. If `xi` is None, it is XI times the
-    mean of Delta^2, and so follows the scale of the weights.
+    mean of Delta^2 over the weights that moved, and so follows the scale of the weights.
     """
 
     def __init__(self, xi: Tensor | float | None = None) -> None:
@@ -113,7 +113,9 @@ class PathIntegral(Tracker):
 
     def result(self) -> Tensor:
         moved = (self.last - self.start).square()
-        xi = XI * moved.mean(1, keepdim=True).clamp_min(1e-30) if self.xi is None else self.xi
+        xi = self.xi
+        if xi is None:  # a fit that several methods share has weights that only the others use
+            xi = (XI * moved.sum(1, keepdim=True) / (moved > 0).sum(1, keepdim=True).clamp_min(1)).clamp_min(1e-30)
         return self.omega / (moved + xi)
 
 
