@@ -5,8 +5,8 @@ omega_i = -sum over steps of g_i (theta'_i - theta_i),   g the gradient of the m
 Omega_i <- max(0, Omega_i + N_t omega_i / (Delta_i^2 + xi)),   Delta_i = theta_i - theta*_i at the end of the task
 
 In the paper Omega is not weighted by the numbers of rows N; with tasks of equal size that makes no difference. The
-maximum is in the authors' code only. With c = 1, the default, undoing a movement costs at most the loss
-that it saved; on validation data of the digits, values from 1 to 3 gave the same accuracy.
+maximum is in the authors' code only. With c = 1, the default, undoing a movement costs at most the loss that it
+saved; on validation data of the digits, values from 1 to 3 gave the same accuracy.
 """
 
 from __future__ import annotations
