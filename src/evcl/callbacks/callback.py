@@ -19,7 +19,7 @@ class Epoch:
         nll: the mean over the epoch, each example before its step; with class weights, weighted
         terms: what the method adds, by name: its terms at the end of the epoch and its losses at the last step, as the
             objective has them
-        lr: Adam's learning rate
+        lr: the learning rate
         validation_nll: the NLL of what would be predicted of the validation part now, weighted as `nll` is; None
             without a validation part
         validation_accuracy: the accuracy of the same predictions; None without a validation part

@@ -89,7 +89,7 @@ class Fit:
         moves: [R, P] or [P], True for the weights to train; None: all weights that the fit uses
         model: a second network from the memory, to be trained in place of the learner's own
         likelihood: how the outputs are interpreted; None: the learner's likelihood
-        rule: makes the update rule; None: Adam, and for sigma the rule named by `std_update`
+        rule: makes the update rule; None: the one named by `optimizer`, and for sigma the rule named by `std_update`
         capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage
