@@ -6,6 +6,8 @@ METHOD_SUMMARIES = {
     "vcl-random-coreset": "VCL, tuned for prediction on random examples of every task",
     "vcl-kcenter-coreset": "VCL, tuned for prediction on the k-center examples of every task",
     "ewc": "plain weights, held where the Fisher says that earlier tasks need them",
+    "imm-mean": "plain weights; the mean of the tasks' solutions predicts",
+    "imm-mode": "plain weights; the tasks' solutions, averaged by their Fisher, predict",
     "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
     "random-coreset": "plain training on random examples of every task, afresh after each",
     "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",

@@ -1,0 +1,98 @@
+"""Incremental moment matching (Lee, Kim, Jun, Ha and Zhang, 2017): train each task freely, and merge the solutions.
+
+The weights mu_k with which task k ends are the mean of a Gaussian posterior; the mixture of these posteriors is
+approximated by one Gaussian, whose mean or mode predicts every task:
+
+    mean-IMM:  theta = sum_k mu_k / K
+    mode-IMM:  theta = sum_k (F_k + e) mu_k / sum_k (F_k + e),   F_k the diagonal Fisher of task k at mu_k, e = 1e-8
+
+The sums run over the tasks that used a weight: all tasks for a weight of the trunk, and one for a head of its own. So
+a head that no other task uses keeps its weights. Training goes on from mu_k, not from theta.
+
+Merging works if there is no ridge of high loss between the solutions. Three ways of training keep them close together:
+
+    weight-transfer:  task k starts from mu_{k-1}. This is always so
+    L2-transfer:      L_k = mean NLL + l2_transfer sum_i (theta_i - mu_{k-1,i})^2
+    drop-transfer:    each hidden unit computes with mu_{k-1} with probability p = drop_transfer, and otherwise with
+                      mu_{k-1} + (theta - mu_{k-1}) / (1 - p); drawn once per step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evcl._core.settings import ELASTIC, Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods.ewc import fisher
+from evcl.methods.memory import per_weight
+from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
+from evcl.methods.terms import Elastic
+from evcl.nn import Gaussian
+
+SMALLEST = 1e-8  # e: where no task has a Fisher, the mode is the mean
+
+
+@dataclass(frozen=True)
+class Memory:
+    weight: Tensor = per_weight(low=0)  # sum_k w_k, with w_k = 1 or F_k + e
+    moment: Tensor = per_weight()  # sum_k w_k mu_k
+
+
+Weighting = Callable[[Fitted, Round, Settings], Tensor | float]
+
+
+def learn(weighting: Weighting, memory: Memory, round_: Round, s: Settings) -> Learning:
+    known = (memory.weight > 0).to(memory.weight)
+    terms = [Elastic(round_.posterior, 2 * s.l2_transfer * known)]
+    fitted = yield Fit(round_.tasks, terms=terms)
+    w = weighting(fitted, round_, s) * fitted.used
+    return Learned(fitted.q, Memory(memory.weight + w, memory.moment + w * fitted.q.mean))
+
+
+def equal(fitted: Fitted, round_: Round, s: Settings) -> float:
+    return 1.0
+
+
+def curvature(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
+    return fisher(fitted, round_, s) + SMALLEST
+
+
+def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
+    """The merged weights; those that no task has used are as they were."""
+    merged = memory.moment / memory.weight
+    return Gaussian(torch.where(memory.weight > 0, merged, posterior.mean), None)
+
+
+TRANSFER = {
+    "l2_transfer": Setting(
+        0.0,
+        "weight of the squared distance from the weights at the end of the last task",
+        high=1e6,
+    ),
+}
+
+IMM_MEAN = Method(
+    name="imm-mean",
+    summary=METHOD_SUMMARIES["imm-mean"],
+    bayesian=False,
+    learn=partial(learn, equal),
+    memory=Memory,
+    settings=TRANSFER,
+    predictor=predictor,
+)
+FISHER = ("fisher", "fisher_examples", "fisher_draws", "fisher_temperature", "fisher_spread", "fisher_scale")
+IMM_MODE = Method(
+    name="imm-mode",
+    summary=METHOD_SUMMARIES["imm-mode"],
+    bayesian=False,
+    learn=partial(learn, curvature),
+    memory=Memory,
+    settings={**TRANSFER, **{name: ELASTIC[name] for name in FISHER}},
+    predictor=predictor,
+    apart=True,
+)
