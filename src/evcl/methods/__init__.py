@@ -37,9 +37,10 @@ from evcl.methods.terms import (
     collapse,
 )
 from evcl.methods.vcl import VCL
+from evcl.methods.xdg import XDG
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, IMM_MEAN, IMM_MODE, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, IMM_MEAN, IMM_MODE, XDG, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
 __all__ = [
