@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
@@ -40,11 +40,23 @@ class Tracker:
     `buffers()` must return every tensor that changes from step to step, so that checkpoints and CUDA graphs include it.
     """
 
+    @property
+    def perturbs(self) -> bool:
+        """Whether it overrides `perturb`."""
+        return type(self).perturb is not Tracker.perturb
+
     def begin(self, q: Gaussian) -> None:
         """Called when the fit begins at `q`, over the fit's weights: create the buffers here."""
 
+    def perturb(self, q: Gaussian, noise: Noise) -> None:
+        """Called before a step's gradient is computed. It may change q.mean in place, so that the gradient is computed
+        there; `before` must then restore it. Draw numbers for all examples of the batch from `noise.shared()`.
+        """
+
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        """Called when a step's gradient is known: that of the NLL and the losses, without the terms."""
+        """Called when a step's gradient is known: that of the NLL and the losses, without the terms. A tracker that
+        perturbs the weights may change the gradient in place.
+        """
 
     def after(self, q: Gaussian) -> None:
         """Called after the update."""

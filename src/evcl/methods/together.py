@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Noise
 from evcl._core.settings import Settings
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
@@ -247,8 +248,21 @@ class TrackerOf(Tracker):
     def begin(self, q: Gaussian) -> None:
         self.tracker.begin(_of(q, self.replicas))
 
+    @property
+    def perturbs(self) -> bool:
+        return self.tracker.perturbs
+
+    def perturb(self, q: Gaussian, noise: Noise) -> None:
+        own = _of(q, self.replicas)
+        self.tracker.perturb(own, noise.of(self.replicas))
+        q.mean.index_copy_(0, self.replicas, own.mean)
+
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        self.tracker.before(_of(q, self.replicas), _gradients(grads, self.replicas))
+        weights, own = _of(q, self.replicas), _gradients(grads, self.replicas)
+        self.tracker.before(weights, own)
+        if self.perturbs:
+            q.mean.index_copy_(0, self.replicas, weights.mean)
+            grads.mean.index_copy_(0, self.replicas, own.mean)
 
     def after(self, q: Gaussian) -> None:
         self.tracker.after(_of(q, self.replicas))
