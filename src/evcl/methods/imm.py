@@ -20,7 +20,7 @@ Merging works if there is no ridge of high loss between the solutions. Three way
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,14 +30,12 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.ewc import fisher
-from evcl.methods.memory import per_layer, per_weight
+from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round, Tracker
 from evcl.methods.terms import Elastic, Gradients
 from evcl.nn import BayesianNetwork, Gaussian, Linear
 from evcl.nn.layers import Conv
-from evcl.nn.norms import BatchNorm
 
-MEASURED = 1000  # rows that the statistics of batch norms are measured on
 SMALLEST = 1e-8  # e: where no task has a Fisher, the mode is the mean
 
 
@@ -45,7 +43,6 @@ SMALLEST = 1e-8  # e: where no task has a Fisher, the mode is the mean
 class Memory:
     weight: Tensor = per_weight(low=0)  # sum_k w_k, with w_k = 1 or F_k + e
     moment: Tensor = per_weight()  # sum_k w_k mu_k
-    norms: dict[str, Tensor] = per_layer()  # weights of batch norms that are not merged but measured
 
 
 Weighting = Callable[[Fitted, Round, Settings], Tensor | float]
@@ -58,8 +55,7 @@ def learn(weighting: Weighting, memory: Memory, round_: Round, s: Settings) -> L
     trackers = [DropTransfer(s.drop_transfer, units(round_.network))] if drops and round_.number > 0 else []
     fitted = yield Fit(round_.tasks, terms=terms, trackers=trackers)
     w = weighting(fitted, round_, s) * fitted.used
-    found = Memory(memory.weight + w, memory.moment + w * fitted.q.mean)
-    return Learned(fitted.q, replace(found, norms=remeasured(merged(found, fitted.q), fitted.network, round_)))
+    return Learned(fitted.q, Memory(memory.weight + w, memory.moment + w * fitted.q.mean))
 
 
 class DropTransfer(Tracker):
@@ -105,48 +101,10 @@ def curvature(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
     return fisher(fitted, round_, s) + SMALLEST
 
 
-def merged(memory: Memory, posterior: Gaussian) -> Tensor:
-    """[R, P]: the mean or the mode; weights that no task has used are as they were."""
-    return torch.where(memory.weight > 0, memory.moment / memory.weight, posterior.mean)
-
-
-@torch.no_grad()
-def remeasured(mean: Tensor, network: BayesianNetwork, round_: Round) -> dict[str, Tensor]:
-    """The weight and bias of each batch norm, changed so that it normalises by the statistics that the merged network
-    has on up to 1,000 rows of the last task: n w + b = n' w' + b', n with the new statistics and n' with the old ones.
-    """
-    found: dict[str, Tensor] = {}
-
-    def measure(layer: BatchNorm, args: tuple[Tensor, ...]) -> None:
-        x, weights, rows = layer.unfold(args[0]), layer.weights.mean, layer.weights.rows
-        old = [t if rows is None else t[rows] for t in (layer.running_mean, layer.running_var)]
-        variance, centre = torch.var_mean(x, [1, *range(3, x.dim())], correction=0)
-        variance, spread = variance + layer.eps, old[1] + layer.eps
-        weight, bias = layer.names["weight"], layer.names["bias"]
-        found[bias] = weights[bias] + weights[weight] * (old[0] - centre) / variance.sqrt()
-        found[weight] = weights[weight] * (spread / variance).sqrt()
-        weights |= {name: found[name] for name in (weight, bias)}  # the layers after it see what it will return
-
-    norms = [layer for layer in network.bayesian_layers() if isinstance(layer, BatchNorm) and layer.names]
-    handles = [layer.register_forward_pre_hook(measure) for layer in norms]
-    try:
-        for task in round_.tasks[-1:] if norms else ():
-            rows = [torch.randperm(task.y.shape[1], generator=g)[:MEASURED] for g in round_.generators("norms")]
-            x, _ = task.take(torch.stack(rows).to(task.y.device))
-            network.bind(mean, None, network.layout)
-            network.weights.noise = None
-            network(x.flatten(0, 1))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
 def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
-    found = Gaussian(merged(memory, posterior), None, posterior.layout)
-    for name, value in memory.norms.items():
-        found.part(name).copy_(value)
-    return found
+    """The merged weights; those that no task has used are as they were."""
+    merged = memory.moment / memory.weight
+    return Gaussian(torch.where(memory.weight > 0, merged, posterior.mean), None)
 
 
 TRANSFER = {
