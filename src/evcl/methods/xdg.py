@@ -50,7 +50,8 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     learned = Gaussian(torch.where(mask > 0, fitted.q.mean, before), None)
     base = memory.base
     if measure is not None:
-        base = base.after(replace(fitted, q=learned), round_, measure(fitted, round_, s), s.fisher_decay)
+        importance = mask * measure(fitted, round_, s)
+        base = base.after(replace(fitted, q=learned), round_, importance, s.fisher_decay)
     return Learned(learned, Memory(base, {**memory.gates, **{task.task: gates for task in round_.tasks}}))
 
 
