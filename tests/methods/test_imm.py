@@ -1,4 +1,4 @@
-"""Incremental moment matching: what predicts is the closed form; training and drop-transfer are those of plain torch."""
+"""Incremental moment matching: what predicts is the closed form; training is that of plain torch."""
 
 from __future__ import annotations
 

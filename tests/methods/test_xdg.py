@@ -1,4 +1,4 @@
-"""Context-dependent gating: its training and its Fisher by plain torch, its gates on any network, and what it is for."""
+"""Context-dependent gating: training and Fisher by plain torch, gates on any network, and what it is for."""
 
 from __future__ import annotations
 

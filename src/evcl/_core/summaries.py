@@ -8,7 +8,7 @@ METHOD_SUMMARIES = {
     "ewc": "plain weights, held where the Fisher says that earlier tasks need them",
     "imm-mean": "plain weights; the mean of the tasks' solutions predicts",
     "imm-mode": "plain weights; the tasks' solutions, averaged by their Fisher, predict",
-    "xdg": "plain weights; each task uses a random part of the hidden units, held as in EWC",
+    "xdg": "EWC on a random part of the hidden units for each task",
     "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
     "random-coreset": "plain training on random examples of every task, afresh after each",
     "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",
