@@ -11,6 +11,8 @@ METHOD_SUMMARIES = {
     "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",
     "naive": "plain training, task after task",
     "joint": "plain training on all tasks at once",
+    "kfac-evcl": "EVCL with a Kronecker-factored Fisher of each layer",
+    "kfac-ewc": "EWC with a Kronecker-factored Fisher of each layer",
 }
 BENCHMARK_SUMMARIES = {
     "permuted-mnist": "MNIST, one random pixel order per task, one head",

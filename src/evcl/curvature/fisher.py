@@ -59,6 +59,40 @@ def fisher(
     computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
     is added to its own.
     """
+    total = torch.zeros_like(mean)
+    parts = layout.views(total)
+    seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
+    about = (kind, generators, chunk, temperature, weights, ranks, likelihood)
+    for calls, targets, examples in passes(network, mean, layout, x, y, heads, *about):
+        for call in calls:
+            seen[call.layer] = call.learned or seen.get(call.layer, False)
+        for deltas in output_gradients(calls, targets):
+            add_squares(parts, calls, deltas, examples)
+    if isinstance(spread, Tensor) or spread > 0:
+        add_neighbours(parts, seen, spread)
+    if ranks is not None:
+        ranks.sum_(total)
+    return total / x.shape[1]
+
+
+def passes(
+    network: BayesianNetwork,
+    mean: Tensor,
+    layout: Layout,
+    x: Tensor,
+    y: Tensor,
+    heads: Sequence[int],
+    kind: str,
+    generators: Sequence[torch.Generator] | None,
+    chunk: int | None,
+    temperature: Tensor | float,
+    weights: Tensor | None,
+    ranks: Ranks | None,
+    likelihood: Likelihood,
+) -> Iterator[tuple[list[Call], list[Tensor], int]]:
+    """The forward passes of this process's share of the examples: the calls of layers, the likelihood's targets, and
+    the number of examples of each. The arguments are those of `fisher`.
+    """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
     if chunk is None:
@@ -68,10 +102,7 @@ def fisher(
         chunk = min(chunk, -(-x.shape[1] // ranks.size))
     network.bind(mean, None, layout)
     network.weights.noise = None
-    total = torch.zeros_like(mean)
-    parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
             if kind == "sampled":  # keep the generators as they would be in a single process
@@ -79,15 +110,7 @@ def fisher(
                 likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
         calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
-        for call in calls:
-            seen[call.layer] = call.learned or seen.get(call.layer, False)
-        for deltas in output_gradients(calls, targets):
-            _add_squares(parts, calls, deltas, ys.shape[1])
-    if isinstance(spread, Tensor) or spread > 0:
-        _spread(parts, seen, spread)
-    if ranks is not None:
-        ranks.sum_(total)
-    return total / x.shape[1]
+        yield calls, targets, ys.shape[1]
 
 
 class Call(NamedTuple):
@@ -142,7 +165,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
 
 @torch.no_grad()
-def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
+def add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b g_b^2 for each weight; if a weight is used several times, its gradients are summed before squaring."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
@@ -175,7 +198,7 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
             parts[name] += whole.square().sum(1)
 
 
-def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
+def add_neighbours(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
     """Add to each weight a fraction `share` of its neighbours' Fisher. If several layers use a weight, this is done
     once, as for the first of them.
     """

@@ -7,6 +7,8 @@ from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.joint import JOINT
+from evcl.methods.kfac_evcl import KFAC_EVCL
+from evcl.methods.kfac_ewc import KFAC_EWC
 from evcl.methods.lwf import LWF
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
 from evcl.methods.method import (
@@ -38,7 +40,7 @@ from evcl.methods.terms import (
 from evcl.methods.vcl import VCL
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT, KFAC_EVCL, KFAC_EWC):
     register(_method)
 
 __all__ = [

@@ -7,10 +7,10 @@ L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from evcl.methods.teacher import DISTILLATION, Number, held, more_rows
 from evcl.methods.terms import Elastic
 from evcl.nn import Gaussian
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -38,12 +40,13 @@ class Memory:
 
     def after(
         self, fitted: Fitted, round_: Round, importance: Tensor, decay: Number, beta: Mapping[int, Tensor] | None = None
-    ) -> Memory:
+    ) -> Self:
         """The memory after one more round; only entries of the weights that the round used change."""
         used = fitted.used.expand_as(self.used)
         added = torch.where(used > 0, decay * self.importance + importance, self.importance)
         rows = more_rows(self.rows, round_)
-        return Memory(fitted.q, added, torch.maximum(self.used, used), rows, dict(beta or {}))
+        used = torch.maximum(self.used, used)
+        return replace(self, prior=fitted.q, importance=added, used=used, rows=rows, beta=dict(beta or {}))
 
 
 def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
@@ -72,8 +75,26 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
 
 
 def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
-    """The Fisher of one task over the fit's weights: at the point weights, at the posterior's means, or averaged over
-    posterior draws.
+    """The Fisher of one task over the fit's weights."""
+    found = torch.stack(estimates(curvature.fisher, fitted, task, generators, round_, s)).mean(0)
+    if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
+        found = found * task.y.shape[1] * s.fisher_temperature**2
+    if s.fisher_scale == "task":
+        weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
+        found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
+    return found
+
+
+def estimates(
+    measure: Callable[..., T],
+    fitted: Fitted,
+    task: TaskData,
+    generators: list[torch.Generator],
+    round_: Round,
+    s: Settings,
+) -> list[T]:
+    """What `measure`, such as `curvature.fisher`, finds on `fisher_examples` examples of a task: at the point weights,
+    at the posterior's means, or at each of several posterior draws.
     """
     rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[: s.fisher_examples] for g in generators])
     rows = rows.to(task.y.device)
@@ -82,13 +103,7 @@ def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], 
     options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
     drawn = s.fisher_draws and fitted.own.log_std is not None
     points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
-    found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
-    if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
-        found = found * task.y.shape[1] * s.fisher_temperature**2
-    if s.fisher_scale == "task":
-        weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
-        found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
-    return found
+    return [measure(fitted.network, point, *about, **options) for point in points]
 
 
 def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:

@@ -146,24 +146,31 @@ class KL:
 
 @dataclass(frozen=True)
 class Elastic:
-    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square."""
+    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square.
+
+    `variances` is the importance of the second square, if it is another.
+    """
 
     anchor: Gaussian
     importance: Tensor
+    variances: Tensor | None = None
     name: ClassVar[str] = "elastic"
 
     def loss(self, q: Gaussian) -> Tensor:
-        moved = (q.mean - self.anchor.mean).square()
+        moved = self.importance * (q.mean - self.anchor.mean).square()
         variance, anchored = q.variance(), self.anchor.variance()
         if variance is not None and anchored is not None:
-            moved = moved + (variance - anchored).square()
-        return 0.5 * (self.importance * moved).sum(1)
+            moved = moved + self._second() * (variance - anchored).square()
+        return 0.5 * moved.sum(1)
 
     def springs(self) -> Springs:
         """a = importance, d = 2 importance; the centres are the anchor's means and variances."""
         variance = self.anchor.variance()
         mean = Spring(self.importance, self.anchor.mean)
-        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self.importance, variance))
+        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self._second(), variance))
+
+    def _second(self) -> Tensor:
+        return self.importance if self.variances is None else self.variances
 
 
 def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:
