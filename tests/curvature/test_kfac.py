@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_fisher import TwiceAndAlong, _a_registered_layer, networks, prepared, reference  # noqa: F401
 from torch import nn
+from torch.nn.utils import skip_init
 
 import evcl
 from evcl.curvature import blocks, fisher, kfac
@@ -158,7 +159,7 @@ def of_rows(a, g, examples):
 
 
 def test_a_convolution_s_rows_are_its_patches(generator):
-    conv = torch.nn.utils.skip_init(nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1))
+    conv = skip_init(nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1))
     network, layout, mean = made(nn.Sequential(conv, nn.Tanh(), nn.Flatten()), generator, 2, 27)
     x = torch.randn(2, 5, 2, 3, 6, dtype=F64, generator=generator)
     found = kfac(network, mean, layout, x, torch.zeros(2, 5).long(), [0]).factors["0.weight"]
@@ -277,3 +278,35 @@ def test_an_unknown_kind_is_refused(generator):
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
     with pytest.raises(evcl.EvclError, match="exact, sampled, empirical"):
         kfac(network, mean, layout, torch.zeros(2, 1, 5, dtype=F64), torch.zeros(2, 1).long(), [0], "true")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that it imports
+@pytest.mark.parametrize("kind", ["exact", "empirical"])
+def test_it_is_what_curvlinops_computes(kind, generator):
+    """A convolution, a hidden layer and the head: G (x) A times a vector. `make test-all` installs it."""
+    curvlinops = pytest.importorskip("curvlinops")
+    shapes = (skip_init(nn.Conv2d, 2, 3, 2, padding=1), skip_init(nn.Linear, 48, 4))
+    network, layout, mean = made(nn.Sequential(shapes[0], nn.Tanh(), nn.Flatten(), shapes[1], nn.ReLU()), generator, 1)
+    x = torch.randn(1, 5, 2, 3, 3, generator=generator, dtype=F64)
+    y = torch.randint(3, (1, 5), generator=generator)
+    plain = nn.Sequential(shapes[0], nn.Tanh(), nn.Flatten(), shapes[1], nn.ReLU(), skip_init(nn.Linear, 4, 3)).double()
+    names = [name.replace("5.", "head 0.") for name in plain.state_dict()]
+    plain.load_state_dict({key: layout.view(mean, n)[0] for key, n in zip(plain.state_dict(), names, strict=True)})
+    with torch.random.fork_rng():
+        whole = curvlinops.KFACLinearOperator(
+            plain,
+            nn.CrossEntropyLoss(),
+            list(plain.parameters()),
+            [(x[0], y[0])],
+            fisher_type={"exact": "type-2", "empirical": "empirical"}[kind],
+            separate_weight_and_bias=False,
+        )
+    factors = kfac(network, mean, layout, x, y, [0], kind).factors
+    change = torch.randn(1, layout.size, generator=generator, dtype=F64)
+    found = torch.zeros_like(change)
+    for key, block in blocks(network, layout).items():
+        a, g = factors[key]
+        block.add(layout, found, g @ block.matrix(layout, change, g.shape[1]) @ a)
+    change, found = (torch.cat([layout.view(flat, name).flatten() for name in names]) for flat in (change, found))
+    with torch.random.fork_rng():
+        torch.testing.assert_close(found, whole @ change)
