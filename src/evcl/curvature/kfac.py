@@ -60,26 +60,26 @@ class Block(NamedTuple):
             return shape[0], shape[1]
         return prod(shape[1:]) + (self.bias is not None), len(range(shape[0])[self.rows])
 
-    def matrix(self, layout: Layout, flat: Tensor, outputs: int) -> Tensor:
-        """D in `flat` [R, P]: a copy, or a view. Only the first `outputs` outputs, because a head may have grown."""
+    def views(self, layout: Layout, flat: Tensor, outputs: int) -> tuple[Tensor, Tensor | None]:
+        """The weights in `flat` [R, P] as a view [R, o, i], and the biases as a view [R, o, 1]. `outputs` is o: a head
+        may have grown since.
+        """
         weight = layout.view(flat, self.weight)[:, self.rows]
-        weight = weight.mT if self.table else weight[:, :outputs].flatten(2)
-        if self.bias is None:
-            return weight
-        return torch.cat([weight, layout.view(flat, self.bias)[:, self.bias_rows][:, :outputs].unsqueeze(2)], 2)
+        weight = weight.mT if self.table else weight[:, :outputs].view(len(flat), outputs, -1)
+        bias = None if self.bias is None else layout.view(flat, self.bias)[:, self.bias_rows]
+        return weight, None if bias is None else bias[:, :outputs].unsqueeze(2)
+
+    def matrix(self, layout: Layout, flat: Tensor, outputs: int) -> Tensor:
+        """D in `flat` [R, P]."""
+        weight, bias = self.views(layout, flat, outputs)
+        return weight if bias is None else torch.cat([weight, bias], 2)
 
     def add(self, layout: Layout, flat: Tensor, change: Tensor) -> None:
         """Add `change`, a matrix such as D, to `flat` in place."""
-        weight = layout.view(flat, self.weight)[:, self.rows]
-        if self.table:
-            weight += change.mT
-            return
-        weight = weight[:, : change.shape[1]]
-        inputs = change.shape[2] - (self.bias is not None)
-        weight += change[:, :, :inputs].reshape(weight.shape)
-        if self.bias is not None:
-            bias = layout.view(flat, self.bias)[:, self.bias_rows]
-            bias[:, : change.shape[1]] += change[:, :, inputs]
+        weight, bias = self.views(layout, flat, change.shape[1])
+        weight += change[:, :, : weight.shape[2]]
+        if bias is not None:
+            bias += change[:, :, weight.shape[2] :]
 
 
 def blocks(network: BayesianNetwork, layout: Layout) -> dict[str, Block]:

@@ -16,8 +16,8 @@ step grow with the number of tasks. Otherwise one product stands for the old fac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
@@ -32,7 +32,8 @@ from evcl.methods.memory import per_layer
 from evcl.methods.method import Fitted, Round
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Elastic, Gradients, Term
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, Layout
+from evcl.nn.layer import add_product
 
 TINY = 1e-30
 ROUNDS = 50  # of the iteration for the nearest product
@@ -59,34 +60,60 @@ class Factored:
     anchor: Gaussian
     factors: Factors
     blocks: Mapping[str, Block]
+    bound: list[tuple[Tensor, Tensor, list[Bound]]] = field(default_factory=list, init=False, repr=False, compare=False)
     name: ClassVar[str] = "elastic"
 
     def loss(self, q: Gaussian) -> Tensor:
-        found = q.mean.new_zeros(len(q.mean))
-        for _, d, gradient in self._moved(q):
-            found = found + 0.5 * (d * gradient).sum((1, 2))
+        layout, found = q.layout, q.mean.new_zeros(len(q.mean))
+        assert layout is not None
+        for block, a, g in self._used(layout):
+            d = block.matrix(layout, q.mean - self.anchor.mean, g.shape[-1]).unsqueeze(1)
+            gda = g @ d * a.unsqueeze(2) if block.table else g @ d @ a
+            found = found + 0.5 * (d * gda).sum((1, 2, 3))
         return found
 
     def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
-        """G D A. A head may have grown: its new rows are free."""
-        for block, _, gradient in self._moved(q):
-            block.add(grads.layout, grads.mean, gradient)
+        """sum_k G_k D A_k. A step always passes the same buffers, so their views are made once."""
+        if not (self.bound and self.bound[0][0] is q.mean and self.bound[0][1] is grads.mean):
+            found = [Bound(*one, self.anchor.mean, q, grads) for one in self._used(grads.layout)]
+            self.bound[:] = [(q.mean, grads.mean, found)]
+        for one in self.bound[0][2]:
+            one.add_gradient()
 
-    def _moved(self, q: Gaussian) -> Iterator[tuple[Block, Tensor, Tensor]]:
-        """D and sum_k G_k D A_k of each block of the fit."""
-        layout = q.layout
-        assert layout is not None
-        moved = q.mean - self.anchor.mean
-        for key, (a, g) in self.factors.items():
-            block = self.blocks[key]
-            if block.weight in layout.shapes:
-                d = block.matrix(layout, moved, g.shape[-1])
-                if g.shape[1] == 1:
-                    a, g = a.squeeze(1), g.squeeze(1)
-                    yield block, d, (g @ d) * a.unsqueeze(1) if block.table else g @ d @ a
-                else:
-                    left = g @ d.unsqueeze(1)
-                    yield block, d, (left * a.unsqueeze(2) if block.table else left @ a).sum(1)
+    def _used(self, layout: Layout) -> list[tuple[Block, Tensor, Tensor]]:
+        """The blocks of this layout, with their factors."""
+        known = [(self.blocks[key], *pair) for key, pair in self.factors.items()]
+        return [one for one in known if one[0].weight in layout.shapes]
+
+
+class Bound:
+    """A block bound to the buffers of a step: two matrix products, into the gradient."""
+
+    def __init__(self, block: Block, a: Tensor, g: Tensor, anchor: Tensor, q: Gaussian, grads: Gradients) -> None:
+        layout, (r, k, o) = grads.layout, g.shape[:3]
+        views = [block.views(layout, flat, o) for flat in (q.mean, anchor, grads.mean)]
+        i = views[0][0].shape[2]
+        inputs = i + (block.bias is not None)
+        self.d, self.left = g.new_empty(r, o, inputs), g.new_empty(r, k * o, inputs)
+        self.g, self.shape, self.table = g.reshape(r, k * o, o), (r, k, o, inputs), block.table
+        a = a.unsqueeze(2) if block.table else a.flatten(1, 2)  # [R, K, 1, i], or the A_k below each other: [R, K*i, i]
+        self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []  # of the weights, and of the biases
+        for (now, then, out), at in zip(zip(*views, strict=True), (slice(0, i), slice(i, inputs)), strict=True):
+            if now is not None and then is not None and out is not None:
+                self.parts.append((now, then, self.d[:, :, at], out, a[..., at]))
+
+    def add_gradient(self) -> None:
+        for now, then, d, _, _ in self.parts:
+            torch.sub(now, then, out=d)
+        torch.matmul(self.g, self.d, out=self.left)
+        left = self.left.view(self.shape)
+        if self.table:
+            _, _, _, out, a = self.parts[0]
+            out += (left * a).sum(1)
+            return
+        left = left.transpose(1, 2).flatten(2)  # [R, o, K*i]: the G_k D side by side
+        for _, _, _, out, a in self.parts:
+            add_product(out, left, a)
 
 
 def penalty(memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> list[Term]:
