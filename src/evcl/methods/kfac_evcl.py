@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evcl._core.settings import ELASTIC, Settings
+from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
-from evcl.methods.kronecker import MERGE, Memory, measured, penalty
+from evcl.methods.kronecker import MERGE, Memory, at_most_one, factored, measured, penalty
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, held
 from evcl.methods.vcl import betas, kl
@@ -24,7 +24,8 @@ from evcl.methods.vcl import betas, kl
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past, beta = held(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
-    terms = [to_prior, *penalty(memory, s, round_, past.elastic)]
+    to_prior = replace(to_prior, means=1 - (1 - s.kl_means) * factored(memory, round_))
+    terms = [to_prior, *penalty(memory, s, round_, at_most_one(past.elastic))]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons)
     factors, rest = measured(memory, fitted, round_, s)
     known = betas(beta, memory.beta, past, round_, s)
@@ -40,7 +41,14 @@ KFAC_EVCL = Method(
     settings={
         **ELASTIC,
         **DISTILLATION,
+        "strength": replace(ELASTIC["strength"], default=1.0),  # Laplace's
         "merge": MERGE,
+        "kl_means": Setting(
+            0.0,
+            "factor on the KL's pull on the means of weights with Kronecker factors: 1 as in EVCL; 0 leaves them to the "
+            "matrix penalty, so that the past counts only once",
+            high=1.0,
+        ),
         "distill": replace(DISTILLATION["distill"], default=USUAL),
     },
     apart=True,

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.kronecker import MERGE, Memory, measured, penalty
+from evcl.methods.kronecker import MERGE, Memory, at_most_one, measured, penalty
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, held
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past = held(memory.rows, round_, s)
-    fitted = yield Fit(round_.tasks, terms=penalty(memory, s, round_, past.elastic), losses=past.lessons)
+    fitted = yield Fit(round_.tasks, terms=penalty(memory, s, round_, at_most_one(past.elastic)), losses=past.lessons)
     factors, rest = measured(memory, fitted, round_, s)
     return Learned(fitted.q, replace(memory, factors=factors).after(fitted, round_, rest, s.fisher_decay))
 
@@ -32,8 +32,8 @@ KFAC_EWC = Method(
     settings={
         **ELASTIC,
         **DISTILLATION,
+        "strength": replace(ELASTIC["strength"], default=1.0),  # Laplace's
         "merge": MERGE,
-        "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=8.0),
     },
     apart=True,
 )

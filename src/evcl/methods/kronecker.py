@@ -131,6 +131,22 @@ def penalty(memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> l
     return [Factored(memory.prior, scaled, known), Elastic(memory.prior, rest.importance, variances)]
 
 
+def at_most_one(part: Number) -> Number:
+    """`Past.elastic` without its factor above 1, which makes up for what a diagonal Fisher misses."""
+    return part.clamp(max=1.0) if isinstance(part, Tensor) else min(1.0, part)
+
+
+def factored(memory: Memory, round_: Round) -> Tensor:
+    """[R, P]: 1 for weights with factors, otherwise 0."""
+    found, layout = torch.zeros_like(round_.posterior.mean), round_.network.layout
+    known = blocks(round_.network, layout)
+    for key, (_, g) in memory.factors.items():
+        for view in known[key].views(layout, found, g.shape[-1]):
+            if view is not None:
+                view.fill_(1.0)
+    return found
+
+
 def diagonal(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1)
 

@@ -126,22 +126,27 @@ class Springs:
 
 @dataclass(frozen=True)
 class KL:
-    """weight * KL(q || prior); weight = beta / N."""
+    """weight * KL(q || prior); weight = beta / N. `means` [R, P] is a factor on its part (mu - mu*)^2 / (2 s2*)."""
 
     prior: Gaussian
     weight: Tensor | float
+    means: Tensor | None = None
     name: ClassVar[str] = "kl"
 
     def loss(self, q: Gaussian) -> Tensor:
         weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
-        return weight * q.kl(self.prior)
+        whole, variance = q.kl(self.prior), self.prior.variance()
+        if self.means is not None and variance is not None:
+            whole = whole - 0.5 * ((1 - self.means) * (q.mean - self.prior.mean).square() / variance).sum(1)
+        return weight * whole
 
     def springs(self) -> Springs:
         """a = k = weight / s; the centres are the prior's means and variances."""
         variance = self.prior.variance()
         assert variance is not None
         precision = self.weight / variance
-        return Springs(Spring(precision, self.prior.mean), Spring(precision, variance))
+        pull = precision if self.means is None else self.means * precision
+        return Springs(Spring(pull, self.prior.mean), Spring(precision, variance))
 
 
 @dataclass(frozen=True)
