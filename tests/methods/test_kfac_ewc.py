@@ -267,7 +267,7 @@ def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations(generator):
 
 def test_kfac_evcl_s_gradient_is_autograd_s(generator):
     """Of all its terms together, as a step adds them; each replica has its own strength."""
-    run = made("kfac-evcl", replicas=2, fisher_floor=0.1)
+    run = made("kfac-evcl", replicas=2, fisher_floor=0.1, kl_means=0.3)
     run.learn([data(0, generator)])
     posterior, layout = run.network.posterior, run.network.layout
     s = Settings({**run.settings, "strength": torch.tensor([[0.5], [4.0]], dtype=F64)})
@@ -286,6 +286,22 @@ def test_kfac_evcl_s_gradient_is_autograd_s(generator):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_the_kl_leaves_means_that_have_factors_to_them(everything):
+    """By its default, and no others: a norm has none."""
+    network, layout, mean, several = everything
+    prior, zeros = Gaussian(mean, torch.zeros_like(mean)), torch.zeros_like(mean)
+    s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, {"distill": 0.0, "tempering": 0.1})
+    task = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
+    round_ = Round(1, [task], network, prior, [0], [0, 1], CATEGORICAL)
+    for factors, free in ((several, True), ({}, False)):
+        memory = Memory(prior, zeros, zeros, factors=factors)
+        springs = next(METHODS["kfac-evcl"].learn(memory, round_, s)).terms[0].springs()
+        for name in layout.shapes:
+            pull = layout.view(springs.mean.w.expand_as(mean), name)
+            assert bool((pull > 0).all()) == (not free or name.startswith("norm")), name
+            assert bool((layout.view(springs.linear.w.expand_as(mean), name) > 0).all())
+
+
 @pytest.mark.parametrize("method", ["kfac-ewc", "kfac-evcl"])
 def test_the_penalty_holds_what_was_learned(method):
     """The stronger it is, the nearer the weights stay; strength 0 is the method without it."""
@@ -300,7 +316,8 @@ def test_the_penalty_holds_what_was_learned(method):
     plain = made("naive" if method == "kfac-ewc" else "vcl", epochs=20)
     for k in range(2):
         plain.learn([data(k, torch.Generator().manual_seed(k))])
-    unheld = made(method, strength=0.0, distill=0.0, epochs=20)
+    whole = {} if method == "kfac-ewc" else {"kl_means": 1.0}
+    unheld = made(method, strength=0.0, distill=0.0, epochs=20, **whole)
     for k in range(2):
         unheld.learn([data(k, torch.Generator().manual_seed(k))])
     torch.testing.assert_close(unheld.network.posterior.mean, plain.network.posterior.mean)

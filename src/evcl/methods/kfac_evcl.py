@@ -3,9 +3,11 @@
 L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + distillation
       + lambda/2 sum_l { tr(D_l^T G_l D_l A_l) + sum_oi G_oo A_ii (s2_oi - s2*_oi)^2 },   D_l = M_l - M*_l
 
-M_l are the means of [W_l, b_l]. The factors and their merging are in kronecker.py; all else is as in evcl.py. EVCL's
-`fisher_spread` is, to first order, a damping of the factors, read on the diagonal of their product; here it is that
-damping.
+M_l are the means of [W_l, b_l]. The factors and their merging are in kronecker.py. EVCL's `fisher_spread` is, to first
+order, a damping of the factors, read on the diagonal of their product; here it is that damping. All else is as in
+evcl.py, with one exception. The precision of q_{t-1} is a diagonal estimate of the same curvature that the factors
+estimate, so that with both pulls the past would count twice, and the diagonal would hold directions that the factors
+leave free. `kl_means`, 0 by default, is a factor on the part (mu - mu*)^2 / (2 s2*) of the KL for weights with factors.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ KFAC_EVCL = Method(
         "merge": MERGE,
         "kl_means": Setting(
             0.0,
-            "factor on the KL's pull on the means of weights with Kronecker factors: 1 as in EVCL; 0 leaves them to the "
-            "matrix penalty, so that the past counts only once",
+            "factor on the KL's pull on the means of weights that have Kronecker factors: 1 is EVCL's; 0 leaves these "
+            "means to the matrix penalty, so that the past counts only once",
             high=1.0,
         ),
         "distill": replace(DISTILLATION["distill"], default=USUAL),

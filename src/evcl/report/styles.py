@@ -52,6 +52,8 @@ NAMES = {
     "random-coreset": "random coreset only",
     "kcenter-coreset": "k-center coreset only",
     "lwf": "LwF",
+    "kfac-evcl": "K-FAC EVCL",
+    "kfac-ewc": "K-FAC EWC",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (
