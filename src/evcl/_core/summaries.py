@@ -5,6 +5,8 @@ METHOD_SUMMARIES = {
     "vcl": "a Gaussian over each weight, which becomes the prior of the next task",
     "vcl-random-coreset": "VCL, tuned for prediction on random examples of every task",
     "vcl-kcenter-coreset": "VCL, tuned for prediction on the k-center examples of every task",
+    "gvcl": "VCL, with a strength of its own for what earlier tasks say about the means",
+    "improved-vcl": "VCL, trained from new initial weights in every task",
     "ewc": "plain weights, held where the Fisher says that earlier tasks need them",
     "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
     "random-coreset": "plain training on random examples of every task, afresh after each",

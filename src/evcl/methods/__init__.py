@@ -6,6 +6,8 @@ from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
+from evcl.methods.gvcl import GVCL
+from evcl.methods.improved_vcl import IMPROVED_VCL
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
@@ -38,7 +40,7 @@ from evcl.methods.terms import (
 from evcl.methods.vcl import VCL
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, GVCL, IMPROVED_VCL, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
 __all__ = [
