@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.redraw import REDRAW, redrawn
 from evcl.methods.teacher import DISTILLATION, Number, held
 from evcl.methods.terms import Spring, Springs
 from evcl.methods.vcl import Memory, first_precision, kl
@@ -62,7 +62,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past, beta = held(memory.rows, round_, s), tempering(s, round_)
     to = kl(memory.prior, beta, memory.beta, past, round_, s)
     term = ScaledKL(to.prior, first_precision(round_, s), s.strength, to.weight)
-    fitted = yield Fit(round_.tasks, terms=[term], losses=past.lessons)
+    fitted = yield Fit(round_.tasks, terms=[term], losses=past.lessons, start=redrawn(round_, s))
     return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
 
 
@@ -73,7 +73,8 @@ GVCL = Method(
     learn=learn,
     memory=Memory,
     settings={
-        "strength": Setting(10.0, "lambda, the factor of the precision that earlier tasks added to the prior", high=1e12),
+        "strength": Setting(30.0, "lambda, the factor of the precision that earlier tasks added to the prior", high=1e12),
+        "redraw": REDRAW,
         **DISTILLATION,
     },
 )
