@@ -7,6 +7,7 @@ METHOD_SUMMARIES = {
     "vcl-kcenter-coreset": "VCL, tuned for prediction on the k-center examples of every task",
     "gvcl": "VCL, with a strength of its own for what earlier tasks say about the means",
     "improved-vcl": "VCL, trained from new initial weights in every task",
+    "td-vcl": "VCL, held by the last few posteriors and by kept examples of the last few tasks",
     "ewc": "plain weights, held where the Fisher says that earlier tasks need them",
     "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
     "random-coreset": "plain training on random examples of every task, afresh after each",

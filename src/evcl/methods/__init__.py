@@ -25,6 +25,7 @@ from evcl.methods.method import (
     register,
 )
 from evcl.methods.naive import NAIVE
+from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
 from evcl.methods.terms import (
     KL,
@@ -40,7 +41,21 @@ from evcl.methods.terms import (
 from evcl.methods.vcl import VCL
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, GVCL, IMPROVED_VCL, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (
+    EVCL,
+    VCL,
+    VCL_RANDOM,
+    VCL_KCENTER,
+    GVCL,
+    IMPROVED_VCL,
+    TD_VCL,
+    EWC,
+    LWF,
+    RANDOM,
+    KCENTER,
+    NAIVE,
+    JOINT,
+):
     register(_method)
 
 __all__ = [

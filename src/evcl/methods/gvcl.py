@@ -55,7 +55,8 @@ class ScaledKL:
         """a = weight (1/s0 + lambda max(1/s - 1/s0, 0)), k = weight / s; the centres are those of the KL."""
         variance = self.prior.variance()
         assert variance is not None
-        return Springs(Spring(self.weight * self.stiffness(), self.prior.mean), Spring(self.weight / variance, variance))
+        mean = Spring(self.weight * self.stiffness(), self.prior.mean)
+        return Springs(mean, Spring(self.weight / variance, variance))
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -73,7 +74,9 @@ GVCL = Method(
     learn=learn,
     memory=Memory,
     settings={
-        "strength": Setting(30.0, "lambda, the factor of the precision that earlier tasks added to the prior", high=1e12),
+        "strength": Setting(
+            30.0, "lambda, the factor of the precision that earlier tasks added to the prior", high=1e12
+        ),
         "redraw": REDRAW,
         **DISTILLATION,
     },

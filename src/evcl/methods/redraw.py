@@ -16,9 +16,9 @@ from evcl.nn.convert import INIT_SHARE
 
 REDRAW = Setting(
     "none",
-    "what the means are drawn from at the start of a later task: nothing, they stay (none); the last posterior, so that "
-    "weights that earlier tasks need stay near their means (posterior); or the distribution of initial weights, which "
-    "needs many epochs (initial)",
+    "where the means start in a later task: where the last task left them (none); at a draw from the last posterior, so "
+    "that weights that earlier tasks need stay near their means (posterior); or at a draw from the distribution of "
+    "initial weights, which needs many epochs (initial)",
     choices=("none", "posterior", "initial"),
 )
 

@@ -55,11 +55,18 @@ def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, 
     share = past.prior
     if before and isinstance(s.tempering, str):
         share = share * _converted(beta, before, past, round_)
-    if isinstance(share, Tensor) and prior.log_std is not None:
-        first = first_precision(round_, s)
-        precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
-        prior = Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
-    return KL(prior, beta / round_.n)
+    return KL(widened(prior, share, round_, s), beta / round_.n)
+
+
+def widened(prior: Gaussian, share: Number, round_: Round, s: Settings) -> Gaussian:
+    """`prior` with this share of the precision that it has beyond the first prior's; a number is 1, and changes
+    nothing.
+    """
+    if not isinstance(share, Tensor) or prior.log_std is None:
+        return prior
+    first = first_precision(round_, s)
+    precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
+    return Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
 
 
 def first_precision(round_: Round, s: Settings) -> Tensor:
