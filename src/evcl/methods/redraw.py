@@ -16,8 +16,8 @@ from evcl.nn.convert import INIT_SHARE
 
 REDRAW = Setting(
     "none",
-    "where the means start in a later task: where the last task left them (none); at a draw from the last posterior, so "
-    "that weights that earlier tasks need stay near their means (posterior); or at a draw from the distribution of "
+    "where the means start in a later task: where the last task left them (none); at a draw from the last posterior, "
+    "so that weights that earlier tasks need stay near their means (posterior); or at a draw from the distribution of "
     "initial weights, which needs many epochs (initial)",
     choices=("none", "posterior", "initial"),
 )

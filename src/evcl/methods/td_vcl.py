@@ -120,7 +120,7 @@ TD_VCL = Method(
     memory=Memory,
     settings={
         "anchors": Setting(
-            3, "n, the number of last posteriors that the KL is averaged over; 1: VCL", low=1, high=1000
+            5, "n, the number of last posteriors that the KL is averaged over; 1: VCL", low=1, high=1000
         ),
         "anchor_decay": Setting(
             0.5, "lambda, the weight of each posterior in that average relative to the next newer one", high=1.0
