@@ -50,6 +50,7 @@ def fisher(
     ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
+    task: int | None = None,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...] with labels y [R, n].
 
@@ -57,7 +58,7 @@ def fisher(
     go through the network at once. `temperature` ([R, 1], or one number) divides the logits. `weights` [R, n] are the
     weights of the examples; None: all 1. With several processes (`ranks`), all of which pass the same arguments, each
     computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
-    is added to its own.
+    is added to its own. `task`: whose FiLM row to use, if the network has any; None: that of the last task used.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -78,7 +79,8 @@ def fisher(
                 classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
                 likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
             continue
-        calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
+        with network.using(task):
+            calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
         for call in calls:
             seen[call.layer] = call.learned or seen.get(call.layer, False)
         for deltas in output_gradients(calls, targets):
@@ -138,7 +140,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
         return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
-    return calls, [layer.register_forward_hook(note) for layer in layers]
+    return calls, [layer.register_forward_hook(note, prepend=True) for layer in layers]  # before FiLM
 
 
 @torch.no_grad()

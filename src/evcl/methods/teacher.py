@@ -63,10 +63,11 @@ class Distillation(Loss):
     temperature: Number
     strength: Sequence[Number]  # one per head
     heads: Sequence[int] = ()
+    tasks: Sequence[int] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        logits = batch.logits(network, self.heads)
+        logits = batch.logits(network, self.heads, self.tasks)
         replicas = torch.arange(len(logits), device=logits.device).unsqueeze(1)
         warm, total = column(self.temperature, logits), logits.new_zeros(len(logits))
         parts = logits.split([said.shape[2] for said in self.said], 2)
@@ -94,12 +95,16 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
     mean, layout = round_.posterior.mean, round_.network.layout
     sizes = [round_.network.classes(k) for k in heads]
     found: list[list[Tensor]] = [[] for _ in heads]
+    rows = [round_.last_task(k) for k in heads] if round_.network.film is not None else []
     for task in tasks:
-        z = outputs(round_.network, mean, layout, task.x, heads)
-        warm = column(temperature, z)
-        for each, part in zip(found, z.split(sizes, 2), strict=True):
+        if rows:
+            parts = [outputs(round_.network, mean, layout, task.x, [k], task=t) for k, t in zip(heads, rows, strict=True)]
+        else:
+            parts = list(outputs(round_.network, mean, layout, task.x, heads).split(sizes, 2))
+        warm = column(temperature, parts[0])
+        for each, part in zip(found, parts, strict=True):
             each.append((part / warm).log_softmax(2))
-    return [Distillation([torch.cat(each, 1) for each in found], temperature, list(strengths.values()), heads)]
+    return [Distillation([torch.cat(each, 1) for each in found], temperature, list(strengths.values()), heads, rows)]
 
 
 def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
@@ -121,7 +126,8 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
     x, y = task.take(drawn.to(task.y.device))
-    z = outputs(round_.network, round_.posterior.mean, round_.network.layout, x, [task.head]).log_softmax(2)
+    network, last = round_.network, round_.last_task(task.head)
+    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last).log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
     most = math.log(max(2, z.shape[2]))
