@@ -67,7 +67,7 @@ class Minibatch(NamedTuple):
     rows: Tensor
     features: Tensor | None = None
 
-    def logits(self, network: BayesianNetwork, heads: Sequence[int], tasks: Sequence[int] = ()) -> Tensor:
+    def logits(self, network: BayesianNetwork, heads: Sequence[int], tasks: Sequence[int | None] = ()) -> Tensor:
         """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step.
 
         `tasks`, one per head: the trunk is computed again for each of them, with that task's FiLM row.

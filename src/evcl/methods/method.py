@@ -167,9 +167,9 @@ class Round:
     likelihood: Likelihood
     ranks: Ranks | None = None
 
-    def last_task(self, head: int) -> int:
-        """The number of the last task of an earlier round that used this head."""
-        return max(i for i, k in enumerate(self.seen) if k == head)
+    def last_task(self, head: int) -> int | None:
+        """The number of the last task of an earlier round that used this head; None: there is none."""
+        return max((i for i, k in enumerate(self.seen) if k == head), default=None)
 
     @property
     def n(self) -> int:

@@ -63,7 +63,7 @@ class Distillation(Loss):
     temperature: Number
     strength: Sequence[Number]  # one per head
     heads: Sequence[int] = ()
-    tasks: Sequence[int] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
+    tasks: Sequence[int | None] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:

@@ -20,6 +20,7 @@ from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import FreeParameter
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
+from evcl.training.film import FilmFit
 from evcl.training.graphed import GraphedSteps
 from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
@@ -47,6 +48,7 @@ class FitContext:
     chain: LayerNames | None
     part: Layout
     start: Gaussian  # over all weights
+    film: FilmFit | None = None  # the FiLM rows that it trains
 
     def gathered(self) -> Gaussian:
         """The initial values of the fit's weights."""
@@ -75,7 +77,7 @@ class Fitting:
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
-        found = self.observer.finished(stage, _ended(context.gathered(), context.network))
+        found = self.observer.finished(stage, _ended(context.gathered(), context))
         if found is None:
             found = self._trained(fit, stage, context)
             self.observer.end_fit(stage, found)
@@ -103,7 +105,14 @@ class Fitting:
         if on_gpu and chain is not None:
             align = ALIGNED // (network.weights.compute_dtype or whole.mean.dtype).itemsize
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
-        return FitContext(network, pool, chain, part, whole)
+        film = None
+        if network.film is not None:
+            own = {task.task for task in self.round.tasks} if fit.film else set()
+            network.add_film(max(pool.tasks) + 1)
+            network.weights.task = pool.tasks[0] if not own else min(own)
+            trained = [task for task in pool.tasks if task in own]
+            film = FilmFit(network, trained) if trained else None
+        return FitContext(network, pool, chain, part, whole, film)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
@@ -111,7 +120,7 @@ class Fitting:
         layout, statistics = network.layout, network.statistics()
         q = context.gathered()
         network.begin()
-        self._meet(network, q)
+        self._meet(network, q, context.film)
         moves = fit.moves
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
@@ -120,9 +129,11 @@ class Fitting:
         s = self._decided(s, stage, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
-            fit.trackers, moves, fit.rule,
+            fit.trackers, moves, fit.rule, context.film,
         )  # fmt: skip
         start = step.q.snapshot() if run.allow_divergence else None
+        film = context.film
+        first = None if film is None else film.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
         optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
@@ -137,9 +148,11 @@ class Fitting:
                 step.q.log_std[run.diverged] = start.log_std[run.diverged]
             for name, measured in network.statistics().items():
                 measured[run.diverged] = statistics[name][run.diverged]
+            if film is not None and first is not None:
+                film.values[run.diverged] = first[run.diverged]
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
-        return _ended(step.q, network) | tracked
+        return _ended(step.q, context) | tracked
 
     def _decided(self, s: Settings, stage: int, context: FitContext, steps: int) -> Settings:
         """Replace rates that are "auto" by numbers, for a fit of this many steps.
@@ -179,7 +192,7 @@ class Fitting:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
-    def _meet(self, network: BayesianNetwork, q: Gaussian) -> None:
+    def _meet(self, network: BayesianNetwork, q: Gaussian, film: FilmFit | None) -> None:
         """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
         ranks = self.run.ranks
         if ranks is None:
@@ -190,7 +203,7 @@ class Fitting:
                 "a BatchNorm measures statistics of whole batches, but each process sees only a part: "
                 "use another norm, or one whose statistics have been measured before"
             )
-        for tensor in (q.mean, q.log_std):
+        for tensor in (q.mean, q.log_std, None if film is None else film.values):
             if tensor is not None:
                 ranks.broadcast_(tensor)
 
@@ -207,6 +220,8 @@ class Fitting:
             if whole is not None and result is not None:
                 network.layout.scatter_(whole, part, result)
             tracked.append(whole)
+        if context.film is not None:
+            network.film = context.film.table_with(found["film"])
         model = None if fit.model is None else replace(fit.model, posterior=q, statistics=network.statistics())
         return Fitted(network, q, own, part, used, tracked, model)
 
@@ -214,14 +229,18 @@ class Fitting:
         """NLL and accuracy on the validation examples if the round ended with q."""
         run, validation = self.run, self.validation
         assert validation is not None
-        with run.predicting_from(written(context.network.layout, context.start, context.part, q)):
-            return validation.measure(run.predict(validation.data.x, validation.data.head), run.likelihood)
+        data, film = validation.data, context.film
+        table = None if film is None else film.table_with(film.values)
+        with run.predicting_from(written(context.network.layout, context.start, context.part, q), table):
+            return validation.measure(run.predict(data.x, data.head, task=data.task), run.likelihood)
 
 
-def _ended(q: Gaussian, network: BayesianNetwork) -> dict[str, Tensor]:
-    """The result of a fit as named tensors: its weights, and the layers' statistics."""
+def _ended(q: Gaussian, context: FitContext) -> dict[str, Tensor]:
+    """The result of a fit as named tensors: its weights, its FiLM rows, and the layers' statistics."""
     found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
-    return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
+    if context.film is not None:
+        found["film"] = context.film.values
+    return found | {f"statistics.{name}": tensor for name, tensor in context.network.statistics().items()}
 
 
 def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:

@@ -1,0 +1,88 @@
+"""The FiLM rows that a fit trains: see nn/film.py. They have no terms and no standard deviation; Adam updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evcl._core.settings import Settings, decided
+from evcl.nn import BayesianNetwork
+from evcl.nn.film import FilmRows, Pair
+from evcl.training.rules import Adam, Rule
+
+FASTER = 1.0  # learning rate of the rows, as a multiple of lr
+
+
+class FilmFit:
+    """The rows of some tasks in one fit: `values` and `grads`, [R, K, 2, U] each."""
+
+    def __init__(self, network: BayesianNetwork, tasks: Sequence[int]) -> None:
+        assert network.film is not None
+        self.network, self.tasks, self.table = network, list(tasks), network.film
+        self.values = network.film[:, self.tasks].clone()
+        self.grads = torch.zeros_like(self.values)
+
+    def rows(self) -> FilmRows:
+        """The rows as leaf tensors, which share memory with `values`; a backward pass adds their gradients to
+        `grads`.
+        """
+        own: dict[int, dict[str, Pair]] = {task: {} for task in self.tasks}
+        for k, task in enumerate(self.tasks):
+            for name, span in self.network.sites.items():
+                scale, shift = (self._leaf((slice(None), k, part, span)) for part in (0, 1))
+                own[task][name] = scale, shift
+        return FilmRows(self.table, self.network.sites, own)
+
+    def _leaf(self, place: tuple[slice | int, ...]) -> Tensor:
+        leaf = self.values[place].detach().requires_grad_()
+        leaf.grad = self.grads[place]
+        return leaf
+
+    def table_with(self, values: Tensor) -> Tensor:
+        """[R, T, 2, U]: the rows of all tasks, with these values for the tasks of the fit."""
+        table = self.table.clone()
+        table[:, self.tasks] = values
+        return table
+
+
+class WithFilm:
+    """An update rule that also updates FiLM rows."""
+
+    def __init__(self, rule: Rule, film: FilmFit, s: Settings) -> None:
+        self.rule, self.count = rule, rule.count
+        values = film.values.view(len(film.values), -1)
+        self.grads = film.grads.view_as(values)
+        self.base = values.new_zeros(len(values), 1) + FASTER * decided(s.lr)
+        self.rate = self.base.clone()  # the current rate; a CUDA graph reads it at each step
+        self.adam, self.scratch, self.factor = Adam(values, self.rate), torch.zeros_like(values), 1.0
+        self._set_rates()
+
+    def __call__(self) -> None:
+        self.rule()
+        self.adam.step(self.grads, self.scratch)
+
+    def buffers(self) -> list[Tensor]:
+        return [*self.rule.buffers(), *self.adam.state(), self.grads]
+
+    def scale(self, factor: float) -> None:
+        self.rule.scale(factor)
+        if factor != self.factor:
+            self.factor = factor
+            self._set_rates()
+
+    def freeze(self, rows: Tensor) -> None:
+        self.rule.freeze(rows)
+        self.base.masked_fill_(rows.view(-1, 1), 0.0)
+        self._set_rates()
+
+    def resume(self, steps: int) -> None:
+        self.rule.resume(steps)
+        self.adam.count.fill_(min(steps, 2**24))
+
+    def _set_rates(self) -> None:
+        torch.mul(self.base, self.factor, out=self.rate)
+        if not self.rate.is_cuda:  # one number, if all replicas have the same, takes the fused kernel
+            numbers = set(self.rate.flatten().tolist())
+            self.adam.lr = numbers.pop() if len(numbers) == 1 else self.rate
