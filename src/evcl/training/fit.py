@@ -96,6 +96,7 @@ class Fitting:
             self.noise is not None or run.ranks is not None or not fit.capture
         )  # kernels would generate their own noise
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
+        plain = plain or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.check_independent(network, pool.x)

@@ -16,6 +16,7 @@ from evcl.methods import Gradients, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
+from evcl.nn.film import FilmRows, Pair
 from evcl.training.data import Pool
 from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
@@ -50,6 +51,13 @@ class Bound:
     ) -> None:
         self.network, self.layout, self.values, self.grads, self.film = network, layout, values, grads, film
         self.bound: object = None
+
+    def film_of(self, chain: LayerNames, task: int) -> list[Pair]:
+        """The FiLM scale and shift of each layer of a chain, for this task."""
+        if self.network.film is None:
+            return []
+        rows = FilmRows(self.network.film, self.network.sites) if self.film is None else self.film.rows()
+        return [rows.pair(task, weight) for weight, _ in chain]
 
     def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
         """Call `compute`, add the gradient of the sum of its results ([R] each) to the buffer, and return them."""
@@ -160,14 +168,15 @@ class Step:
         lessons = None
         if chain is not None and (self.by_kernels or not values.is_cuda):
             most = kernels.MOST_CLASSES if self.by_kernels else None
-            lessons = find_lessons(losses, pool, network.classes, values[0], most)
+            if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+                lessons = find_lessons(losses, pool, network.classes, values[0], most)
             heads = pool.heads if lessons is None else all_heads(pool, losses)
             places = find_places(chain, layout, heads)
             if self.by_kernels:
                 rounded = None if compute_dtype is None else values.to(compute_dtype)
                 source = kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons)
             else:
-                source = Chain(places, values, grads, pool, compute_dtype, lessons)
+                source = Chain(places, values, grads, pool, compute_dtype, lessons, bound.film_of(chain, pool.tasks[0]))
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
