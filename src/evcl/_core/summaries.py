@@ -11,6 +11,7 @@ METHOD_SUMMARIES = {
     "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",
     "naive": "plain training, task after task",
     "joint": "plain training on all tasks at once",
+    "evcl-film": "EVCL; each task also scales and shifts the trunk's units, by numbers of its own",
 }
 BENCHMARK_SUMMARIES = {
     "permuted-mnist": "MNIST, one random pixel order per task, one head",

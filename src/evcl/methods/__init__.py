@@ -6,6 +6,7 @@ from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
+from evcl.methods.film import EVCL_FILM, with_film
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
@@ -38,7 +39,7 @@ from evcl.methods.terms import (
 from evcl.methods.vcl import VCL
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT, EVCL_FILM):
     register(_method)
 
 __all__ = [
@@ -82,4 +83,5 @@ __all__ = [
     "teach",
     "tempering",
     "with_coreset",
+    "with_film",
 ]
