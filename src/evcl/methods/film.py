@@ -2,7 +2,9 @@
 
     a <- gamma_t * a + b_t    after every linear layer and convolution
 
-The setting `film` adds them to any method; here they are the default.
+The setting `film` adds them to any method; here they are the default. `distill` is 0 by default: each distilled head
+needs a pass through the trunk with the scales and shifts of its own task, and on validation data of the digits the
+results are no worse without (permuted: 97.0, with distillation 96.2; split: 99.9 and 99.2).
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from evcl.methods.evcl import EVCL
 from evcl.methods.method import Method
 
 
-def with_film(method: Method) -> Method:
-    """The method NAME with FiLM by default, as `NAME-film`; its summary must be in METHOD_SUMMARIES."""
-    name, film = f"{method.name}-film", replace(TRAINING["film"], default=True)
-    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings={**method.settings, "film": film})
+def with_film(method: Method, **defaults: float) -> Method:
+    """The method NAME with FiLM and these other defaults, as `NAME-film`; its summary is in METHOD_SUMMARIES."""
+    name, own = f"{method.name}-film", dict(method.settings)
+    own |= {key: replace(own[key], default=value) for key, value in defaults.items()}
+    own["film"] = replace(TRAINING["film"], default=True)
+    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own)
 
 
-EVCL_FILM = with_film(EVCL)
+EVCL_FILM = with_film(EVCL, distill=0.0)

@@ -63,7 +63,9 @@ class Distillation(Loss):
     temperature: Number
     strength: Sequence[Number]  # one per head
     heads: Sequence[int] = ()
-    tasks: Sequence[int | None] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
+    tasks: Sequence[
+        int | None
+    ] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
@@ -98,7 +100,9 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
     rows = [round_.last_task(k) for k in heads] if round_.network.film is not None else []
     for task in tasks:
         if rows:
-            parts = [outputs(round_.network, mean, layout, task.x, [k], task=t) for k, t in zip(heads, rows, strict=True)]
+            parts = [
+                outputs(round_.network, mean, layout, task.x, [k], task=t) for k, t in zip(heads, rows, strict=True)
+            ]
         else:
             parts = list(outputs(round_.network, mean, layout, task.x, heads).split(sizes, 2))
         warm = column(temperature, parts[0])

@@ -273,7 +273,9 @@ class _FilmPass:
         self.film, self.bayesian = film, layer.bayesian
         self.out, self.out_variance, self.g, self.h = layer.out, layer.variance, layer.g, layer.h
         self.mean, self.variance = torch.empty_like(layer.out), torch.empty_like(layer.variance)  # m and v
-        self.scale, self.square, self.shift = (layer.out.new_empty(len(layer.out), 1, layer.out.shape[2]) for _ in "csb")
+        self.scale, self.square, self.shift = (
+            layer.out.new_empty(len(layer.out), 1, layer.out.shape[2]) for _ in "csb"
+        )
         self.scratch = torch.empty_like(layer.out)
 
     def forward(self) -> None:

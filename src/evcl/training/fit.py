@@ -112,7 +112,7 @@ class Fitting:
             network.add_film(max(pool.tasks) + 1)
             network.weights.task = pool.tasks[0] if not own else min(own)
             trained = [task for task in pool.tasks if task in own]
-            film = FilmFit(network, trained) if trained else None
+            film = FilmFit(network, trained, _narrowest(network, part)) if trained else None
         return FitContext(network, pool, chain, part, whole, film)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
@@ -165,13 +165,7 @@ class Fitting:
         rates: dict[str, float] = {}
         if s.lr == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
-            bare = {
-                name
-                for la in context.network.bayesian_layers()
-                if isinstance(la, FreeParameter)
-                for name in la.names.values()
-            }
-            narrowest = min((context.network.scales[name] for name in context.part.shapes.keys() - bare), default=1.0)
+            narrowest = _narrowest(context.network, context.part)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
@@ -234,6 +228,12 @@ class Fitting:
         table = None if film is None else film.table_with(film.values)
         with run.predicting_from(written(context.network.layout, context.start, context.part, q), table):
             return validation.measure(run.predict(data.x, data.head, task=data.task), run.likelihood)
+
+
+def _narrowest(network: BayesianNetwork, part: Layout) -> float:
+    """The smallest scale of the weights of `part`: that of the layer with the most inputs."""
+    bare = {name for la in network.bayesian_layers() if isinstance(la, FreeParameter) for name in la.names.values()}
+    return min((network.scales[name] for name in part.shapes.keys() - bare), default=1.0)
 
 
 def _ended(q: Gaussian, context: FitContext) -> dict[str, Tensor]:
