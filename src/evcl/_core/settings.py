@@ -21,8 +21,9 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `low` and `high` bound a number; `choices` lists the allowed values of a text setting. A setting whose
-    default is True or False is a switch.
+    """One setting. `low` and `high` bound a number; `choices` lists the allowed values of a text setting.
+
+    A setting whose default is True or False is a switch.
     """
 
     default: Value

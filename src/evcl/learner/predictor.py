@@ -30,7 +30,7 @@ class Predictions(NamedTuple):
         aleatoric: [N], the mean entropy of each draw's prediction: uncertainty that more data of this kind would not
             reduce
         epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
-        tasks: [N], the first task of the head that predicted: useful with task="infer"
+        tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
         unfamiliar: [N], how far the input lies from everything learned from: about 1 for a typical training input,
             whatever the number of columns. None if unknown: for a model saved by an earlier release, and for inputs
             that are tokens or have several shapes
@@ -154,8 +154,9 @@ class Predictor:
         rows = torch.arange(len(best), device=best.device)
         chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
         first = {head: name for name, head in reversed(self._tasks.items())}
-        names = [first[head] if number is None else self.tasks[number] for head, number in asked]
-        tasks = np.array(names if task == INFER else [first[head] for head in heads])[best.cpu().numpy()]
+        by_task = task == INFER and self._run.network.film is not None
+        names = self.tasks if by_task else [first[head] for head in heads]
+        tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
         seen, unfamiliar = self._session.density, None
         if seen is not None and len(seen.mean) == checked[0].numel():

@@ -100,8 +100,9 @@ def bayesianize(
     everything inside them, or by patterns (`"*.norm1"`). All other layers are fixed: they keep their weights and run in
     evaluation mode, because a weight that is trained without a prior or penalty forgets. Layers whose weights are all
     frozen (`requires_grad=False`) are fixed too, and so are layers without a Bayesian form if
-    `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads. With `film`, every linear layer and
-    convolution, fixed ones too, has a scale and a shift per task (see film.py).
+    `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads.
+
+    With `film`, every linear layer and convolution, fixed ones too, has scales and shifts per task (see film.py).
     """
     if not isinstance(module, nn.Module):
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")

@@ -27,10 +27,10 @@ class Mixture(NamedTuple):
     """The task of each example of a batch, if they differ."""
 
     tasks: Sequence[int]
-    index: Tensor  # [R, B]: position in `tasks`
+    places: Tensor  # [R, B]: position of each example's task in `tasks`
 
     def of(self, replicas: Sequence[int] | Tensor) -> Mixture:
-        return Mixture(self.tasks, self.index[replicas])
+        return Mixture(self.tasks, self.places[replicas])
 
 
 class FilmRows:
@@ -86,12 +86,12 @@ class Film:
     def _modulated(self, rows: FilmRows, task: int | Mixture, y: Tensor) -> Tensor:
         r = self.weights.replicas
         if isinstance(task, Mixture):
-            each, left = divmod(len(y), task.index.numel())
+            each, left = divmod(len(y), task.places.numel())
             if left:
-                raise EvclError(f"{self.name!r} gets {len(y)} rows for {task.index.numel()} examples of several tasks")
+                raise EvclError(f"{self.name!r} gets {len(y)} rows for {task.places.numel()} examples of several tasks")
             pairs = [self._pair(rows, t) for t in task.tasks]
-            scale, shift = (_picked(torch.stack(list(parts), 1), task.index) for parts in zip(*pairs, strict=True))
-            shape = (r, task.index.shape[1], each, *y.shape[1:])
+            scale, shift = (_picked(torch.stack(list(parts), 1), task.places) for parts in zip(*pairs, strict=True))
+            shape = (r, task.places.shape[1], each, *y.shape[1:])
             scale, shift = (self._spread(t.unsqueeze(2), len(shape)) for t in (scale, shift))
             return torch.addcmul(shift, y.reshape(shape), scale).view(y.shape)
         scale, shift = self._pair(rows, task)
@@ -111,9 +111,9 @@ class Film:
         return t.view(*t.shape, *more) if self.channels_first else t.view(*t.shape[:-1], *more, t.shape[-1])
 
 
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    """[R, B, units]: row `index` [R, B] of the table [R, K, units]."""
-    return table.gather(1, index.unsqueeze(2).expand(-1, -1, table.shape[2]))
+def _picked(table: Tensor, places: Tensor) -> Tensor:
+    """[R, B, units]: the rows `places` [R, B] of the table [R, K, units]."""
+    return table.gather(1, places.unsqueeze(2).expand(-1, -1, table.shape[2]))
 
 
 @torch.no_grad()

@@ -25,8 +25,9 @@ class BayesianNetwork(nn.Module):
     `posterior` holds `mean` and `log_std`, both [R, P]. `layout` names its parts as the plain module names its
     parameters, followed by the heads: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the first
     prior of the trunk's weights: 0, except for the scale of a norm and for values that never move. `scales` holds, by
-    name, the default standard deviation of that prior. `film` [R, T, 2, U] holds the rows of each task; None: the network
-    has no FiLM (see film.py).
+    name, the default standard deviation of that prior.
+
+    `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
     """
 
     def __init__(
@@ -240,8 +241,8 @@ def outputs(
     """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
 
     The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
-    each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas. `task`: whose FiLM row
-    to use; None: that of the last task used.
+    each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
+    `task`: whose FiLM row to use; None: that of the last task used.
     """
     r = len(weights)
     network.bind(weights, None, layout)

@@ -108,10 +108,10 @@ class Fitting:
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
         film = None
         if network.film is not None:
-            own = {task.task for task in self.round.tasks} if fit.film else set()
             network.add_film(max(pool.tasks) + 1)
-            network.weights.task = pool.tasks[0] if not own else min(own)
-            trained = [task for task in pool.tasks if task in own]
+            own = [task for task in pool.tasks if task in {one.task for one in self.round.tasks}]
+            network.weights.task = (own or pool.tasks)[0]
+            trained = own if fit.film else []
             film = FilmFit(network, trained, _narrowest(network, part)) if trained else None
         return FitContext(network, pool, chain, part, whole, film)
 
