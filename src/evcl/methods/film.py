@@ -22,7 +22,8 @@ def with_film(method: Method, **defaults: float) -> Method:
     name, own = f"{method.name}-film", dict(method.settings)
     own |= {key: replace(own[key], default=value) for key, value in defaults.items()}
     own["film"] = replace(TRAINING["film"], default=True)
-    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own)
+    shares = f"{method.shares} with film"  # the network of a program has FiLM or not, for all its replicas
+    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own, shares=shares)
 
 
 EVCL_FILM = with_film(EVCL, distill=0.0)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
 from evcl.likelihoods.categorical import foreign
-from evcl.nn.film import Film, Pair
+from evcl.nn.film import Film
 from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
@@ -146,7 +146,7 @@ class Chain:
     `values` and `grads` are [S, R, P]: means and variances, or point weights. For a variance, `grads` holds twice the
     gradient. With `compute_dtype`, the pass is computed in it, while values, gradients and loss keep theirs. With
     `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`. `film`
-    holds the scale and shift of each layer but the last; gradients are written to the `.grad` of those that have one.
+    holds the scale and shift of each layer but the last, [R, units] each, and buffers for their gradients, if wanted.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Chain:
         examples: ChainData,
         compute_dtype: torch.dtype | None,
         lessons: Lessons | None = None,
-        film: Sequence[Pair] = (),
+        film: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         self.places, self.examples, self.full, self.lessons = places, examples, (values, grads), lessons
         self.film = film
@@ -181,7 +181,13 @@ class _Layer:
     """The buffers of one layer, and its matrix products as (operands, result), one for each s and r."""
 
     def __init__(
-        self, place: Place, values: Tensor, grads: Tensor, x: Tensor, below: _Layer | None, film: Pair | None = None
+        self,
+        place: Place,
+        values: Tensor,
+        grads: Tensor,
+        x: Tensor,
+        below: _Layer | None,
+        film: Sequence[Tensor] | None = None,
     ) -> None:
         """`x` [S, R, B, i] holds the layer's input and, with variances, its square."""
         self.bayesian, self.biased = len(values) == 2, place.bias is not None
@@ -269,8 +275,8 @@ class _Layer:
 class _FilmPass:
     """FiLM after one layer: it writes c m + b and c^2 v to where the layer reads its m and v."""
 
-    def __init__(self, film: Pair, layer: _Layer) -> None:
-        self.film, self.bayesian = film, layer.bayesian
+    def __init__(self, film: Sequence[Tensor], layer: _Layer) -> None:
+        self.film, self.grads, self.bayesian = film[:2], film[2:], layer.bayesian
         self.out, self.out_variance, self.g, self.h = layer.out, layer.variance, layer.g, layer.h
         self.mean, self.variance = torch.empty_like(layer.out), torch.empty_like(layer.variance)  # m and v
         self.scale, self.square, self.shift = (
@@ -280,20 +286,19 @@ class _FilmPass:
 
     def forward(self) -> None:
         for own, value in zip((self.scale, self.shift), self.film, strict=True):
-            own.copy_(value.detach().unsqueeze(1))
+            own.copy_(value.unsqueeze(1))
         torch.addcmul(self.shift, self.mean, self.scale, out=self.out)
         if self.bayesian:
             torch.mul(self.scale, self.scale, out=self.square)
             torch.mul(self.variance, self.square, out=self.out_variance)
 
     def backward(self) -> None:
-        grads = [value.grad for value in self.film]
-        if grads[0] is not None and grads[1] is not None:
-            grads[1].copy_(self.g.sum(1))
+        if self.grads:
+            self.grads[1].copy_(self.g.sum(1))
             found = torch.mul(self.g, self.mean, out=self.scratch).sum(1)
             if self.bayesian:
                 found.addcmul_(self.scale.squeeze(1), torch.mul(self.h, self.variance, out=self.scratch).sum(1))
-            grads[0].copy_(found)
+            self.grads[0].copy_(found)
         self.g.mul_(self.scale)
         if self.bayesian:
             self.h.mul_(self.square)

@@ -28,22 +28,34 @@ class FilmFit:
         self.network, self.tasks, self.table, self.scale = network, list(tasks), network.film, scale
         self.values = network.film[:, self.tasks].clone()
         self.grads = torch.zeros_like(self.values)
+        self._leaves: list[tuple[Tensor, Tensor]] = []
 
     def rows(self) -> FilmRows:
-        """The rows as leaf tensors, which share memory with `values`; a backward pass adds their gradients to
-        `grads`.
-        """
-        own: dict[int, dict[str, Pair]] = {task: {} for task in self.tasks}
+        """The rows as leaf tensors, which share memory with `values`; `collect` adds their gradients to `grads`."""
+        own: dict[int, dict[str, Pair]] = {}
+        self._leaves = []
         for k, task in enumerate(self.tasks):
-            for name, span in self.network.sites.items():
-                scale, shift = (self._leaf((slice(None), k, part, span)) for part in (0, 1))
+            own[task] = {}
+            for name in self.network.sites:
+                scale, shift = (t.detach().requires_grad_() for t in self._views(self.values, k, name))
                 own[task][name] = scale, shift
+                self._leaves += zip((scale, shift), self._views(self.grads, k, name), strict=True)
         return FilmRows(self.table, self.network.sites, own)
 
-    def _leaf(self, place: tuple[slice | int, ...]) -> Tensor:
-        leaf = self.values[place].detach().requires_grad_()
-        leaf.grad = self.grads[place]
-        return leaf
+    def collect(self) -> None:
+        for leaf, grad in self._leaves:
+            if leaf.grad is not None:
+                grad.add_(leaf.grad)
+                leaf.grad = None
+
+    def buffers(self, task: int, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """gamma, b and their gradients, [R, units] each."""
+        k = self.tasks.index(task)
+        return (*self._views(self.values, k, name), *self._views(self.grads, k, name))
+
+    def _views(self, flat: Tensor, k: int, name: str) -> Pair:
+        scale, shift = flat[:, k, :, self.network.sites[name]].unbind(1)
+        return scale, shift
 
     def table_with(self, values: Tensor) -> Tensor:
         """[R, T, 2, U]: the rows of all tasks, with these values for the tasks of the fit."""

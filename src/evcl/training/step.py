@@ -16,7 +16,7 @@ from evcl.methods import Gradients, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
-from evcl.nn.film import FilmRows, Pair
+from evcl.nn.film import FilmRows
 from evcl.training.data import Pool
 from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
@@ -52,11 +52,13 @@ class Bound:
         self.network, self.layout, self.values, self.grads, self.film = network, layout, values, grads, film
         self.bound: object = None
 
-    def film_of(self, chain: LayerNames, task: int) -> list[Pair]:
-        """The FiLM scale and shift of each layer of a chain, for this task."""
+    def film_of(self, chain: LayerNames, task: int) -> list[tuple[Tensor, ...]]:
+        """For each layer of a chain, this task's FiLM scale and shift and, if they are trained, their gradients."""
         if self.network.film is None:
             return []
-        rows = FilmRows(self.network.film, self.network.sites) if self.film is None else self.film.rows()
+        if self.film is not None:
+            return [self.film.buffers(task, weight) for weight, _ in chain]
+        rows = FilmRows(self.network.film, self.network.sites)
         return [rows.pair(task, weight) for weight, _ in chain]
 
     def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
@@ -74,6 +76,8 @@ class Bound:
             if total.requires_grad:
                 total.backward()
         self.network.collect_gradients()
+        if self.film is not None:
+            self.film.collect()
         return [one.detach() for one in found]
 
 
