@@ -276,17 +276,18 @@ class _FilmPass:
     """FiLM after one layer: it writes c m + b and c^2 v to where the layer reads its m and v."""
 
     def __init__(self, film: Sequence[Tensor], layer: _Layer) -> None:
-        self.film, self.grads, self.bayesian = film[:2], film[2:], layer.bayesian
-        self.out, self.out_variance, self.g, self.h = layer.out, layer.variance, layer.g, layer.h
+        self.bayesian, self.out, self.out_variance = layer.bayesian, layer.out, layer.variance
+        self.g, self.h, self.grads = layer.g, layer.h, film[2:]
         self.mean, self.variance = torch.empty_like(layer.out), torch.empty_like(layer.variance)  # m and v
-        self.scale, self.square, self.shift = (
-            layer.out.new_empty(len(layer.out), 1, layer.out.shape[2]) for _ in "csb"
-        )
-        self.scratch = torch.empty_like(layer.out)
+        self.live = [t.unsqueeze(1) for t in film[:2]]
+        self.rounded = film[0].dtype != layer.out.dtype
+        self.scale, self.shift = (t.to(layer.out.dtype) for t in self.live)  # the same tensors, unless rounded
+        self.square, self.scratch = torch.empty_like(self.scale), torch.empty_like(layer.out)
 
     def forward(self) -> None:
-        for own, value in zip((self.scale, self.shift), self.film, strict=True):
-            own.copy_(value.unsqueeze(1))
+        if self.rounded:
+            self.scale.copy_(self.live[0])
+            self.shift.copy_(self.live[1])
         torch.addcmul(self.shift, self.mean, self.scale, out=self.out)
         if self.bayesian:
             torch.mul(self.scale, self.scale, out=self.square)
@@ -294,11 +295,12 @@ class _FilmPass:
 
     def backward(self) -> None:
         if self.grads:
-            self.grads[1].copy_(self.g.sum(1))
-            found = torch.mul(self.g, self.mean, out=self.scratch).sum(1)
+            torch.sum(self.g, 1, dtype=self.grads[1].dtype, out=self.grads[1])
+            products = torch.mul(self.g, self.mean, out=self.scratch)
+            torch.sum(products, 1, dtype=self.grads[0].dtype, out=self.grads[0])
             if self.bayesian:
-                found.addcmul_(self.scale.squeeze(1), torch.mul(self.h, self.variance, out=self.scratch).sum(1))
-            self.grads[0].copy_(found)
+                torch.mul(self.h, self.variance, out=self.scratch).mul_(self.scale)
+                self.grads[0].add_(self.scratch.sum(1))
         self.g.mul_(self.scale)
         if self.bayesian:
             self.h.mul_(self.square)
