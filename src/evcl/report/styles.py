@@ -52,6 +52,7 @@ NAMES = {
     "random-coreset": "random coreset only",
     "kcenter-coreset": "k-center coreset only",
     "lwf": "LwF",
+    "evcl-film": "EVCL + FiLM",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (
