@@ -9,6 +9,9 @@ METHOD_SUMMARIES = {
     "lwf": "plain weights; the last network teaches its heads on the new task's inputs",
     "random-coreset": "plain training on random examples of every task, afresh after each",
     "kcenter-coreset": "plain training on the k-center examples of every task, afresh after each",
+    "vogn": "VCL with natural-gradient steps, from squared gradients of single examples",
+    "ivon": "VCL with natural-gradient steps, from one draw of the weights per step",
+    "ekf": "an extended Kalman filter on the weights: one pass over the data",
     "naive": "plain training, task after task",
     "joint": "plain training on all tasks at once",
 }

@@ -2,5 +2,6 @@
 
 from evcl.curvature.fisher import KINDS, fisher
 from evcl.curvature.kfac import Factors, kfac
+from evcl.curvature.step import StepCurvature
 
-__all__ = ["KINDS", "Factors", "fisher", "kfac"]
+__all__ = ["KINDS", "Factors", "StepCurvature", "fisher", "kfac"]

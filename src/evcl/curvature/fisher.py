@@ -16,7 +16,7 @@ the weights from the same input and, if that input is itself learned and may cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -144,20 +144,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 @torch.no_grad()
 def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b g_b^2 for each weight; if a weight is used several times, its gradients are summed before squaring."""
-    uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
-    for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
-        if delta is None:
-            continue
-        x, delta = layer.unfold(x), layer.unfold(delta)
-        if x.shape[1] != examples * layer.fold:
-            raise EvclError(
-                f"{type(layer).__name__} {list(layer.names.values())} got {x.shape[1]} rows for {examples} examples: "
-                "keep the batch as the first axis, followed by positions, so that the Fisher can separate the examples"
-            )
-        for parameter, name in layer.names.items():
-            if name in parts:
-                uses.setdefault(name, []).append((layer, parameter, x, delta))
-    for name, found in uses.items():
+    for name, found in _uses(parts, calls, deltas, examples).items():
         layer, parameter, x, delta = found[0]
         if len(found) == 1 and layer.fold == 1:
             part = layer.part(parts, parameter)
@@ -173,6 +160,28 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
                 assert part is not None
                 part += gradient.flatten(0, 1)
             parts[name] += whole.square().sum(1)
+
+
+def _uses(
+    parts: Mapping[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int
+) -> dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]]:
+    """The layers that use each weight in `parts`, with their parameter's name, inputs and output gradients, [R, B, ...]
+    each.
+    """
+    uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
+    for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
+        if delta is None:
+            continue
+        x, delta = layer.unfold(x), layer.unfold(delta)
+        if x.shape[1] != examples * layer.fold:
+            raise EvclError(
+                f"{type(layer).__name__} {list(layer.names.values())} got {x.shape[1]} rows for {examples} examples: "
+                "keep the batch as the first axis, followed by positions, so that the Fisher can separate the examples"
+            )
+        for parameter, name in layer.names.items():
+            if name in parts:
+                uses.setdefault(name, []).append((layer, parameter, x, delta))
+    return uses
 
 
 def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:

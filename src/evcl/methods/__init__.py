@@ -36,9 +36,10 @@ from evcl.methods.terms import (
     collapse,
 )
 from evcl.methods.vcl import VCL
+from evcl.methods.vogn import VOGN
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, VOGN, NAIVE, JOINT):
     register(_method)
 
 __all__ = [

@@ -18,7 +18,7 @@ from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.training.data import Pool
 from evcl.training.lessons import all_heads, find_lessons
-from evcl.training.rules import Rule, Update, gpu_kernels
+from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
 
 
 @contextmanager
@@ -146,7 +146,6 @@ class Step:
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
-        bound = Bound(network, layout, values, grads)
         source: Source | None = None
         lessons = None
         if chain is not None and (self.by_kernels or not values.is_cuda):
@@ -163,15 +162,29 @@ class Step:
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
         elif source is None or losses:
-            source = by_autograd = ByAutograd(bound, pool, losses, source)
+            source = by_autograd = ByAutograd(Bound(network, layout, values, grads), pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
-        self.source: Source = source if ranks is None else Shared(source, grads, ranks)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
         self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
+        self.estimating: Estimating | None = None
+        if isinstance(self.update, Estimating):
+            self.estimating, self.by_kernels = self.update, False
+
+            def at(theta: Tensor, into: Tensor) -> Source:
+                places = None if chain is None else find_places(chain, layout, pool.heads)
+                fast = None if places is None or theta.is_cuda else Chain(places, theta, into, pool, compute_dtype)
+                if fast is not None and not losses:
+                    return fast
+                mixed = ByAutograd(Bound(network, layout, theta, into), pool, losses, fast)
+                self._losses = list(zip(map(term_name, losses), mixed.values, strict=True))
+                return mixed
+
+            source = self.update.source(network, layout, pool, at)
+        self.source: Source = source if ranks is None else Shared(source, grads, ranks)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
@@ -188,6 +201,18 @@ class Step:
         """Learn from the examples `rows` [R, B], or from a `Batch` if `by_kernels`. Returns their NLL before the step,
         [R], in a tensor that the next step overwrites.
         """
+        if self.estimating is None:
+            return self._once(rows, noise)
+        assert isinstance(rows, Tensor)
+        self.estimating.begin(rows.shape[1])
+        nll = self._once(rows, noise)
+        for _ in range(1, self.estimating.passes):
+            nll = nll.clone()
+            self._once(rows, noise)
+        return nll
+
+    def _once(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
+        """Compute the gradient and update."""
         nll = self.source(rows, noise)
         if self.trackers:
             self.grads.mean.masked_fill_(self._stopped, 0.0)
