@@ -4,8 +4,10 @@ from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
+from evcl.methods.ekf import EKF
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
+from evcl.methods.ivon import IVON
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
@@ -39,7 +41,7 @@ from evcl.methods.vcl import VCL
 from evcl.methods.vogn import VOGN
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, VOGN, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, VOGN, IVON, EKF, NAIVE, JOINT):
     register(_method)
 
 __all__ = [
