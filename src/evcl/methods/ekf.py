@@ -6,7 +6,8 @@ The posterior after a batch is the prior of the next one. With g and F the gradi
     L = L_0 + F,   mu <- mu_0 + L^-1 (F (mu - mu_0) - g)
 
 This is the filter's update for linearised outputs. `inner_steps` repeats it, each time with g and F at the new mu but
-from the same mu_0 and L_0, so that a batch counts once. In `epochs` passes, each example counts 1 / epochs in each.
+from the same mu_0 and L_0, so that a batch counts once; inner step i moves 1 / i of the way, because with a diagonal L
+full steps overshoot. In `epochs` passes over the data, each example counts 1 / epochs in each.
 
 L is diagonal (`rank` 0), or diag(u) + W^T W with `rank` rows W: a batch appends the rows of F to W, keeps the leading
 singular vectors, and adds the diagonal of the rest to u. Prediction uses the means.
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl._core.settings import BAYESIAN, TRAINING, Setting, Settings
+from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.memory import per_weight
@@ -59,6 +60,7 @@ class KalmanRule(NaturalRule):
     def begin(self, examples: int) -> None:
         super().begin(examples)
         self.counts = examples / (self.settings.epochs * self.settings.tempering)
+        self.turn = 0
         self.first.copy_(self.mean)
         self.spread.copy_(self.variance)
         if self.rows is not None and self.last is not None:
@@ -66,10 +68,13 @@ class KalmanRule(NaturalRule):
 
     def step(self) -> tuple[Tensor, Tensor]:
         g, fisher = self.counts * self.grads
+        self.turn += 1
         if self.rows is not None:
-            return self._with_rows(g)
-        variance = self.spread / (1 + self.spread * fisher)
-        return self.first + variance * (fisher * (self.mean - self.first) - g), variance
+            mean, variance = self._with_rows(g)
+        else:
+            variance = self.spread / (1 + self.spread * fisher)
+            mean = self.first + variance * (fisher * (self.mean - self.first) - g)
+        return self.mean + (mean - self.mean) / self.turn, variance
 
     def _with_rows(self, g: Tensor) -> tuple[Tensor, Tensor]:
         assert self.rows is not None
@@ -143,7 +148,8 @@ EKF = Method(
     learn=learn,
     memory=Memory,
     settings={
-        "epochs": Setting(1, "number of passes over a task's data", low=1, high=1_000_000),
+        "epochs": Setting(1, "number of passes over a task's data; an example counts once in all of them", low=1, high=1_000_000),
+        # on permuted-digits, held-out data of seeds 100 and 101: 4 and 8 are level, 32 overshoots
         "batch_size": Setting(8, "examples per update of the filter", low=1, high=1_000_000),
         "tempering": Setting(1.0, "each example counts 1 / tempering times", high=1e6, open_low=True),
         "rank": Setting(0, "number of rows of the precision's low-rank part; 0: the precision is diagonal", high=1000),
