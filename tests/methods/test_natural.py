@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import evcl
 from evcl._core.randomness import generator
@@ -14,6 +15,7 @@ from evcl.methods import METHODS, Spring, Springs, TaskData
 from evcl.methods.ekf import solved
 from evcl.methods.ivon import IvonRule
 from evcl.nn import Gaussian
+from evcl.nn.chain import find_chain
 from evcl.training import Pool, Run
 
 F64 = torch.float64
@@ -46,10 +48,9 @@ def task(number, n=N, head=0, weights=False):
 def run_of(method, hidden=(4,), replicas=1, heads=(3,), **given):
     known = METHODS[method].known_settings
     given = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
-    run = Run(
-        evcl.nn.mlp(INPUTS, list(hidden)), METHODS[method], [resolve(method, known, given)] * replicas,
-        range(replicas), draw=True, dtype=F64,
-    )  # fmt: skip
+    network = evcl.nn.mlp(INPUTS, list(hidden)) if hidden else nn.Flatten()  # a head alone: logistic regression
+    settings = [resolve(method, known, given)] * replicas
+    run = Run(network, METHODS[method], settings, range(replicas), draw=True, dtype=F64)
     run.add_heads(hidden[-1] if hidden else INPUTS, list(heads))
     return run
 
@@ -147,8 +148,13 @@ def test_of_two_heads_each_example_uses_its_own():
 GIVEN = {"lr": 0.02, "momentum": 0.8, "curvature_rate": 0.2, "tempering": 0.3, "epochs": 3}
 
 
-def test_vogn_is_what_plain_torch_makes_of_its_equations():
+@pytest.mark.parametrize("chain", [True, False])
+def test_vogn_is_what_plain_torch_makes_of_its_equations(chain):
+    """By the written training pass of a chain, and by that of any network."""
     run, noise, ours = run_of("vogn", draws=2, **GIVEN), Handed(), Handed()
+    if not chain:
+        run.network.trunk.append(nn.Identity())
+    assert (find_chain(run.network, task(0).x) is not None) == chain
     mu, v = start(run)
     prior_mean, prior_v = torch.zeros_like(mu), torch.full_like(mu, 0.25)
     for k in range(2):

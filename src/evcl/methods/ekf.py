@@ -133,8 +133,19 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     trackers = [Kept(made, i) for i in range(s.rank)]
     fitted = yield Fit(round_.tasks, start=start, rule=make, trackers=trackers, capture=False)
     used = fitted.used > 0
-    after = tuple(torch.where(used, new, old) for new, old in zip(fitted.tracked, rows.unbind(1), strict=True))  # type: ignore[arg-type]
-    return Learned(fitted.q, Memory(fitted.q, after))
+    tracked = [row for row in fitted.tracked if row is not None]
+    after = torch.where(used, torch.stack(tracked, 1), rows)
+    return Learned(marginal(fitted.q, after), Memory(fitted.q, after.unbind(1)))
+
+
+def marginal(q: Gaussian, rows: Tensor) -> Gaussian:
+    """The diagonal of (diag(u) + W^T W)^-1 as the variances; q has 1 / u."""
+    spread = q.variance()
+    assert spread is not None
+    scaled = rows * spread.unsqueeze(1)
+    inner = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device) + scaled @ rows.mT
+    less = (scaled * torch.linalg.solve(inner, scaled)).sum(1)
+    return Gaussian(q.mean, 0.5 * (spread - less).log())
 
 
 def at_the_mean(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:

@@ -28,6 +28,7 @@ from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.natural import NaturalRule, Source, kl_to_last, remembered
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
+from evcl.nn.chain import Chain
 
 
 class VognRule(NaturalRule):
@@ -37,8 +38,10 @@ class VognRule(NaturalRule):
         self.momentum, self.squares = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
-        curvature, draws = StepCurvature(network, layout, pool, "empirical"), self.settings.draws
-        theta, found = torch.empty_like(self.mean), torch.empty_like(self.grads)
+        theta, found = torch.empty_like(self.mean), torch.zeros_like(self.grads)
+        fast = at(theta.unsqueeze(0), found[:1]) if pool.weights is None else None
+        fast = fast if isinstance(fast, Chain) else None
+        slow, draws = StepCurvature(network, layout, pool, "empirical"), self.settings.draws
 
         def compute(rows: Tensor, noise: Noise) -> Tensor:
             nll = torch.zeros_like(self.mean[:, 0])
@@ -46,7 +49,11 @@ class VognRule(NaturalRule):
             for _ in range(draws):
                 noise.shared().normal_(theta)
                 torch.addcmul(self.mean, self.variance.sqrt(), theta, out=theta)
-                nll += curvature(theta, rows, found[0], found[1], noise) / draws
+                if fast is not None:
+                    nll += fast(rows, noise) / draws
+                    fast.squares(rows.shape[1], found[1])
+                else:
+                    nll += slow(theta, rows, found[0], found[1], noise) / draws
                 self.grads.add_(found, alpha=1 / draws)
             return nll
 
