@@ -1,4 +1,4 @@
-"""The curvature of a training step: gradients of single examples, at point weights, in the pass that makes the gradient.
+"""The curvature of a training step, from the gradients of its single examples at point weights.
 
     gradient = mean_b d_b,   d_b = -d log p(y_b|x_b) / d theta
     squares: mean_b d_b^2 (`empirical`), or the diagonal of mean_b sum_c p_c d_bc d_bc^T (`exact`), the Fisher
@@ -26,11 +26,13 @@ class StepCurvature:
 
     rows: Tensor
 
-    def __init__(self, network: BayesianNetwork, layout: Layout, pool: Any, kind: str, per_example: bool = False) -> None:
+    def __init__(
+        self, network: BayesianNetwork, layout: Layout, pool: Any, kind: str, per_example: bool = False
+    ) -> None:
         self.network, self.layout, self.pool, self.kind, self.per_example = network, layout, pool, kind, per_example
 
     def __call__(self, theta: Tensor, rows: Tensor, gradient: Tensor, squares: Tensor, noise: Noise) -> Tensor:
-        network, pool, size = self.network, self.pool, rows.shape[1]
+        network, size = self.network, rows.shape[1]
         leaves = network.bind(theta, None, self.layout)
         network.weights.noise = noise  # for dropout
         calls, handles = _record(network)
@@ -39,7 +41,9 @@ class StepCurvature:
                 nll, targets = self._targets(rows)
                 mean, total = nll.detach().mean(1), nll.sum() / size
                 into = self.layout.views(gradient.zero_()).values()
-                for view, found in zip(into, torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), strict=True):
+                for view, found in zip(
+                    into, torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), strict=True
+                ):
                     view.copy_(found)
         finally:
             for handle in handles:

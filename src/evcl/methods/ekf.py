@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl._core.settings import Setting, Settings
+from evcl._core.settings import Setting, Settings, decided
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.memory import per_weight
@@ -59,7 +59,7 @@ class KalmanRule(NaturalRule):
 
     def begin(self, examples: int) -> None:
         super().begin(examples)
-        self.counts = examples / (self.settings.epochs * self.settings.tempering)
+        self.counts = examples / (self.settings.epochs * decided(self.settings.tempering))
         self.turn = 0
         self.first.copy_(self.mean)
         self.spread.copy_(self.variance)
@@ -100,7 +100,8 @@ def solved(b: Tensor, spread: Tensor, rows: Tensor) -> Tensor:
     scaled = rows * spread.unsqueeze(1)
     inner = torch.eye(rows.shape[1], dtype=b.dtype, device=b.device) + scaled @ rows.mT
     x = torch.linalg.solve(inner, scaled @ b.unsqueeze(2))
-    return spread * b - (scaled.mT @ x).squeeze(2)
+    found: Tensor = spread * b - (scaled.mT @ x).squeeze(2)
+    return found
 
 
 class Kept(Tracker):
@@ -159,7 +160,9 @@ EKF = Method(
     learn=learn,
     memory=Memory,
     settings={
-        "epochs": Setting(1, "number of passes over a task's data; an example counts once in all of them", low=1, high=1_000_000),
+        "epochs": Setting(
+            1, "number of passes over a task's data; an example counts once in all of them", low=1, high=1_000_000
+        ),
         # on permuted-digits, held-out data of seeds 100 and 101: 4 and 8 are level, 32 overshoots
         "batch_size": Setting(8, "examples per update of the filter", low=1, high=1_000_000),
         "tempering": Setting(1.0, "each example counts 1 / tempering times", high=1e6, open_low=True),

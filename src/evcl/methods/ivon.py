@@ -4,11 +4,12 @@ L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}), minimised by natural-gradient step
 
     theta = mu + sigma z,   g = gradient of the mean NLL at theta,   h^ = g (theta - mu) / sigma^2
     m <- b1 m + (1 - b1) g,   h <- h + b2 (h^ - h) + b2^2 (h - h^)^2 / (2 (h + d))
-    mu <- mu - lr (m + d (mu - mu_{t-1})) / (h + d),   sigma^2 = (beta / N_t) / (h + d),   d = beta / (N_t sigma_{t-1}^2)
+    mu <- mu - lr (m + d (mu - mu_{t-1})) / (h + d)
+    sigma^2 = (beta / N_t) / (h + d),   d = beta / (N_t sigma_{t-1}^2)
 
 h^ is an unbiased estimate of the curvature (Price's theorem). The last term of h keeps h + d positive: a step at most
-halves it. At the start of a task h is `first_curvature`. The paper's lr is this one divided by h + d at that point, and
-its prior is the same for all weights; here it is the last posterior.
+halves it. m is corrected for its start at 0, as in Adam; h starts each task at `first_curvature`. The paper's lr is
+this one divided by h + d at the start, and its prior is the same for all weights; here it is the last posterior.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import Settings, decided
 from evcl.methods.doubt import tempering
+from evcl.methods.method import Round
 from evcl.methods.teacher import Number, Past, more_rows
 from evcl.methods.terms import KL, Springs
 from evcl.methods.vcl import Memory, betas, kl

@@ -173,17 +173,7 @@ class Step:
         self.estimating: Estimating | None = None
         if isinstance(self.update, Estimating):
             self.estimating, self.by_kernels = self.update, False
-
-            def at(theta: Tensor, into: Tensor) -> Source:
-                places = None if chain is None else find_places(chain, layout, pool.heads)
-                fast = None if places is None or theta.is_cuda else Chain(places, theta, into, pool, compute_dtype)
-                if fast is not None and not losses:
-                    return fast
-                mixed = ByAutograd(Bound(network, layout, theta, into), pool, losses, fast)
-                self._losses = list(zip(map(term_name, losses), mixed.values, strict=True))
-                return mixed
-
-            source = self.update.source(network, layout, pool, at)
+            source = self.update.source(network, layout, pool, self._at(network, layout, chain, losses))
         self.source: Source = source if ranks is None else Shared(source, grads, ranks)
         self.beside: list[
             Tensor
@@ -196,6 +186,24 @@ class Step:
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             tracker.begin(self.q)
+
+    def _at(
+        self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
+    ) -> Callable[[Tensor, Tensor], Source]:
+        """What a rule that computes its own gradient is given: see `Estimating.source`."""
+
+        def at(theta: Tensor, into: Tensor) -> Source:
+            fast = None
+            if chain is not None and not theta.is_cuda:
+                places = find_places(chain, layout, self.pool.heads)
+                fast = Chain(places, theta, into, self.pool, network.weights.compute_dtype)
+            if fast is not None and not losses:
+                return fast
+            mixed = ByAutograd(Bound(network, layout, theta, into), self.pool, losses, fast)
+            self._losses = list(zip(map(term_name, losses), mixed.values, strict=True))
+            return mixed
+
+        return at
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B], or from a `Batch` if `by_kernels`. Returns their NLL before the step,
