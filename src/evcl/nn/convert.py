@@ -209,11 +209,12 @@ class _Conversion:
         for layer in form.modules():
             if isinstance(layer, BayesianLayer):
                 layer.weights, layer.path = self.weights, path
-                units = {key: len(p) for key, p in layer.own.items()}
+                weight = layer.own.get("weight")
                 self._name(layer)
-                if self.film and (kind in KINDS if layer is form else isinstance(layer, (Linear, Conv))):
+                has_film = kind in KINDS if layer is form else isinstance(layer, (Linear, Conv))
+                if self.film and has_film and weight is not None:
                     channels = isinstance(layer, Conv) or kind in CHANNELS_FIRST
-                    self._site(layer, layer.names["weight"], units["weight"], channels, layer.rows.get("weight"))
+                    self._site(layer, layer.names["weight"], len(weight), channels, layer.rows.get("weight"))
         return _SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
 
     def _site(
