@@ -335,6 +335,34 @@ def test_a_low_rank_keeps_the_diagonal_of_the_precision(rank):
     torch.testing.assert_close(rows.square().sum(), best)
 
 
+def test_a_head_that_a_task_does_not_use_keeps_its_precision():
+    run = run_of("ekf", rank=3, batch_size=5, heads=(3, 3))
+
+    def diagonal():
+        found = 1 / run.memory.belief.variance()[0] + torch.stack(run.memory.rows, 1)[0].square().sum(0)
+        return run.network.layout.view(found, "head 0.weight"), found
+
+    run.learn([task(0)])
+    (head, before), mean = diagonal(), run.network.posterior.mean.clone()
+    run.learn([task(1, head=1)])
+    assert float(head.max()) > 4.5
+    torch.testing.assert_close(diagonal()[0], head)
+    for name in ("head 0.weight", "head 0.bias"):
+        assert torch.equal(*(run.network.layout.view(t, name) for t in (run.network.posterior.mean, mean)))
+    trunk = run.network.layout.spans["1.weight"]
+    assert bool((diagonal()[1][trunk] >= before[trunk] * (1 - 1e-12)).all())
+    run.learn([task(2)])
+    assert bool(run.network.posterior.log_std.isfinite().all())
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_filter_can_use_coresets(rank):
+    learner = evcl.Learner(evcl.nn.mlp(INPUTS, [4]), "ekf", rank=rank, coreset="random", coreset_size=5)
+    for k in range(2):
+        learner.learn((task(k).x[0].float(), task(k).y[0]), str(k))
+    assert learner.predict(task(0).x[0].float(), task="0").shape == (N,)
+
+
 def test_woodbury_solves_the_system(generator):
     b, spread = (torch.rand(2, 6, generator=generator, dtype=F64) + 0.1 for _ in range(2))
     rows = torch.randn(2, 3, 6, generator=generator, dtype=F64)

@@ -10,7 +10,7 @@ from the same mu_0 and L_0, so that a batch counts once; inner step i moves 1 / 
 full steps overshoot. In `epochs` passes over the data, each example counts 1 / epochs in each.
 
 L is diagonal (`rank` 0), or diag(u) + W^T W with `rank` rows W: a batch appends the rows of F to W, keeps the leading
-singular vectors, and adds the diagonal of the rest to u. Prediction uses the means.
+singular vectors, and adds the diagonal of the rest to u. Predictions draw from the marginals of N(mu, L^-1).
 """
 
 from __future__ import annotations
@@ -122,21 +122,28 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         return Learned(fitted.q, Memory(fitted.q, ()))
     if round_.ranks is not None:
         raise EvclError("rank above 0 needs a single process; use rank 0 with several", setting="rank")
-    whole = round_.network.layout
+    whole, u = round_.network.layout, memory.belief.variance()
     rows = torch.stack(memory.rows or [torch.zeros_like(start.mean)] * s.rank, 1)
     made: list[KalmanRule] = []
 
-    def make(q: Gaussian, *rest: Any) -> KalmanRule:
+    def make(q: Gaussian, variance: Tensor, *rest: Any) -> KalmanRule:
         assert q.layout is not None
-        made.append(KalmanRule(q, *rest, before=whole.gather(rows, q.layout)))
+        assert u is not None
+        variance.copy_(whole.gather(u, q.layout))  # a fit on coresets starts from the marginals
+        made.append(KalmanRule(q, variance, *rest, before=whole.gather(rows, q.layout)))
         return made[-1]
 
     trackers = [Kept(made, i) for i in range(s.rank)]
     fitted = yield Fit(round_.tasks, start=start, rule=make, trackers=trackers, capture=False)
-    used = fitted.used > 0
-    tracked = [row for row in fitted.tracked if row is not None]
-    after = torch.where(used, torch.stack(tracked, 1), rows)
-    return Learned(marginal(fitted.q, after), Memory(fitted.q, after.unbind(1)))
+    new = torch.stack([row for row in fitted.tracked if row is not None], 1)  # 0 for weights that the fit did not use
+    belief = narrower(fitted.q, (rows * (1 - fitted.used)).square().sum(1))  # these keep the diagonal of W^T W
+    return Learned(marginal(belief, new), Memory(belief, new.unbind(1)))
+
+
+def narrower(q: Gaussian, more: Tensor) -> Gaussian:
+    """q with `more` added to its precision."""
+    assert q.log_std is not None
+    return Gaussian(q.mean, q.log_std - 0.5 * torch.log1p((2 * q.log_std).exp() * more))
 
 
 def marginal(q: Gaussian, rows: Tensor) -> Gaussian:
@@ -147,10 +154,6 @@ def marginal(q: Gaussian, rows: Tensor) -> Gaussian:
     inner = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device) + scaled @ rows.mT
     less = (scaled * torch.linalg.solve(inner, scaled)).sum(1)
     return Gaussian(q.mean, 0.5 * (spread - less).log())
-
-
-def at_the_mean(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
-    return Gaussian(posterior.mean, None)
 
 
 EKF = Method(
@@ -169,7 +172,6 @@ EKF = Method(
         "rank": Setting(0, "number of rows of the precision's low-rank part; 0: the precision is diagonal", high=1000),
         "inner_steps": Setting(1, "updates per batch, all from the belief before the batch", low=1, high=100),
     },
-    predictor=at_the_mean,
     apart=True,
     shares="ekf",
 )
