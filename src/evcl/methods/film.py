@@ -4,7 +4,8 @@
 
 The setting `film` adds them to any method; here they are the default. `distill` is 0 by default: each distilled head
 needs a pass through the trunk with the scales and shifts of its own task, and on validation data of the digits the
-results are no worse without (permuted: 97.0, with distillation 96.2; split: 99.9 and 99.2).
+results are no worse without (5 permuted tasks, 4 seeds: 96.8 ± 1.1, with `distill` 0.15 96.5 ± 0.4; split, 6 seeds:
+99.9 ± 0.3 and 99.3 ± 0.0; both at the same learning rate of the scales and shifts).
 """
 
 from __future__ import annotations
