@@ -52,6 +52,9 @@ NAMES = {
     "random-coreset": "random coreset only",
     "kcenter-coreset": "k-center coreset only",
     "lwf": "LwF",
+    "vogn": "VOGN",
+    "ivon": "IVON",
+    "ekf": "EKF",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (
