@@ -7,9 +7,6 @@ import sys
 import pytest
 import small
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.utils import skip_init
 
 import evcl
 from evcl.curvature import kfac
@@ -33,39 +30,6 @@ def run_of(method, replicas=1, **given):
     run = Run(network, METHODS[method], [settings] * replicas, range(replicas), draw=True, dtype=F64)
     run.add_heads(7, [2, 2])
     return run, small.tasks(range(replicas), run.network.posterior.mean)
-
-
-def test_si_is_what_plain_torch_makes_of_its_equations():
-    run, tasks = run_of("plugin-si", strength=0.7, xi=0.05)
-    layers = {"1": (small.INPUTS, 7), "head 0": (7, 2), "head 1": (7, 2)}
-    network = nn.ModuleDict({name: skip_init(nn.Linear, *size, dtype=F64) for name, size in layers.items()})
-    views = run.network.layout.views(run.network.posterior.mean)
-    network.load_state_dict({name: view[0] for name, view in views.items()})
-    weights = dict(network.named_parameters())
-    importance = {name: torch.zeros_like(w) for name, w in weights.items()}
-    for task in tasks:
-        run.learn([task])
-        used = [name for name in weights if name.startswith(("1", f"head {task.head}"))]
-        anchor = {name: weights[name].detach().clone() for name in used}
-        path = {name: torch.zeros_like(weights[name]) for name in used}
-        adam = torch.optim.Adam([weights[name] for name in used], lr=0.02)
-        for _ in range(4):
-            z = network[f"head {task.head}"](torch.relu(network["1"](task.x[0])))
-            g = torch.autograd.grad(F.cross_entropy(z, task.y[0]), [weights[name] for name in used])
-            before = {name: weights[name].detach().clone() for name in used}
-            for name, grad in zip(used, g, strict=True):
-                pull = 2 * 0.7 * importance[name] * (before[name] - anchor[name])
-                weights[name].grad = grad + pull
-            adam.step()
-            for name, grad in zip(used, g, strict=True):
-                path[name] -= grad * (weights[name].detach() - before[name])
-        for name in used:
-            moved = (weights[name].detach() - anchor[name]).square()
-            importance[name] += (path[name] / (moved + 0.05)).clamp_min(0)
-    for flat, wanted in ((run.network.posterior.mean, weights), (run.memory.importance, importance)):
-        for name, view in run.network.layout.views(flat).items():
-            torch.testing.assert_close(view[0], wanted[name].detach(), rtol=1e-7, atol=1e-10)
-    assert float(run.memory.importance.max()) > 0
 
 
 def test_replay_keeps_as_many_examples_of_each_task():

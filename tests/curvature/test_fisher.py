@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.curvature import fisher
+from evcl.curvature import fisher, sensitivity, spread_out
 from evcl.nn import bayesianize, head, head_names
 from evcl.nn.independence import check_examples_independent
 
@@ -189,23 +189,29 @@ def prepared(name, replicas, dtype=F64, examples=11):
 
 
 def reference(module, layout, mean, x, y, kind):
-    """sum_c w_c (d log p(c|x) / d theta)^2, example by example, replica by replica."""
+    """sum_c w_c (d log p(c|x) / d theta)^2, or |d ||f(x)||^2 / d theta|, example by example, replica by replica."""
     names = head_names(0)
     total = torch.zeros_like(mean)
     for r in range(len(mean)):
         weights = {name: view[0].clone().requires_grad_() for name, view in layout.views(mean[r : r + 1]).items()}
 
-        def log_p(weights, example):
+        def logits(weights, example):
             trunk = {name: w for name, w in weights.items() if name not in names.values()}
             for name, part in module.named_modules():  # a row of padding is no weight
                 if isinstance(part, nn.Embedding) and part.padding_idx is not None:
                     padding = (torch.arange(part.num_embeddings) == part.padding_idx).unsqueeze(1)
                     trunk[f"{name}.weight"] = torch.where(padding, part.weight.detach(), trunk[f"{name}.weight"])
             h = torch.func.functional_call(module, trunk, (example.unsqueeze(0),), tie_weights=True)
-            return (h @ weights[names["weight"]].mT + weights[names["bias"]])[0].log_softmax(0)
+            return (h @ weights[names["weight"]].mT + weights[names["bias"]])[0]
 
         for n in range(x.shape[1]):
-            outputs = log_p(weights, x[r, n])
+            outputs = logits(weights, x[r, n])
+            if kind == "sensitivity":
+                gradients = torch.autograd.grad(outputs.square().sum(), list(weights.values()))
+                for span, gradient in zip(layout.spans.values(), gradients, strict=True):
+                    total[r, span] += gradient.flatten().abs() / x.shape[1]
+                continue
+            outputs = outputs.log_softmax(0)
             p = outputs.detach().exp()
             if kind == "empirical":
                 p = nn.functional.one_hot(y[r, n], 3).to(p)
@@ -231,6 +237,28 @@ def test_it_is_the_loop_over_examples(name, kind, replicas):
         _, network, layout, mean, x, y = prepared(name, replicas, torch.float32, 5)
         found = fisher(network, mean, layout, x, y, [0], kind)
         torch.testing.assert_close(found, expected.float(), rtol=2e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", networks())
+def test_the_sensitivity_is_the_loop_over_examples(name):
+    module, network, layout, mean, x, y = prepared(name, 2, examples=5)
+    expected = reference(module, layout, mean, x, y, "sensitivity")
+    assert expected.count_nonzero() > 0.5 * expected.numel()
+    for chunk in (1000, 2):
+        found = sensitivity(network, mean, layout, x, [0], chunk=chunk)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    weighted = sensitivity(network, mean, layout, x, [0], weights=torch.full((2, 5), 3.0, dtype=F64))
+    torch.testing.assert_close(weighted, 3 * expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", networks())
+def test_any_importance_is_spread_as_the_fisher_is(name):
+    _, network, layout, mean, x, y = prepared(name, 2, examples=5)
+    plain, share = fisher(network, mean, layout, x, y, [0]), torch.tensor([[0.2], [0.7]], dtype=F64)
+    wanted = fisher(network, mean, layout, x, y, [0], spread=share)
+    before = plain.clone()
+    torch.testing.assert_close(spread_out(network, mean, layout, plain, x, [0], share), wanted)
+    assert torch.equal(plain, before)
 
 
 @pytest.mark.parametrize("name", ["convolutional", "attention", "folded into the batch"])

@@ -33,6 +33,7 @@ CASES = {
         "evcl",
         {"coreset": "random", "coreset_size": 20, "batch_size": 20},
     ),
+    "a path integral beside a teacher": ("split-digits", "evcl", {"importance": "si", "distill": 0.5}),
     "a teacher": ("split-digits", "lwf", {}),
     "a method of one's own": ("split-digits", "huber", {}),
     "joint": ("split-digits", "joint", {}),
@@ -136,7 +137,7 @@ class Crash(BaseException):
 
 POINTS = {
     "in an epoch": (Step, "__call__"),
-    "in the consolidation": ("evcl.methods.evcl", "fisher"),
+    "in the consolidation": ("evcl.curvature", "fisher"),
     "when a round is taken over": (Run, "_take"),
     "before an evaluation": (Run, "draws"),
     "in an evaluation": (Run, "predict"),

@@ -27,6 +27,7 @@ NETWORKS = {
 PROGRAMS = [
     ["evcl", "vcl"],
     ["naive", "ewc", "lwf"],
+    ["lwf", "si", "mas", "ewc-offline"],
     ["vcl-random-coreset", "vcl-kcenter-coreset"],
     ["random-coreset", "kcenter-coreset"],
     ["vcl", "evcl", "vcl", "evcl"],

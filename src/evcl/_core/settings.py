@@ -144,6 +144,12 @@ ELASTIC: dict[str, Setting] = {
         "weight of the KL term is",
         choices=("none", "examples"),
     ),
+    "importance": Setting(
+        "fisher",
+        "what says how important a weight is: the Fisher; the path integral of synaptic intelligence (si); or the "
+        "sensitivity of the outputs, as in memory aware synapses (mas). The last two are scaled to the Fisher's sum",
+        choices=("fisher", "si", "mas"),
+    ),
     "fisher": Setting(
         "exact",
         "labels used to estimate the Fisher: all classes, weighted by the model's probabilities (exact); labels "
@@ -215,6 +221,7 @@ class Settings(Mapping[str, Any]):
     predict_samples: int
     strength: Number
     strength_scale: str
+    importance: str
     fisher: str
     fisher_examples: int
     fisher_draws: int

@@ -12,11 +12,14 @@ A diagonal misses the joint effect of two weights. If a unit was inactive in a t
 0, and so have all weights into it. A later task may activate the unit and change the weights out of it: either change
 alone is harmless, but both together are not. `spread` adds to each weight a fraction of the Fisher of its neighbours:
 the weights from the same input and, if that input is itself learned and may change, the weights into the same unit.
+
+`sensitivity`, the importance of memory aware synapses (Aljundi et al., 2018), is computed in the same way from absolute
+values in place of squares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,10 +64,69 @@ def fisher(
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
+
+    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
+        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
+
+    def skip(y: Tensor) -> None:
+        """Leave the generators as they would be in a single process."""
+        classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
+        likelihood.skip_labels(mean.new_empty(*y.shape, classes), generators)
+
+    skipped = skip if kind == "sampled" else None
+    return _mean_of(torch.square, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, skipped)
+
+
+def sensitivity(
+    network: BayesianNetwork,
+    mean: Tensor,
+    layout: Layout,
+    x: Tensor,
+    heads: Sequence[int],
+    chunk: int | None = None,
+    weights: Tensor | None = None,
+    ranks: Ranks | None = None,
+    spread: Tensor | float = 0.0,
+) -> Tensor:
+    """[R, P]: 1/n sum_b |d ||f(x_b)||^2 / d theta_p|, how sensitive the heads' outputs f are to each weight.
+
+    It needs no labels; the arguments are those of `fisher`.
+    """
+
+    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
+        return [(u * outputs.square().sum(2)).sum()]
+
+    y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+    return _mean_of(torch.abs, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread)
+
+
+Of = Callable[[Tensor], Tensor]  # torch.square or torch.abs
+Targets = Callable[[Tensor, Tensor, Tensor], list[Tensor]]  # outputs [R, n, o], labels, weights of examples -> scalars
+
+
+def _mean_of(
+    of: Of,
+    network: BayesianNetwork,
+    mean: Tensor,
+    layout: Layout,
+    x: Tensor,
+    y: Tensor,
+    heads: Sequence[int],
+    targets: Targets,
+    chunk: int | None,
+    weights: Tensor | None,
+    ranks: Ranks | None,
+    spread: Tensor | float,
+    skip: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """[R, P]: 1/n sum_b sum over targets of(gradient of example b's part of the target).
+
+    `skip`, if the targets draw random numbers, is called in place of `targets` for examples of other processes.
+    """
     if chunk is None:
         chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
         chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
-    if ranks is not None and kind != "sampled":  # the draws of `sampled` depend on the chunks
+    if ranks is not None and skip is None:  # random draws depend on the chunks
         chunk = min(chunk, -(-x.shape[1] // ranks.size))
     network.bind(mean, None, layout)
     network.weights.noise = None
@@ -74,20 +136,42 @@ def fisher(
     seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
-            if kind == "sampled":  # keep the generators as they would be in a single process
-                classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
-                likelihood.skip_labels(mean.new_empty(*ys.shape, classes), generators)
+            if skip is not None:
+                skip(ys)
             continue
-        calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
+        calls, found = _passed(network, xs, ys, us, heads, targets)
         for call in calls:
             seen[call.layer] = call.learned or seen.get(call.layer, False)
-        for deltas in output_gradients(calls, targets):
-            _add_squares(parts, calls, deltas, ys.shape[1])
+        for deltas in output_gradients(calls, found):
+            _add(of, parts, calls, deltas, ys.shape[1])
     if isinstance(spread, Tensor) or spread > 0:
         _spread(parts, seen, spread)
     if ranks is not None:
         ranks.sum_(total)
     return total / x.shape[1]
+
+
+def spread_out(
+    network: BayesianNetwork,
+    mean: Tensor,
+    layout: Layout,
+    importance: Tensor,
+    x: Tensor,
+    heads: Sequence[int],
+    spread: Tensor | float,
+) -> Tensor:
+    """[R, P]: any importance of the weights, plus `spread` times the mean importance of each weight's neighbours.
+
+    One example of x [R, n, ...] goes through the network, to find the layers in use.
+    """
+    network.bind(mean, None, layout)
+    network.weights.noise = None
+    calls, _ = _passed(network, x[:, :1], x[:, :1], x[:, :1], heads, lambda *_: [])
+    total, seen = importance.clone(), dict[BayesianLayer, bool]()
+    for call in calls:
+        seen[call.layer] = call.learned or seen.get(call.layer, False)
+    _spread(layout.views(total), seen, spread)
+    return total
 
 
 class Call(NamedTuple):
@@ -111,11 +195,21 @@ def recorded(
     """One forward pass of examples [R, n, ...]: records every call of a layer with weights, and the likelihood's
     targets.
     """
+
+    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
+        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
+
+    return _passed(network, x, y, weights, heads, targets)
+
+
+def _passed(
+    network: BayesianNetwork, x: Tensor, y: Tensor, weights: Tensor, heads: Sequence[int], targets: Targets
+) -> tuple[list[Call], list[Tensor]]:
     calls, handles = _record(network)
     try:
         with torch.enable_grad():
-            outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, y.shape[:2])
-            return calls, likelihood.fisher_targets(outputs, y, weights, kind, generators, temperature)
+            outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2])
+            return calls, targets(outputs, y, weights)
     finally:
         for handle in handles:
             handle.remove()
@@ -142,8 +236,8 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
 
 @torch.no_grad()
-def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
-    """Add sum_b g_b^2 for each weight; if a weight is used several times, its gradients are summed before squaring."""
+def _add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
+    """Add sum_b of(g_b) for each weight; if a weight is used several times, its gradients are summed first."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
         if delta is None:
@@ -162,7 +256,7 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
         if len(found) == 1 and layer.fold == 1:
             part = layer.part(parts, parameter)
             assert part is not None
-            part += layer.square_sum(parameter, x, delta)
+            part += layer.sum_of(of, parameter, x, delta)
             continue
         rows = max(1, min(u.rows_at_once(p, a, d) // u.fold for u, p, a, d in found))
         for start in range(0, examples, rows):
@@ -172,7 +266,7 @@ def _add_squares(parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
                 part = layer.part({name: whole.flatten(0, 1)}, parameter)
                 assert part is not None
                 part += gradient.flatten(0, 1)
-            parts[name] += whole.square().sum(1)
+            parts[name] += of(whole).sum(1)
 
 
 def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:

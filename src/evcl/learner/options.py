@@ -49,6 +49,7 @@ class ElasticOptions(TypedDict, total=False):
 
     strength: float
     strength_scale: Literal["none", "examples"]
+    importance: Literal["fisher", "si", "mas"]
     fisher: Literal["exact", "sampled", "empirical"]
     fisher_examples: int
     fisher_draws: int

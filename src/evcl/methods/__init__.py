@@ -6,8 +6,10 @@ from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
+from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
+from evcl.methods.mas import MAS
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
 from evcl.methods.method import (
     METHODS,
@@ -23,6 +25,7 @@ from evcl.methods.method import (
     register,
 )
 from evcl.methods.naive import NAIVE
+from evcl.methods.si import SI
 from evcl.methods.teacher import Distillation, teach
 from evcl.methods.terms import (
     KL,
@@ -38,7 +41,7 @@ from evcl.methods.terms import (
 from evcl.methods.vcl import VCL
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, EWC_OFFLINE, SI, MAS, LWF, RANDOM, KCENTER, NAIVE, JOINT):
     register(_method)
 
 __all__ = [

@@ -2,28 +2,28 @@
 
 L_t = mean NLL + lambda/2 sum_i F_i (theta_i - theta*_i)^2,   F <- gamma F + F_t
 
-`distill` adds a distillation loss on the outputs (see teacher.py); plain EWC has none.
+`importance` chooses another measure in place of the Fisher (see importance.py). `distill` adds a distillation loss on
+the outputs (see teacher.py); plain EWC has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from evcl import curvature
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.data import TaskData
+from evcl.methods.importance import IMPORTANCE, fisher
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, held, more_rows
 from evcl.methods.terms import Elastic
 from evcl.nn import Gaussian
+
+__all__ = ["EWC", "Memory", "elastic", "fisher"]
 
 
 @dataclass(frozen=True)
@@ -56,49 +56,10 @@ def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past = held(memory.rows, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[elastic(memory, s, round_.n, past.elastic)], losses=past.lessons)
-    return Learned(fitted.q, memory.after(fitted, round_, fisher(fitted, round_, s), s.fisher_decay))
-
-
-def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
-    """[R, P]: the diagonal Fisher of the round's tasks over all weights; 0 for weights that the fit did not use."""
-    total: Tensor | float = 0.0
-    for i, task in enumerate(round_.tasks):
-        total = total + _of_task(fitted, task, round_.generators("fisher", i), round_, s)
-    whole = torch.zeros_like(fitted.q.mean)
-    fitted.network.layout.scatter_(whole, fitted.layout, torch.as_tensor(total))
-    return whole
-
-
-def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
-    """The Fisher of one task over the fit's weights: at the point weights, at the posterior's means, or averaged over
-    posterior draws.
-    """
-    rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[: s.fisher_examples] for g in generators])
-    rows = rows.to(task.y.device)
-    about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
-    options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread}
-    options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
-    drawn = s.fisher_draws and fitted.own.log_std is not None
-    points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
-    found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
-    if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
-        found = found * task.y.shape[1] * s.fisher_temperature**2
-    if s.fisher_scale == "task":
-        weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
-        found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
-    return found
-
-
-def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
-    mean, log_std = q.mean, q.log_std
-    assert log_std is not None
-    points = []
-    for _ in range(draws):
-        rows = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in generators]
-        points.append(mean + log_std.exp() * torch.stack(rows).to(mean.device))
-    return points
+    past, importance = held(memory.rows, round_, s), IMPORTANCE[s.importance]
+    terms, trackers = [elastic(memory, s, round_.n, past.elastic)], importance.trackers()
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=trackers)
+    return Learned(fitted.q, memory.after(fitted, round_, importance.measure(fitted, round_, s), s.fisher_decay))
 
 
 EWC = Method(

@@ -176,11 +176,14 @@ class BayesianLayer(nn.Module):
         """The number of per-example gradients that may be held in memory at once."""
         return max(1, EXAMPLE_GRADIENT_NUMBERS // prod(self.weights.mean[self.names[parameter]].shape))
 
-    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """[R, *shape]: sum_b (example b's gradient)^2, computed in pieces because per-example gradients are large."""
+    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """[R, *shape]: sum_b of(example b's gradient), computed in pieces because per-example gradients are large.
+
+        `of` is `torch.square` or `torch.abs`; both satisfy of(a b) = of(a) of(b).
+        """
         rows = self.rows_at_once(parameter, x, delta)
         pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
-        return torch.stack([self.example_gradient(parameter, xs, ds).square().sum(1) for xs, ds in pieces]).sum(0)
+        return torch.stack([of(self.example_gradient(parameter, xs, ds)).sum(1) for xs, ds in pieces]).sum(0)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """For each weight, the mean `importance` of the weights from the same input plus, if the layer's inputs are

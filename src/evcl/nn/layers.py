@@ -79,13 +79,13 @@ class Linear(BayesianLayer):
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         return of_units(importance, learned)
 
-    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2): one matrix product."""
+    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """Without positions, sum_b (d_b x_b)^2 = (d^2)^T (x^2), one matrix product; so with absolute values."""
         if delta.dim() > 3:
-            return super().square_sum(parameter, x, delta)
+            return super().sum_of(of, parameter, x, delta)
         if parameter == "bias":
-            return delta.square().sum(1)
-        return torch.bmm(delta.square().mT, x.square())
+            return of(delta).sum(1)
+        return torch.bmm(of(delta).mT, of(x))
 
 
 class Conv(BayesianLayer):
@@ -229,11 +229,11 @@ class Embedding(BayesianLayer):
         """The weights from one input are a row; its input is an index, which is not learned."""
         return importance.mean(2, keepdim=True)
 
-    def square_sum(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """Sum the gradients of a row over the positions that use it, at the first of them, and square the sum there."""
+    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """Sum the gradients of a row over the positions that use it, at the first of them, and apply `of` there."""
         index, delta = self._positions(x, delta)
         leaders = _leaders(index).unsqueeze(-1).expand_as(delta)
-        squares = torch.zeros_like(delta).scatter_add_(2, leaders, delta).square()
+        squares = of(torch.zeros_like(delta).scatter_add_(2, leaders, delta))
         total = delta.new_zeros(len(index), self.size, delta.shape[-1])
         return total.scatter_add_(
             1, index.flatten(1).unsqueeze(-1).expand(-1, -1, delta.shape[-1]), squares.flatten(1, 2)

@@ -51,6 +51,9 @@ NAMES = {
     "ewc": "EWC",
     "random-coreset": "random coreset only",
     "kcenter-coreset": "k-center coreset only",
+    "ewc-offline": "offline EWC",
+    "si": "SI",
+    "mas": "MAS",
     "lwf": "LwF",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.

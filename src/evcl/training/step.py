@@ -189,7 +189,7 @@ class Step:
         [R], in a tensor that the next step overwrites.
         """
         nll = self.source(rows, noise)
-        if self.trackers:
+        if self.trackers and (self._stopped.is_cuda or bool(self._stopped.any())):  # a GPU should not wait for a value
             self.grads.mean.masked_fill_(self._stopped, 0.0)
             if self.grads.variance is not None:
                 self.grads.variance.masked_fill_(self._stopped, 0.0)

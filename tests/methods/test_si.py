@@ -1,0 +1,110 @@
+"""Synaptic intelligence: by plain torch, step by step, and the faults that public code of it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import F64, logits, named, plain, run_of, task, used_by
+
+import evcl
+from evcl.methods import Gradients
+from evcl.methods.importance import XI, PathIntegral
+from evcl.nn import Gaussian
+
+TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]  # of different sizes; the last comes back to the first one's head
+
+
+def by_hand(run, c, xi):
+    """The weights and Omega after the tasks, by plain torch. `xi`: (Delta^2 by name, total) -> xi."""
+    network = plain(run)
+    weights = dict(network.named_parameters())
+    omega = {name: torch.zeros_like(w) for name, w in weights.items()}
+    for one in TASKS:
+        used, n = used_by(network, one.head), one.y.shape[1]
+        anchor = {name: w.detach().clone() for name, w in used.items()}
+        path = {name: torch.zeros_like(w) for name, w in used.items()}
+        adam = torch.optim.Adam(used.values(), lr=0.02)
+        for _ in range(4):
+            loss = F.cross_entropy(logits(network, one.x[0], one.head), one.y[0])
+            g = dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
+            before = {name: w.detach().clone() for name, w in used.items()}
+            for name, w in used.items():
+                w.grad = g[name] + 2 * c * omega[name] / n * (before[name] - anchor[name])
+            adam.step()
+            for name, w in used.items():
+                path[name] -= g[name] * (w.detach() - before[name])  # the penalty is not in g
+        moved = {name: (w.detach() - anchor[name]).square() for name, w in used.items()}
+        damping = xi(torch.cat([m.flatten() for m in moved.values()]))
+        for name in used:
+            omega[name] = (omega[name] + n * path[name] / (moved[name] + damping)).clamp_min(0)
+    return {name: w.detach() for name, w in weights.items()}, omega
+
+
+@pytest.mark.parametrize("xi", [0.05, "auto"])
+def test_it_is_what_plain_torch_makes_of_its_equations(xi):
+    run = run_of("si", strength=0.7, xi=xi)
+    weights, omega = by_hand(run, 0.7, lambda moved: XI * moved[moved > 0].mean() if xi == "auto" else xi)
+    for one in TASKS:
+        run.learn([one])
+    for flat, wanted in ((run.network.posterior.mean, weights), (run.memory.importance, omega)):
+        for name, found in named(run, flat).items():
+            torch.testing.assert_close(found, wanted[name], rtol=1e-7, atol=1e-10)
+    assert float((run.memory.importance > 0).double().mean()) > 0.5
+
+
+def test_the_strength_changes_the_outcome():
+    ends = []
+    for method, given in (("naive", {}), ("si", {"strength": 0.3}), ("si", {"strength": 3.0})):
+        run = run_of(method, **given)
+        run.learn([TASKS[0]])
+        first = run.network.posterior.mean.clone()
+        run.learn([TASKS[1]])
+        ends.append((first, run.network.posterior.mean))
+    assert all(torch.equal(first, ends[0][0]) for first, _ in ends)  # no penalty on the first task
+    moved = [float((last - first).norm()) for first, last in ends]
+    assert moved[0] > 1.02 * moved[1] > 1.02**2 * moved[2] > 0
+
+
+def test_the_tracker_keeps_copies_and_no_views():
+    """A fault seen elsewhere: old and new weights were one tensor, and so the path was 0."""
+    q = Gaussian(torch.ones(1, 3, dtype=F64), None)
+    tracker = PathIntegral(0.5)
+    tracker.begin(q)
+    grads = Gradients(torch.tensor([[1.0, -2.0, 3.0]], dtype=F64), None, None)
+    tracker.before(q, grads)
+    grads.mean.add_(100)  # the penalty, which is added in place
+    q.mean.add_(torch.tensor([[-0.1, 0.2, 0.3]], dtype=F64))
+    tracker.after(q)
+    wanted = torch.tensor([[0.1 / 0.51, 0.4 / 0.54, -0.9 / 0.59]], dtype=F64)
+    torch.testing.assert_close(tracker.result(), wanted)
+
+
+def test_the_anchor_is_not_the_live_weights():
+    """The first task's weights are the anchor of the second, which trains others."""
+    run = run_of("si", strength=5.0)
+    run.learn([TASKS[0]])
+    anchor, importance = run.network.posterior.mean, run.memory.importance
+    before = anchor.clone(), importance.clone()
+    run.learn([TASKS[2]])
+    assert torch.equal(anchor, before[0])
+    assert torch.equal(importance, before[1])
+    assert not torch.equal(run.network.posterior.mean, anchor)
+
+
+def test_importance_counts_rows_and_not_batches():
+    """Twice the same rows: the path is the same, and Omega counts twice as many rows."""
+    twice = task(0, 0)
+    twice = type(twice)(twice.x.repeat(1, 2, 1), twice.y.repeat(1, 2), 0, task=0)
+    found = []
+    for one, rows in ((task(0, 0), 30), (twice, 60)):
+        run = run_of("si", batch_size=rows, xi=0.1)
+        run.learn([one])
+        found.append(run.memory.importance)
+    torch.testing.assert_close(found[1], 2 * found[0])
+
+
+@pytest.mark.parametrize("given", [{"xi": 0}, {"xi": "no"}, {"strength": -1}])
+def test_bad_settings_are_refused(given):
+    with pytest.raises(evcl.EvclError, match=next(iter(given))):
+        evcl.Learner(evcl.nn.mlp(3, [3]), "si", **given)
