@@ -75,16 +75,25 @@ def _real(value: Any) -> float | None:
 TRAINING: dict[str, Setting] = {
     "lr": Setting(
         "auto",
-        "Adam's learning rate; auto: 0.04 times the standard deviation of initial weights in the layer with the most "
-        "inputs, and up to 3 times that in a first task of fewer than 400 steps if the initial weights are random",
+        "the learning rate; auto: 0.04 times the standard deviation of initial weights in the layer with the most "
+        "inputs, and up to 3 times that in a first task of fewer than 400 steps if the initial weights are random; "
+        "with optimizer=sgd, 0.1 times (1 - momentum)",
         high=10.0,
         open_low=True,
         auto=True,
     ),
     "lr_schedule": Setting(
         "cosine",
-        "how Adam's learning rates change within a task: not at all, or falling towards 0 along a cosine",
+        "how learning rates change within a task: not at all, or falling towards 0 along a cosine",
         choices=("constant", "cosine"),
+    ),
+    "optimizer": Setting(
+        "adam",
+        "how the weights are updated (for a Gaussian, its means): by Adam, or by stochastic gradient descent (sgd)",
+        choices=("adam", "sgd"),
+    ),
+    "momentum": Setting(
+        0.0, "with optimizer=sgd, the factor by which the last step's velocity is kept; 0: no momentum", high=0.999
     ),
     "batch_size": Setting(64, "examples per step", low=1, high=1_000_000),
     "epochs": Setting(50, "maximum number of passes over a task's data", low=1, high=1_000_000),
@@ -208,6 +217,8 @@ class Settings(Mapping[str, Any]):
     # What a type checker knows; `tests/test_settings.py` compares it with the tables above.
     lr: Number | Auto
     lr_schedule: str
+    optimizer: str
+    momentum: Number
     batch_size: int
     epochs: int
     stop_nll: Number

@@ -20,7 +20,7 @@ class Epoch:
             weighted mean
         terms: what the method adds to the objective, by name: its penalties at the end of the epoch, and its losses at
             the last step
-        lr: Adam's learning rate
+        lr: the learning rate
         validation_nll: the NLL of predictions for the validation part after this epoch, weighted as `nll` is; None
             without a validation part
         validation_accuracy: the accuracy of the same predictions; None without a validation part

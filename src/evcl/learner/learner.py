@@ -334,7 +334,7 @@ class Learner(Predictor):
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
         self._check_idle()
         run, plain = self._run, self._plain
-        mlp = {"inputs": plain.inputs, "hidden": list(plain.hidden)} if isinstance(plain, MLP) else None
+        mlp = plain.described() if isinstance(plain, MLP) else None
         description = {
             "format": FORMAT,
             "method": self.method.name,

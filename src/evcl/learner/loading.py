@@ -113,4 +113,5 @@ def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:
     widths = [saved["inputs"], *saved["hidden"]]
     if trunk.size != sum((a + 1) * b for a, b in pairwise(widths)):
         raise EvclError("its network does not fit its weights")
-    return MLP(saved["inputs"], saved["hidden"])
+    dropped = {name: saved[name] for name in ("dropout", "input_dropout") if name in saved}
+    return MLP(saved["inputs"], saved["hidden"], **dropped)

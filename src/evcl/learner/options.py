@@ -32,6 +32,8 @@ class NaiveOptions(LearnerOptions, total=False):
 
     lr: float | Auto
     lr_schedule: Literal["constant", "cosine"]
+    optimizer: Literal["adam", "sgd"]
+    momentum: float
     batch_size: int
     epochs: int
     stop_nll: float

@@ -7,6 +7,7 @@ from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.ewc_offline import EWC_OFFLINE
+from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
 from evcl.methods.mas import MAS
@@ -39,9 +40,27 @@ from evcl.methods.terms import (
     collapse,
 )
 from evcl.methods.vcl import VCL
+from evcl.methods.xdg import XDG
 
 # in the order in which `evcl list` shows them
-for _method in (EVCL, VCL, VCL_RANDOM, VCL_KCENTER, EWC, EWC_OFFLINE, SI, MAS, LWF, RANDOM, KCENTER, NAIVE, JOINT):
+for _method in (
+    EVCL,
+    VCL,
+    VCL_RANDOM,
+    VCL_KCENTER,
+    EWC,
+    EWC_OFFLINE,
+    SI,
+    MAS,
+    IMM_MEAN,
+    IMM_MODE,
+    XDG,
+    LWF,
+    RANDOM,
+    KCENTER,
+    NAIVE,
+    JOINT,
+):
     register(_method)
 
 __all__ = [

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
@@ -40,11 +40,23 @@ class Tracker:
     `buffers()` must return every tensor that changes from step to step, so that checkpoints and CUDA graphs include it.
     """
 
+    @property
+    def perturbs(self) -> bool:
+        """Whether it overrides `perturb`."""
+        return type(self).perturb is not Tracker.perturb
+
     def begin(self, q: Gaussian) -> None:
         """Called when the fit begins at `q`, over the fit's weights: create the buffers here."""
 
+    def perturb(self, q: Gaussian, noise: Noise) -> None:
+        """Called before a step's gradient is computed. It may change q.mean in place, so that the gradient is computed
+        there; `before` must then restore it. Draw numbers for all examples of the batch from `noise.shared()`.
+        """
+
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        """Called when a step's gradient is known: that of the NLL and the losses, without the terms."""
+        """Called when a step's gradient is known: that of the NLL and the losses, without the terms. A tracker that
+        perturbs the weights may change the gradient in place.
+        """
 
     def after(self, q: Gaussian) -> None:
         """Called after the update."""
@@ -89,7 +101,7 @@ class Fit:
         moves: [R, P] or [P], True for the weights to train; None: all weights that the fit uses
         model: a second network from the memory, to be trained in place of the learner's own
         likelihood: how the outputs are interpreted; None: the learner's likelihood
-        rule: makes the update rule; None: Adam, and for sigma the rule named by `std_update`
+        rule: makes the update rule; None: the one named by `optimizer`, and for sigma the rule named by `std_update`
         capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage

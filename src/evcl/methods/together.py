@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Noise
 from evcl._core.settings import Settings
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
@@ -82,10 +83,9 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
             )
         return getattr(first, what)
 
-    if any(fit.model is not None or fit.moves is not None for fit in fits):
+    if any(fit.model is not None for fit in fits):
         raise EvclError(
-            f"{names} cannot share a program: one trains a second network or only some weights; "
-            "give each method its own shares="
+            f"{names} cannot share a program: one trains a second network; give each method its own shares="
         )
     count, device = len(round_.seeds), round_.posterior.mean.device
     own = [(fit, torch.tensor(group.replicas, device=device)) for fit, group in zip(fits, groups, strict=True)]
@@ -100,12 +100,19 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
                 start.mean[group.replicas] = fit.start.mean
                 if start.log_std is not None and fit.start.log_std is not None:
                     start.log_std[group.replicas] = fit.start.log_std
+    moves = None
+    if any(fit.moves is not None for fit in fits):
+        moves = torch.ones_like(round_.posterior.mean, dtype=torch.bool)
+        for fit, group in zip(fits, groups, strict=True):
+            if fit.moves is not None:
+                moves[group.replicas] = fit.moves.bool()
     return Fit(
         data=_data([fit.data for fit in fits], groups, round_, names),
         terms=terms,
         losses=losses,
         trackers=trackers,
         start=start,
+        moves=moves,
         sampler=same("sampler"),
         likelihood=same("likelihood"),
         rule=same("rule"),
@@ -241,8 +248,21 @@ class TrackerOf(Tracker):
     def begin(self, q: Gaussian) -> None:
         self.tracker.begin(_of(q, self.replicas))
 
+    @property
+    def perturbs(self) -> bool:
+        return self.tracker.perturbs
+
+    def perturb(self, q: Gaussian, noise: Noise) -> None:
+        own = _of(q, self.replicas)
+        self.tracker.perturb(own, noise.of(self.replicas))
+        q.mean.index_copy_(0, self.replicas, own.mean)
+
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        self.tracker.before(_of(q, self.replicas), _gradients(grads, self.replicas))
+        weights, own = _of(q, self.replicas), _gradients(grads, self.replicas)
+        self.tracker.before(weights, own)
+        if self.perturbs:
+            q.mean.index_copy_(0, self.replicas, weights.mean)
+            grads.mean.index_copy_(0, self.replicas, own.mean)
 
     def after(self, q: Gaussian) -> None:
         self.tracker.after(_of(q, self.replicas))

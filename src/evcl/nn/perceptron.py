@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,21 @@ MOST_LAYERS, MOST_WEIGHTS = 100, 10**9
 
 
 class MLP(nn.Sequential):
-    """Linear layers, each followed by a ReLU. A learner draws the weights again from its own seed."""
+    """Linear layers, each followed by a ReLU and, if wanted, dropout. A learner draws the weights again from its own
+    seed.
+    """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], seed: int = 0) -> None:
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], seed: int = 0, dropout: float = 0.0, input_dropout: float = 0.0
+    ) -> None:
         widths = [inputs, *hidden]
         if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
             raise EvclError(
                 f"mlp takes a width and a list of hidden widths, all at least 1, not {inputs!r}, {hidden!r}"
             )
+        for name, p in (("dropout", dropout), ("input_dropout", input_dropout)):
+            if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+                raise EvclError(f"{name} must be a number of at least 0 and below 1, not {p!r}")
         weights = sum((a + 1) * b for a, b in pairwise(widths))
         if len(hidden) > MOST_LAYERS or weights > MOST_WEIGHTS:
             raise EvclError(
@@ -32,13 +40,21 @@ class MLP(nn.Sequential):
             )
         source = torch.Generator().manual_seed(seed)
         layers: list[nn.Module] = [nn.Flatten()]
+        if input_dropout:
+            layers.append(nn.Dropout(input_dropout))
         for fan_in, fan_out in pairwise(widths):
             layer = skip_init(nn.Linear, fan_in, fan_out)  # its default initialisation uses the global generator
             for parameter in (layer.weight, layer.bias):
                 parameter.data.copy_(he_uniform(parameter.shape, fan_in, source))
-            layers += [layer, nn.ReLU()]
+            layers += [layer, nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         super().__init__(*layers)
         self.inputs, self.hidden = inputs, tuple(hidden)
+        self.dropout, self.input_dropout = float(dropout), float(input_dropout)
+
+    def described(self) -> dict[str, Any]:
+        """The arguments that make an MLP of this shape, as JSON; dropout only if there is any."""
+        dropped = {"dropout": self.dropout, "input_dropout": self.input_dropout}
+        return {"inputs": self.inputs, "hidden": list(self.hidden), **{name: p for name, p in dropped.items() if p}}
 
     def forward(self, x: Tensor) -> Tensor:
         width = x[0].numel()
@@ -49,6 +65,10 @@ class MLP(nn.Sequential):
         return x
 
 
-def mlp(inputs: int, hidden: Sequence[int]) -> MLP:
-    """A trunk of fully connected ReLU layers: `mlp(784, [256, 256])`. Images are flattened."""
-    return MLP(inputs, hidden)
+def mlp(inputs: int, hidden: Sequence[int], dropout: float = 0.0, input_dropout: float = 0.0) -> MLP:
+    """A trunk of fully connected ReLU layers: `mlp(784, [256, 256])`. Images are flattened.
+
+    In training, but not in predictions, each hidden unit is dropped with probability `dropout`, and each input with
+    `input_dropout`; the others are scaled up so that their means stay the same.
+    """
+    return MLP(inputs, hidden, dropout=dropout, input_dropout=input_dropout)

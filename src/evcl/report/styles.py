@@ -55,6 +55,9 @@ NAMES = {
     "si": "SI",
     "mas": "MAS",
     "lwf": "LwF",
+    "imm-mean": "mean-IMM",
+    "imm-mode": "mode-IMM",
+    "xdg": "XdG",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ALIGNED = 16
 ARRIVES = 8  # std_rate auto: log sigma comes within a factor exp(-8) of its optimum, even in a short fit
 STEP = 0.04  # lr auto: Adam's step, as a fraction of the standard deviation of a layer's initial weights
+SGD_STEP = 0.1  # lr auto for SGD without momentum; momentum m makes steps 1 / (1 - m) times as long
 SHORT, FASTER = 400, 3.0  # a first task of fewer than SHORT steps takes larger steps, by a factor of at most FASTER
 FAR = 1_000_000  # distance between the generator numbers of a round's first, second, third, ... fits
 
@@ -148,8 +149,10 @@ class Fitting:
         limit the rate. Free parameters, such as position embeddings, have no inputs and are not counted. Random initial
         weights that have learned nothing yet have far to go, and may take larger steps.
         """
-        rates: dict[str, float] = {}
-        if s.lr == "auto":
+        rates: dict[str, Tensor | float] = {}
+        if s.lr == "auto" and s.optimizer == "sgd":
+            rates["lr"] = SGD_STEP * (1 - s.momentum)
+        elif s.lr == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
             bare = {
                 name

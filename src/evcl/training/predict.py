@@ -72,8 +72,9 @@ class Predicting(Replicas):
         parts = []
         for group, memory in zip(self.groups, self.memories, strict=True):
             own = posterior if len(self.groups) == 1 else posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
-            make = group.method.predictor
-            parts.append(own if make is None else make(memory, own, task))
+            make, named = group.method.predictor, replace(own, layout=self.network.layout)
+            found = named if make is None else make(memory, named, task)
+            parts.append(own if found is named else found)
         if len(parts) == 1:
             return parts[0]
         if self._predictor is None or any(a is not b for a, b in zip(self._predictor[0], parts, strict=True)):

@@ -141,6 +141,7 @@ class Step:
         grads = torch.zeros_like(values)
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks = list(trackers), ranks
+        self._perturbing = [one for one in self.trackers if one.perturbs]
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
@@ -188,6 +189,10 @@ class Step:
         """Learn from the examples `rows` [R, B], or from a `Batch` if `by_kernels`. Returns their NLL before the step,
         [R], in a tensor that the next step overwrites.
         """
+        for tracker in self._perturbing:
+            tracker.perturb(self.q, noise)
+        if self._perturbing and self._rounded is not None:
+            self._rounded.copy_(self._values)
         nll = self.source(rows, noise)
         if self.trackers and (self._stopped.is_cuda or bool(self._stopped.any())):  # a GPU should not wait for a value
             self.grads.mean.masked_fill_(self._stopped, 0.0)

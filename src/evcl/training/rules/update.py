@@ -1,7 +1,7 @@
 """The default update rule: add the springs of the method's terms to the gradient, and update the posterior.
 
-Means are updated by Adam; log sigmas by Adam or by a natural step. With v = sigma^2, the curvature H of the mean NLL,
-and a KL of weight beta/N to a prior of variance s, the objective is minimal at
+Means are updated by Adam or SGD; log sigmas by Adam or by a natural step. With v = sigma^2, the curvature H of the mean
+NLL, and a KL of weight beta/N to a prior of variance s, the objective is minimal at
 
     v = k s / (k + H + d (v - u)),   k = beta / (N s)
 
@@ -32,6 +32,7 @@ from evcl.kernels.native import Native, native
 from evcl.methods import Spring, Springs
 from evcl.nn import Gaussian
 from evcl.training.rules.adam import BETA1, BETA2, Adam
+from evcl.training.rules.sgd import SGD
 
 DECAY = 0.999  # of the two running means whose ratio is the curvature
 
@@ -55,10 +56,11 @@ class Update:
         if self.pull is not None and not self.pull.finite():
             raise EvclError("the penalty is infinite: use a smaller strength, or a larger init_std or prior_std")
         self.q, self.variance, self.grads, self.settings, self.rounded = q, variance, grads, s, rounded
-        self.mean = Adam(q.mean, decided(s.lr))
+        lr = decided(s.lr)
+        self.mean = SGD(q.mean, lr, s.momentum) if s.optimizer == "sgd" else Adam(q.mean, lr)
         self.log_std: Adam | Natural | None = None
         if q.log_std is not None:
-            self.log_std = Adam(q.log_std, decided(s.lr) * s.std_lr_scale)
+            self.log_std = Adam(q.log_std, lr * s.std_lr_scale)
             if s.std_update == "natural":
                 if self.pull is None or self.pull.linear is None:
                     raise EvclError(
@@ -97,29 +99,29 @@ class Update:
         self._set_rates()
 
     def scale(self, factor: float) -> None:
-        """From now on, Adam's learning rates are `factor` times those of the settings."""
+        """From now on, learning rates, except that of natural steps, are `factor` times those of the settings."""
         if factor != self._factor:
             self._factor = factor
             self._set_rates()
 
     def resume(self, steps: int) -> None:
         """Continue after this many steps; the other buffers have been restored."""
-        counts = [part.count for part in self._parts() if isinstance(part, Adam)]
+        counts = [part.count for part in self._parts() if not isinstance(part, Natural)]
         for count in counts if self._counts is None else [*counts, self._counts]:
             count.fill_(min(steps, 2**24))  # the largest count that float32 reaches in steps of 1
         self._taken[0] = steps
 
     def _set_rates(self) -> None:
         for part, base, rate in zip(self._parts(), self._base, self.rates, strict=True):
-            torch.mul(base, self._factor if isinstance(part, Adam) else 1.0, out=rate)
+            torch.mul(base, 1.0 if isinstance(part, Natural) else self._factor, out=rate)
             part.lr = rate
         if not self.q.mean.is_cuda:  # on a CPU, reading a value does not make the host wait
             self._numbers[:] = [rate.flatten().tolist() for rate in self.rates]
             for part, numbers in zip(self._parts(), self._numbers, strict=True):
-                if isinstance(part, Adam) and len(set(numbers)) == 1:
+                if not isinstance(part, Natural) and len(set(numbers)) == 1:
                     part.lr = numbers[0]
 
-    def _parts(self) -> list[Adam | Natural]:
+    def _parts(self) -> list[Adam | SGD | Natural]:
         return [part for part in (self.mean, self.log_std) if part is not None]
 
     def buffers(self) -> list[Tensor]:
@@ -128,9 +130,11 @@ class Update:
         return [*found, self.grads, *(t for t in (self.variance, self.rounded, self._counts) if t is not None)]
 
     def _choose(self) -> Callable[[], None] | None:
-        """The faster implementation, if one is available. It must not refer to `self`: the reference cycle would keep
-        the memory until Python's garbage collector runs.
+        """The faster implementation, if one is available: for Adam only. It must not refer to `self`: the reference
+        cycle would keep the memory until Python's garbage collector runs.
         """
+        if isinstance(self.mean, SGD):
+            return None
         values, on_gpu = self.q.mean, self.q.mean.is_cuda
         single = values.dtype == torch.float32
         compiled = native() if single and not on_gpu and self.pull is not None else None
@@ -168,6 +172,7 @@ class Update:
         means, log_stds = [], []
         for r in range(len(self.q.mean)):
             adam = self.mean
+            assert isinstance(adam, Adam)
             state = [t[r] for t in (adam.weights, adam.first, adam.second, self.grads[0], mean.w, mean.c)]
             means.append(compiled.bind("update_mean", state[0].numel(), *state))
         part, variance = self.log_std, self.variance

@@ -1,0 +1,164 @@
+"""SGD: torch's own is the reference, for the rule alone and for whole runs."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import skip_init
+
+import evcl
+from evcl._core.randomness import GeneratorNoise
+from evcl._core.settings import resolve
+from evcl.experiments import configure, execute
+from evcl.methods import METHODS, TaskData
+from evcl.training import Checkpoints, Run, Stopped
+from evcl.training.checkpoint import newest
+from evcl.training.rules import SGD
+
+F64 = torch.float64
+
+
+def tasks(generator, count=2, rows=23):
+    x = torch.randn(count, 1, rows, 5, generator=generator, dtype=F64)
+    return [TaskData(part, (part[:, :, k] > 0).long(), k, task=k) for k, part in enumerate(x)]
+
+
+def run_of(method, replicas=1, dtype=F64, each=({},), **given):
+    usual = {"epochs": 3, "batch_size": 8, "optimizer": "sgd", "lr": 0.05, **given}
+    settings = [resolve(method, METHODS[method].known_settings, {**usual, **one}) for one in each]
+    settings = settings * (replicas // len(settings))
+    run = Run(evcl.nn.mlp(5, [7]), METHODS[method], settings, range(replicas), draw=True, dtype=dtype)
+    run.add_heads(7, [2, 2])
+    return run
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_is_torchs_sgd_with_a_rate_a_replica(momentum, generator):
+    start = torch.randn(3, 20, generator=generator, dtype=F64)
+    grads = torch.randn(30, 3, 20, generator=generator, dtype=F64)
+    grads[:, :, 0] = 0
+    rates = [1e-3, 1e-2, 0.3]
+    for lr in (torch.tensor(rates, dtype=F64).unsqueeze(1), 0.01):
+        ours = start.clone()
+        sgd = SGD(ours, lr, momentum)
+        for grad in grads:
+            sgd.step(grad, torch.empty_like(grad))
+        for r in range(3):
+            theirs = nn.Parameter(start[r].clone())
+            optimiser = torch.optim.SGD(
+                [theirs], lr=rates[r] if isinstance(lr, torch.Tensor) else lr, momentum=momentum
+            )
+            for grad in grads:
+                theirs.grad = grad[r].clone()
+                optimiser.step()
+            torch.testing.assert_close(ours[r], theirs.detach(), rtol=1e-12, atol=1e-14)
+        assert torch.equal(ours[:, 0], start[:, 0])  # no gradient, no move
+    assert len(sgd.state()) == (3 if momentum else 2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_naive_training_is_that_of_torch(momentum, generator):
+    """Whole batches, at a constant rate and along a cosine; torch's optimiser starts anew for each task."""
+    data = tasks(generator)
+    for schedule in ("constant", "cosine"):
+        run = run_of("naive", batch_size=23, epochs=5, momentum=momentum, lr_schedule=schedule)
+        sizes = {"1": (5, 7), "head 0": (7, 2), "head 1": (7, 2)}
+        network = nn.ModuleDict({name: skip_init(nn.Linear, *size, dtype=F64) for name, size in sizes.items()})
+        views = run.network.layout.views(run.network.posterior.mean)
+        network.load_state_dict({name: view[0] for name, view in views.items()})
+        for task in data:
+            run.learn([task])
+            used = [*network["1"].parameters(), *network[f"head {task.head}"].parameters()]
+            optimiser = torch.optim.SGD(used, lr=0.05, momentum=momentum)
+            falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 5)
+            for _ in range(5):
+                optimiser.zero_grad()
+                z = network[f"head {task.head}"](torch.relu(network["1"](task.x[0])))
+                F.cross_entropy(z, task.y[0]).backward()
+                optimiser.step()
+                if schedule == "cosine":
+                    falling.step()
+        for name, view in run.network.layout.views(run.network.posterior.mean).items():
+            torch.testing.assert_close(view[0], network.state_dict()[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("method", "rounds"), [("ewc", 2), ("vcl", 1)])
+def test_springs_are_what_autograd_makes_of_the_terms(method, rounds, dtype):
+    """float32 would take the compiled update of Adam, if it were Adam."""
+    found = {}
+    for name, reference in ((method, False), (method, True), ("naive", False)):
+        run = run_of(
+            name,
+            dtype=dtype,
+            momentum=0.5,
+            **({"tempering": 5.0, "std_update": "adam", "std_lr_scale": 0.1} if name == "vcl" else {}),
+        )
+        for task in tasks(torch.Generator().manual_seed(0))[:rounds]:
+            noise = GeneratorNoise([torch.Generator().manual_seed(1)])
+            run.learn([_as(task, dtype)], noise=noise, reference=reference)
+        found[name, reference] = run.network.posterior.mean
+    tolerance = 1e-9 if dtype is F64 else 1e-4
+    torch.testing.assert_close(found[method, False], found[method, True], rtol=tolerance, atol=tolerance)
+    assert float((found["naive", False] - found[method, False]).abs().max()) > 1e-3
+
+
+def _as(task, dtype):
+    return TaskData(task.x.to(dtype), task.y, task.head, task=task.task)
+
+
+def test_replicas_with_their_own_momentum_end_as_alone(generator):
+    data, each = tasks(generator), [{"momentum": m, "lr": lr} for m, lr in ((0.0, 0.1), (0.5, 0.05), (0.9, 0.01))]
+    beside = run_of("ewc", replicas=3, each=each)
+    for task in data:
+        beside.learn([task])
+    for r, one in enumerate(each):
+        settings = resolve(
+            "ewc", METHODS["ewc"].known_settings, {"epochs": 3, "batch_size": 8, "optimizer": "sgd", **one}
+        )
+        alone = Run(evcl.nn.mlp(5, [7]), METHODS["ewc"], [settings], [r], draw=True, dtype=F64)
+        alone.add_heads(7, [2, 2])
+        for task in data:
+            alone.learn([task])
+        torch.testing.assert_close(
+            beside.network.posterior.mean[r], alone.network.posterior.mean[0], rtol=1e-9, atol=1e-12
+        )
+
+
+def test_a_stopped_run_goes_on_with_its_velocity(tmp_path):
+    given = {"epochs": 2, "batch_size": 40, "optimizer": "sgd", "momentum": 0.9, "lr": "auto"}
+    config = configure("split-digits", "ewc", "default", (0, 1), 2, given)
+    execute(config, checkpoints=Checkpoints(tmp_path / "whole", 0))
+    stops = 0
+    while True:
+        polls = count()
+        try:
+            execute(
+                config, checkpoints=Checkpoints(tmp_path / "parts", 1e6, resume=True, stop=lambda p=polls: next(p) >= 4)
+            )
+            break
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    found, wanted = (newest(next((tmp_path / name).iterdir())).tensors for name in ("parts", "whole"))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name].view(torch.uint8), wanted[name].view(torch.uint8)) for name in wanted)
+
+
+@pytest.mark.parametrize("method", ["naive", "ewc", "evcl", "vcl"])
+def test_the_default_rate_learns(method):
+    for momentum in (0.0, 0.9):
+        task = evcl.benchmarks.get("split-digits", tasks=1)[0]
+        learner = evcl.Learner(evcl.nn.mlp(64, [50]), method, optimizer="sgd", momentum=momentum, epochs=20)
+        learner.learn(task)
+        assert learner.evaluate([task])[task.name] > 0.97
+
+
+@pytest.mark.parametrize("given", [{"optimizer": "lbfgs"}, {"momentum": 1.0}, {"momentum": -0.1}])
+def test_settings_out_of_bounds_are_refused(given):
+    with pytest.raises(evcl.EvclError, match=next(iter(given))):
+        evcl.Learner(evcl.nn.mlp(3, [3]), "naive", **given)
