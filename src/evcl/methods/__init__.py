@@ -7,7 +7,9 @@ from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.ewc_offline import EWC_OFFLINE
+from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
+from evcl.methods.improved_vcl import IMPROVED_VCL
 from evcl.methods.joint import JOINT
 from evcl.methods.lwf import LWF
 from evcl.methods.mas import MAS
@@ -27,6 +29,7 @@ from evcl.methods.method import (
 )
 from evcl.methods.naive import NAIVE
 from evcl.methods.si import SI
+from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
 from evcl.methods.terms import (
     KL,
@@ -48,6 +51,9 @@ for _method in (
     VCL,
     VCL_RANDOM,
     VCL_KCENTER,
+    GVCL,
+    IMPROVED_VCL,
+    TD_VCL,
     EWC,
     EWC_OFFLINE,
     SI,

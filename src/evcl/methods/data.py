@@ -92,16 +92,17 @@ def shuffled(sizes: Sequence[int], batch: int, source: torch.Generator) -> Tenso
 
 @dataclass(frozen=True)
 class Mixed:
-    """Every example of the first task once; in each batch, a fraction `share` is drawn from earlier examples, with
+    """Every example of the new tasks once; in each batch, a fraction `share` is drawn from earlier examples, with
     replacement.
 
-    The fit's first task is the new one; its other tasks hold the kept examples.
+    The fit's first `tasks` tasks are new; its other tasks hold the kept examples.
     """
 
     share: float
+    tasks: int = 1
 
     def __call__(self, sizes: Sequence[int], batch: int, source: torch.Generator) -> Tensor:
-        new, kept = sizes[0], sum(sizes[1:])
+        new, kept = sum(sizes[: self.tasks]), sum(sizes[self.tasks :])
         old = min(round(self.share * batch), batch - 1) if kept else 0
         pieces = torch.randperm(new, generator=source).split(batch - old)
         if not old:

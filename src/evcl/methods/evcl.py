@@ -30,7 +30,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     terms: list[Term] = [to_prior, elastic(memory, s, round_.n, past.elastic)]
     fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=importance.trackers())
     found = importance.measure(fitted, round_, s)
-    fitted = replace(fitted, q=unlearned(fitted, to_prior.prior, past, round_))
+    fitted = unlearned(fitted, to_prior.prior, past, round_)
     return Learned(
         fitted.q, memory.after(fitted, round_, found, s.fisher_decay, betas(beta, memory.beta, past, round_, s))
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -166,8 +166,8 @@ def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
 
 
 @torch.no_grad()
-def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Gaussian:
-    """The posterior of a fit, with variances as if only the labels had been learned from.
+def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fitted:
+    """The result of a fit, with variances as if only the labels had been learned from.
 
     Distillation makes variances smaller, as more data would. But its rows have no labels, and `prior` already has the
     precision of the rows they stand for. So of the precision that the fit added to the prior's, each weight keeps the
@@ -176,7 +176,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Gau
     log_std = fitted.q.log_std
     lessons = [loss for loss in past.lessons if isinstance(loss, Distillation)]
     if log_std is None or prior.log_std is None or not lessons:
-        return fitted.q
+        return fitted
     classes = sum(round_.network.classes(k) for loss in lessons for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
@@ -198,7 +198,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Gau
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
     before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()
     kept = torch.where((r < 1) & (after > before), -0.5 * (before + r * (after - before)).log(), log_std)
-    return Gaussian(fitted.q.mean, kept, fitted.q.layout)
+    return replace(fitted, q=Gaussian(fitted.q.mean, kept, fitted.q.layout))
 
 
 def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:

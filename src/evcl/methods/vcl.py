@@ -17,7 +17,7 @@ from evcl._core.settings import Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
 from evcl.methods.memory import per_task, per_weight
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows, unlearned
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
@@ -32,13 +32,18 @@ class Memory:
     rows: dict[int, Tensor] = per_task()  # head -> [R, 1]: number of rows it has learned from
     beta: dict[int, Tensor] = per_task()  # head, or TRUNK -> [R, 1]: the beta it was last trained with
 
+    def after(self, fitted: Fitted, beta: Number, past: Past, round_: Round, s: Settings) -> Memory:
+        """The memory after one more round."""
+        return Memory(fitted.q, more_rows(self.rows, round_), betas(beta, self.beta, past, round_, s))
 
-def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+
+def learn(memory: Memory, round_: Round, s: Settings, start: Gaussian | None = None) -> Learning:
+    """`start`: the weights that the fit starts from, if not the last posterior."""
     past, beta = held(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.lessons)
-    q = unlearned(fitted, to_prior.prior, past, round_)
-    return Learned(q, Memory(q, more_rows(memory.rows, round_), betas(beta, memory.beta, past, round_, s)))
+    fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.lessons, start=start)
+    fitted = unlearned(fitted, to_prior.prior, past, round_)
+    return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
 
 
 def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> KL:
@@ -51,11 +56,24 @@ def kl(prior: Gaussian, beta: Number, before: Mapping[int, Tensor], past: Past, 
     share = past.prior
     if before and isinstance(s.tempering, str):
         share = share * _converted(beta, before, past, round_)
-    if isinstance(share, Tensor) and prior.log_std is not None:
-        first = (-2 * log_stds(s.prior_std, round_.network.scales, round_.network.layout, prior.mean)).exp()
-        precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
-        prior = Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
-    return KL(prior, beta / round_.n)
+    return KL(widened(prior, share, round_, s), beta / round_.n)
+
+
+def widened(prior: Gaussian, share: Number, round_: Round, s: Settings) -> Gaussian:
+    """`prior` with this share of the precision that it has beyond the first prior's; a number is 1, and changes
+    nothing.
+    """
+    if not isinstance(share, Tensor) or prior.log_std is None:
+        return prior
+    first = first_precision(round_, s)
+    precision = first + share * ((-2 * prior.log_std).exp() - first).clamp_min(0)
+    return Gaussian(prior.mean, torch.where(share == 1, prior.log_std, -0.5 * precision.log()))
+
+
+def first_precision(round_: Round, s: Settings) -> Tensor:
+    """[1, P] or [R, 1]: the precision of the first prior."""
+    network, like = round_.network, round_.posterior.mean
+    return (-2 * log_stds(s.prior_std, network.scales, network.layout, like)).exp()
 
 
 def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round) -> Tensor:

@@ -90,6 +90,10 @@ class BayesianLayer(nn.Module):
         """Draw an initial mean: He-uniform."""
         return he_uniform(self.own[parameter].shape, self.fan_in(parameter), source)
 
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        """Draw a mean of this shape again, from the distribution of its initial values, or return it unchanged."""
+        return he_uniform(mean.shape, 2 / scale**2, source)
+
     def fan_in(self, parameter: str) -> int:
         """The number of weights that an output of the layer sums over."""
         return prod(self.own["weight"].shape[1:]) if "weight" in self.own else self.own[parameter].numel()

@@ -191,6 +191,9 @@ class Embedding(BayesianLayer):
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
         return self._with_padding(super().initial(parameter, source))
 
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return self._with_padding(super().redrawn(mean, scale, source))
+
     def centre(self, parameter: str) -> Tensor:
         """The mean of the first prior; for the padding row, its present values, so that it never moves."""
         return self._with_padding(super().centre(parameter))

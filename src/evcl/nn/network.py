@@ -169,6 +169,17 @@ class BayesianNetwork(nn.Module):
         """The number of classes of head k."""
         return self.layout.shapes[head_names(k)["bias"]][0]
 
+    def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
+        """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per
+        replica.
+        """
+        found = mean.clone()
+        layers = {name: layer for layer in self.bayesian_layers() for name in layer.names.values()}
+        for name, view in self.layout.views(found).items():
+            for row, source in zip(view, sources, strict=True):
+                row.copy_(layers[name].redrawn(row, self.scales[name], source))
+        return found
+
     def begin(self) -> None:
         """Called when a task begins."""
         for layer in self.bayesian_layers():

@@ -28,6 +28,9 @@ class Norm(BayesianLayer):
         """The plain layer's value: norms are not initialised at random."""
         return self.own[parameter].detach()
 
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return mean
+
     def scale(self, parameter: str) -> float:
         """The scale of a norm is seldom outside 0.5 to 1.5."""
         return 0.25

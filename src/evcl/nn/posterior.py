@@ -143,7 +143,7 @@ def he_std(fan_in: int) -> float:
     return math.sqrt(2 / max(1, fan_in))
 
 
-def he_uniform(shape: Sequence[int], fan_in: int, source: torch.Generator) -> Tensor:
+def he_uniform(shape: Sequence[int], fan_in: float, source: torch.Generator) -> Tensor:
     """Draw from U(-b, b) with b = sqrt(6 / fan_in), in float64 so that every precision starts from the same draw."""
     bound = math.sqrt(6 / max(1, fan_in))
     return torch.empty(tuple(shape), dtype=torch.float64).uniform_(-bound, bound, generator=source)

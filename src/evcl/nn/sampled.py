@@ -33,6 +33,9 @@ class SampledLayer(BayesianLayer):
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
         return self.own[parameter].detach()
 
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return mean
+
     def forward(self, x: Tensor) -> Tensor:
         drawn = {key: self.drawn(key, 1, shared=True) for key in self.names}
         rows = [{key: w[r, 0] for key, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
@@ -80,6 +83,9 @@ class FreeParameter(BayesianLayer):
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
         return self.own[parameter].detach()
+
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return mean
 
     def forward(self, x: Tensor) -> Tensor:
         examples = x.shape[0] // self.weights.replicas

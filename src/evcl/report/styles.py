@@ -58,6 +58,9 @@ NAMES = {
     "imm-mean": "mean-IMM",
     "imm-mode": "mode-IMM",
     "xdg": "XdG",
+    "gvcl": "GVCL",
+    "improved-vcl": "improved VCL",
+    "td-vcl": "TD-VCL",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

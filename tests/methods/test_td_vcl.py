@@ -1,0 +1,190 @@
+"""TD-VCL: its weights and its objective by definition, the posteriors that it keeps, and VCL as its simplest case."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import evcl
+from evcl._core.settings import resolve
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods import METHODS, Mixed, Round, TaskData, autograd_gradients, collapse
+from evcl.methods.td_vcl import learn, shares
+from evcl.nn import Gaussian
+from evcl.training import Run
+
+F64 = torch.float64
+
+
+def data(k, n=40, heads=1):
+    source = torch.Generator().manual_seed(k)
+    x = torch.randn(1, n, 5, generator=source, dtype=F64)
+    return TaskData(x, (x[:, :, k % 5] > 0).long(), k % heads, task=k)
+
+
+def made(method="td-vcl", seeds=(0,), **given):
+    s = resolve(method, METHODS[method].known_settings, {"epochs": 2, "batch_size": 10, **given})
+    run = Run(evcl.nn.mlp(5, [6]), METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
+    run.add_heads(6, [2, 2])
+    return run
+
+
+def first_fit(run, tasks):
+    """The fit that the run's method would ask for."""
+    network = run.network
+    round_ = Round(run.rounds, tasks, network, network.posterior, run.seen, run.seeds, CATEGORICAL)
+    return next(learn(run.memory, round_, run.settings))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9])
+def test_the_weights_of_the_paper(decay):
+    n = 5
+    w = shares(decay, n)
+    for k in range(n):
+        assert w[k] == pytest.approx((1 - decay) * decay**k / (1 - decay**n))
+        assert sum(w[k:]) == pytest.approx(decay**k * (1 - decay ** (n - k)) / (1 - decay**n))
+    assert shares(1.0, 4) == [0.25] * 4  # the n-step KL
+
+
+def test_after_n_tasks_its_n_anchors_are_the_n_posteriors():
+    """Newest first, to the bit; then the oldest is dropped, and until then the first prior is the oldest."""
+    run, posteriors = made(anchors=3), []
+    prior = run.memory.prior.snapshot()
+    for k in range(5):
+        run.learn([data(k)])
+        posteriors.insert(0, run.network.posterior.snapshot())
+        found = (run.memory.prior, *run.memory.older)
+        wanted = [*posteriors, prior][:3]
+        assert len(found) == min(k + 2, 3)
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.equal(a.mean, b.mean)
+            assert torch.equal(a.log_std, b.log_std)
+        assert [task.task for task in run.memory.kept] == list(range(max(0, k - 1), k + 1))
+    assert all((a.mean - b.mean).abs().max() > 1e-3 for a, b in pairwise(posteriors))
+
+
+@pytest.mark.parametrize("decay", [0.4, 1.0])
+def test_its_objective_is_that_of_the_definition(decay):
+    """With all rows kept: the mean over batches of any losses, and the terms, are a multiple of N_t L_t."""
+    run = made(anchors=3, anchor_decay=decay, memory=1000, tempering=0.2, batch_size=12)
+    sizes = [30, 50, 40, 20]
+    for k in range(3):
+        run.learn([data(k, sizes[k])])
+    fit = first_fit(run, [data(3, sizes[3])])
+    w = [decay**k / sum(decay**j for j in range(3)) for k in range(3)]
+    c = {3: 1.0, 2: w[1] + w[2], 1: w[2]}
+    assert fit.sampler == Mixed(0.5, 1)
+    assert [task.task for task in fit.data] == [3, 1, 2]
+    source = torch.Generator().manual_seed(0)
+    nll = [torch.rand(task.y.shape[1], generator=source, dtype=F64) for task in fit.data]  # a loss for every row
+    new, *old = (
+        one if task.weights is None else one * task.weights[0] for one, task in zip(nll, fit.data, strict=True)
+    )
+    batch = 0.5 * new.mean() + 0.5 * torch.cat(old).mean()
+    wanted = sum(c[task.task] * one.sum() for one, task in zip(nll, fit.data, strict=True))
+    torch.testing.assert_close(batch * sizes[3] / 0.5, wanted)
+    q = run.network.posterior.map(lambda t: t + 0.1)
+    anchors = (run.memory.prior, *run.memory.older)
+    kls = sum(w_k * 0.2 * q.kl(anchor) for w_k, anchor in zip(w, anchors, strict=True))
+    torch.testing.assert_close(sum(term.loss(q) for term in fit.terms) * sizes[3] / 0.5, kls)
+
+
+def test_kept_rows_stand_for_all_rows_of_their_task():
+    run = made(memory=8)
+    run.learn([data(0, 40)])
+    (kept,) = run.memory.kept
+    assert kept.weights.tolist() == [[5.0] * 8]
+    rows = {tuple(row) for row in data(0, 40).x[0].tolist()}
+    assert {tuple(row) for row in kept.x[0].tolist()} < rows
+    assert len(set(map(tuple, kept.x[0].tolist()))) == 8
+
+
+def test_its_terms_collapse_into_springs():
+    run = made(anchors=3)
+    for k in range(3):
+        run.learn([data(k)])
+    terms, q = first_fit(run, [data(3)]).terms, run.network.posterior.map(lambda t: t + 0.1)
+    pull, rest = collapse(terms)
+    assert (len(terms), rest) == (3, [])
+    mean, log_std = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
+    pull.add_mean_gradient(q.mean, mean, torch.empty_like(mean))
+    pull.add_log_std_gradient(q.variance(), log_std, torch.empty_like(mean), torch.empty_like(mean))
+    for found, wanted in zip((mean, log_std), autograd_gradients(terms, q), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_anchors_of_another_beta_are_converted():
+    """The precision that an anchor added to the first prior is in units of the beta that it was trained with."""
+    run = made(anchors=2, tempering="auto", prior_std=1.0)
+    for k in range(2):
+        run.learn([data(k)])
+    fit = first_fit(run, [data(2)])
+    now = (fit.terms[0].weight + fit.terms[1].weight) * 40 / 0.5
+    for term, anchor, before in zip(
+        fit.terms, (run.memory.prior, *run.memory.older), (run.memory.beta, *run.memory.betas), strict=True
+    ):
+        used = before > 0
+        added = ((-2 * anchor.log_std).exp() - 1).clamp_min(0) * before / now
+        torch.testing.assert_close(((-2 * term.prior.log_std).exp() - 1)[used], added[used])
+        assert not used[:, run.network.layout.spans["head 1.weight"]].any()
+        assert used[:, run.network.layout.spans["1.weight"]].all()
+
+
+def ended(method, reference=False, **given):
+    run = made(method, **given)
+    for k in range(3):
+        run.learn([data(k)], reference=reference)
+    return run.network.posterior
+
+
+def test_with_one_anchor_it_is_vcl_and_with_more_it_is_not():
+    vcl, naive = ended("vcl", tempering=0.05), ended("naive")
+    assert torch.equal(ended("td-vcl", anchors=1, tempering=0.05).mean, vcl.mean)
+    found = [
+        ended("td-vcl", anchors=n, tempering=0.05, anchor_decay=decay).mean
+        for n, decay in ((2, 0.5), (3, 0.5), (3, 1.0))
+    ]
+    for i, one in enumerate(found):
+        for other in (*found[:i], vcl.mean, naive.mean):
+            assert (one - other).abs().max() > 1e-3
+
+
+def test_it_trains_as_autograd_does():
+    found, reference = (ended("td-vcl", by, anchors=3, std_update="adam") for by in (False, True))
+    torch.testing.assert_close(found.mean, reference.mean, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.log_std, reference.log_std, rtol=1e-8, atol=1e-10)
+
+
+def test_tasks_that_were_learned_jointly_are_of_one_age():
+    run = made(anchors=2, memory=10)
+    run.learn([data(0), data(1, heads=2)])
+    fit = first_fit(run, [data(2), data(3, heads=2)])
+    assert fit.sampler == Mixed(0.5, 2)
+    assert [task.task for task in fit.data] == [2, 3, 0, 1]
+    assert torch.equal(fit.data[2].weights, fit.data[3].weights)
+    run.learn([data(2), data(3, heads=2)])
+    assert [task.task for task in run.memory.kept] == [2, 3]
+
+
+def test_a_batch_needs_room_for_kept_rows():
+    with pytest.raises(evcl.EvclError, match="batch_size"):
+        evcl.Learner(evcl.nn.mlp(3, [3]), "td-vcl", batch_size=1)
+
+
+def test_half_of_each_batch_is_kept_rows_whatever_the_number_of_new_tasks():
+    rows = Mixed(0.5, 2)([6, 10, 3, 4], 8, torch.Generator().manual_seed(0))
+    assert sorted(rows[rows < 16].tolist()) == list(range(16))
+    assert [int((part >= 16).sum()) for part in rows.split(8)] == [4, 4, 4, 4]
+
+
+def test_gaussians_that_are_kept_are_no_views_of_live_weights():
+    run = made(anchors=2)
+    run.learn([data(0)])
+    kept = [run.memory.prior.snapshot(), *(one.snapshot() for one in run.memory.older)]
+    before = run.memory
+    run.learn([data(1)])
+    for a, b in zip((before.prior, *before.older), kept, strict=True):
+        assert torch.equal(a.mean, b.mean)
+        assert isinstance(a, Gaussian)
