@@ -98,7 +98,7 @@ def test_the_defaults_in_the_documents_are_the_codes():
     settings = {**METHODS["evcl"].known_settings, "validation": VALIDATION}
     assert found.keys() == settings.keys()
     for name, setting in settings.items():
-        assert type(setting.default)(found[name]) == setting.default, name
+        assert setting.check(name, found[name]) == setting.default, name
 
 
 @pytest.fixture

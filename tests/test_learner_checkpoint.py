@@ -19,6 +19,7 @@ from evcl.training.checkpoint import newest
 SMALL = {"epochs": 4, "batch_size": 16}  # four steps an epoch
 CASES = {
     "evcl": {},
+    "evcl-film": {},
     "ewc": {},
     "vcl-kcenter-coreset": {"coreset_size": 20},  # two fits
     "random-coreset": {"coreset_size": 20},

@@ -37,8 +37,7 @@ def test_an_editor_completes_every_setting_of_a_learner(name):
         if setting.choices:
             assert (kinds, words) == (set(), set(setting.choices)), key
         else:
-            whole = isinstance(setting.default, int)
-            assert kinds == {int if whole else float}, key
+            assert kinds == {type(setting.default) if isinstance(setting.default, int) else float}, key
             assert words == ({"auto"} if setting.auto else set()), key
     assert issubclass(getattr(evcl, name), evcl.Learner)
 
@@ -47,5 +46,6 @@ def test_a_type_checker_knows_every_setting():
     hints = Settings.__annotations__
     assert hints.keys() == {*KNOWN, "validation"}
     for key, setting in KNOWN.items():
-        wanted = "str" if setting.choices else "int" if isinstance(setting.default, int) else "Number"
+        wanted = "str" if setting.choices else "Number"
+        wanted = type(setting.default).__name__ if isinstance(setting.default, int) else wanted
         assert hints[key] == (f"{wanted} | Auto" if setting.auto else wanted), key

@@ -21,7 +21,10 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `low` and `high` bound a number; `choices` lists the allowed values of a text setting."""
+    """One setting. `low` and `high` bound a number; `choices` lists the allowed values of a text setting.
+
+    A setting whose default is True or False is a switch.
+    """
 
     default: Value
     help: str
@@ -35,6 +38,11 @@ class Setting:
         """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
         if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
+        if isinstance(self.default, bool):
+            words: dict[Any, bool] = {"false": False, "true": True}
+            if isinstance(value, bool) or (isinstance(value, str) and value in words):
+                return words.get(value, value)
+            raise EvclError(f"{name} must be true or false, not {value!r}", setting=name)
         if self.choices:
             if value in self.choices:
                 return str(value)
@@ -101,6 +109,11 @@ TRAINING: dict[str, Setting] = {
         0.0,
         "stop a task after the first epoch whose mean NLL is below this, before the network becomes over-confident",
         high=100.0,
+    ),
+    "film": Setting(
+        False,
+        "whether each task scales and shifts the units of every linear layer and convolution of the trunk (FiLM); its "
+        "scales and shifts learn from that task alone, and predicting needs the task",
     ),
 }
 VALIDATION = Setting(
@@ -222,6 +235,7 @@ class Settings(Mapping[str, Any]):
     batch_size: int
     epochs: int
     stop_nll: Number
+    film: bool
     validation: float
     tempering: Number | Auto
     init_std: Number | Auto

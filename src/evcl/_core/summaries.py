@@ -2,10 +2,12 @@
 
 METHOD_SUMMARIES = {
     "evcl": "VCL plus an elastic, Fisher-weighted penalty on means and variances",
+    "evcl-film": "EVCL with a scale and a shift for each unit and task",
     "vcl": "a Gaussian over each weight, which becomes the prior of the next task",
     "vcl-random-coreset": "VCL, fine-tuned for prediction on random examples of every task",
     "vcl-kcenter-coreset": "VCL, fine-tuned for prediction on k-center examples of every task",
     "gvcl": "VCL with a strength of its own for what earlier tasks added to the prior",
+    "gvcl-film": "GVCL with a scale and a shift for each unit and task",
     "improved-vcl": "VCL that draws the means anew before every task",
     "td-vcl": "VCL with the KL to the last few posteriors, and examples of their tasks",
     "ewc": "plain weights plus a Fisher-weighted penalty on changing them",

@@ -53,6 +53,7 @@ def fisher(
     ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
+    task: int | None = None,
 ) -> Tensor:
     """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...] with labels y [R, n].
 
@@ -60,7 +61,7 @@ def fisher(
     go through the network at once. `temperature` ([R, 1], or one number) divides the logits. `weights` [R, n] are the
     weights of the examples; None: all 1. With several processes (`ranks`), all of which pass the same arguments, each
     computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
-    is added to its own.
+    is added to its own. `task`: whose FiLM row to use, if the network has any; None: that of the last task used.
     """
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -74,7 +75,8 @@ def fisher(
         likelihood.skip_labels(mean.new_empty(*y.shape, classes), generators)
 
     skipped = skip if kind == "sampled" else None
-    return _mean_of(torch.square, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, skipped)
+    about = (network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, task)
+    return _mean_of(torch.square, *about, skip=skipped)
 
 
 def sensitivity(
@@ -87,6 +89,7 @@ def sensitivity(
     weights: Tensor | None = None,
     ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
+    task: int | None = None,
 ) -> Tensor:
     """[R, P]: 1/n sum_b |d ||f(x_b)||^2 / d theta_p|, how sensitive the heads' outputs f are to each weight.
 
@@ -97,7 +100,7 @@ def sensitivity(
         return [(u * outputs.square().sum(2)).sum()]
 
     y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-    return _mean_of(torch.abs, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread)
+    return _mean_of(torch.abs, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, task)
 
 
 Of = Callable[[Tensor], Tensor]  # torch.square or torch.abs
@@ -117,6 +120,7 @@ def _mean_of(
     weights: Tensor | None,
     ranks: Ranks | None,
     spread: Tensor | float,
+    task: int | None,
     skip: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """[R, P]: 1/n sum_b sum over targets of(gradient of example b's part of the target).
@@ -139,7 +143,8 @@ def _mean_of(
             if skip is not None:
                 skip(ys)
             continue
-        calls, found = _passed(network, xs, ys, us, heads, targets)
+        with network.using(task):
+            calls, found = _passed(network, xs, ys, us, heads, targets)
         for call in calls:
             seen[call.layer] = call.learned or seen.get(call.layer, False)
         for deltas in output_gradients(calls, found):
@@ -232,7 +237,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
         return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
-    return calls, [layer.register_forward_hook(note) for layer in layers]
+    return calls, [layer.register_forward_hook(note, prepend=True) for layer in layers]  # before FiLM
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ def kfac(
     temperature: Tensor | float = 1.0,
     weights: Tensor | None = None,
     likelihood: Likelihood = CATEGORICAL,
+    task: int | None = None,
 ) -> Factors:
     """A and G of each layer that these heads use, at the weights `mean` [R, P]; the arguments are those of `fisher`.
 
@@ -48,7 +49,8 @@ def kfac(
     found: Factors = {}
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
     for xs, ys, us in zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True):
-        calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
+        with network.using(task):
+            calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
         for i, deltas in enumerate(output_gradients(calls, targets)):
             for call, delta in zip(calls, deltas, strict=True):
                 if delta is not None:

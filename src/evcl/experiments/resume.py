@@ -22,13 +22,16 @@ SECONDS = Setting(60.0, "seconds between two checkpoints; 0: only after each tas
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """Everything that determines a result. The preset's name is not part of it; its settings are."""
+    """Everything that determines a result. The preset's name is not part of it; its settings are.
+
+    A switch that is off is left out: a new one does not change the description of earlier results.
+    """
     return {
         "benchmark": config.benchmark,
         "method": config.method,
         "seeds": list(config.seeds),
         "tasks": config.tasks,
-        "settings": dict(config.settings),
+        "settings": {name: value for name, value in config.settings.items() if value is not False},
         "device": config.device,
         "precision": config.precision,
     }

@@ -48,7 +48,7 @@ def hold_out(
             places = positions(y, classes).to(x.device)
         except EvclError as error:
             raise EvclError(f"validation: {error}") from None
-        return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head)
+        return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head, task=task.task)
     count = max(1, round(held * task.y.shape[1]))
     rows = stratified(task.y[0].cpu(), count, generator)
     kept, measured = (part.to(task.y.device) for part in rows)

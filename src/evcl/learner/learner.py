@@ -27,6 +27,7 @@ from evcl.learner.saved import FORMAT, write
 from evcl.methods import Method
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Names, head_names
+from evcl.nn.film import FilmRows, folded_
 from evcl.training import Given, History, Run, Session, TaskData, Validation
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
@@ -313,6 +314,8 @@ class Learner(Predictor):
                     buffer.copy_(statistics[name][0])
             head.weight.copy_(weight)
             head.bias.copy_(bias)
+            if network.film is not None:
+                folded_(trunk, FilmRows(network.film, network.sites), self._number(task) or 0)
         return nn.Sequential(trunk, head).eval()
 
     def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:

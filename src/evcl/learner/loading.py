@@ -93,6 +93,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
     run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
+    run.add_film(len(tasks))
     learner._session.heads, learner._session.tasks = heads, tasks
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         learner._session.density = Density.from_tensors(seen)

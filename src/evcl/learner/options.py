@@ -37,6 +37,7 @@ class NaiveOptions(LearnerOptions, total=False):
     batch_size: int
     epochs: int
     stop_nll: float
+    film: bool
 
 
 class DistillationOptions(TypedDict, total=False):

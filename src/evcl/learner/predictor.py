@@ -30,7 +30,7 @@ class Predictions(NamedTuple):
         aleatoric: [N], the mean entropy of each draw's prediction: uncertainty that more data of this kind would not
             reduce
         epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
-        tasks: [N], the first task of the head that predicted: useful with task="infer"
+        tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
         unfamiliar: [N], how far the input lies from everything learned from: 0.7 to 1 for a typical training input,
             whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
             input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
@@ -143,9 +143,10 @@ class Predictor:
         self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
-        heads = list(self._heads) if task == INFER else [self._head(task)]
+        asked = self._asked(task)
+        heads = [head for head, _ in asked]
         parts = []
-        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, heads, task), strict=True):
+        for head, (p, aleatoric) in zip(heads, self._with_entropy(checked, asked), strict=True):
             entropy = torch.special.entr(p).sum(1)
             columns = [classes.index(label) for label in self._heads[head]]
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
@@ -154,7 +155,9 @@ class Predictor:
         rows = torch.arange(len(best), device=best.device)
         chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
         first = {head: name for name, head in reversed(self._tasks.items())}
-        tasks = np.array([first[head] for head in heads])[best.cpu().numpy()]
+        by_task = task == INFER and self._run.network.film is not None
+        names = self.tasks if by_task else [first[head] for head in heads]
+        tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
         seen, unfamiliar = self._session.density, None
         if seen is not None and len(seen.mean) == checked[0].numel():
@@ -195,13 +198,23 @@ class Predictor:
         (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
         return p
 
-    def _with_entropy(self, x: Tensor, heads: Sequence[str], task: str | int | None) -> list[tuple[Tensor, Tensor]]:
-        """For each head: the probabilities, and the mean entropy of the predictions of single draws of the weights."""
-        numbers = [list(self._heads).index(head) for head in heads]
-        calls = [(numbers, None if task == INFER else self._number(task))]
-        if task == INFER and self._run.predicts_by_task:  # each head uses the weights of its first task
-            first = list(self._tasks.values())
-            calls = [([k], first.index(head)) for k, head in zip(numbers, heads, strict=True)]
+    def _asked(self, task: str | int | None) -> list[tuple[str, int | None]]:
+        """The heads that predict, each with the number of the task whose weights it uses."""
+        if task != INFER:
+            return [(self._head(task), self._number(task))]
+        if self._run.network.film is not None:  # tasks that share a head have different weights
+            return [(head, number) for number, head in enumerate(self._tasks.values())]
+        first = list(self._tasks.values())  # each head uses the weights of its first task
+        return [(head, first.index(head) if self._run.predicts_by_task else None) for head in self._heads]
+
+    def _with_entropy(self, x: Tensor, asked: Sequence[tuple[str, int | None]]) -> list[tuple[Tensor, Tensor]]:
+        """For each head, with the weights of the task beside it: the probabilities, and the mean entropy of the
+        predictions of single draws of the weights.
+        """
+        heads = list(self._heads)
+        calls = [([heads.index(head)], number) for head, number in asked]
+        if all(number is None for _, number in asked):
+            calls = [([heads.index(head) for head, _ in asked], None)]
 
         def predict(x: Tensor) -> list[Tensor]:
             pairs = [pair for some, number in calls for pair in self._run.predict_with_entropy(x, some, number)]
@@ -224,8 +237,10 @@ class Predictor:
 
     def _number(self, task: str | int | None) -> int | None:
         """The number of the given task; None if no task is given."""
-        if task is None or isinstance(task, Integral):
-            return None if task is None else int(task)
+        if task is None:
+            return None if self._run.network.film is None else 0  # with FiLM, `_head` refuses more than one task
+        if isinstance(task, Integral):
+            return int(task)
         return list(self._tasks).index(str(task))
 
     @staticmethod
@@ -240,6 +255,9 @@ class Predictor:
         if task is None:
             if len(self._heads) > 1:
                 raise EvclError(f"there are {len(self._heads)} heads: choose a task, one of {', '.join(self._tasks)}")
+            if self._run.network.film is not None and len(self._tasks) > 1:
+                names = ", ".join(self._tasks)
+                raise EvclError(f"with film, each task has scales and shifts of its own: choose a task, one of {names}")
             return next(iter(self._heads))
         if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):

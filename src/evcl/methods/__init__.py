@@ -7,6 +7,7 @@ from evcl.methods.doubt import tempering
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC, elastic, fisher
 from evcl.methods.ewc_offline import EWC_OFFLINE
+from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
 from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.improved_vcl import IMPROVED_VCL
@@ -48,10 +49,12 @@ from evcl.methods.xdg import XDG
 # in the order in which `evcl list` shows them
 for _method in (
     EVCL,
+    EVCL_FILM,
     VCL,
     VCL_RANDOM,
     VCL_KCENTER,
     GVCL,
+    GVCL_FILM,
     IMPROVED_VCL,
     TD_VCL,
     EWC,
@@ -110,4 +113,5 @@ __all__ = [
     "teach",
     "tempering",
     "with_coreset",
+    "with_film",
 ]

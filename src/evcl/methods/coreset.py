@@ -50,7 +50,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         tuned = learned.posterior
         if _some(kept):
             one_more = method.learn(learned.memory, round_.of(kept, tuned), Settings({**s, "distill": 0.0}))
-            fitted = yield replace(next(one_more), start=tuned, stage=STAGE)
+            fitted = yield replace(next(one_more), start=tuned, stage=STAGE, film=False)
             one_more.close()
             tuned = fitted.q
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))

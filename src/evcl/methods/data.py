@@ -67,8 +67,20 @@ class Minibatch(NamedTuple):
     rows: Tensor
     features: Tensor | None = None
 
-    def logits(self, network: BayesianNetwork, heads: Sequence[int]) -> Tensor:
-        """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step."""
+    def logits(self, network: BayesianNetwork, heads: Sequence[int], tasks: Sequence[int | None] = ()) -> Tensor:
+        """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step.
+
+        `tasks`, one per head: the trunk is computed again for each of them, with that task's FiLM row.
+        """
+        if tasks:
+            parts = []
+            for task in dict.fromkeys(tasks):
+                with network.using(task):
+                    own = [k for k, t in zip(heads, tasks, strict=True) if t == task]
+                    parts.append((own, self._replace(features=None).logits(network, own)))
+            places = [k for own, _ in parts for k in own]
+            pieces = [one for own, z in parts for one in z.split([network.classes(k) for k in own], 2)]
+            return torch.cat([pieces[places.index(k)] for k in heads], 2)
         features = network(self.x.flatten(0, 1)) if self.features is None else self.features.flatten(0, 1)
         found: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
         return found

@@ -54,7 +54,7 @@ def doubt(task: TaskData, round_: Round) -> Tensor:
     x, y = task.take(drawn.to(task.y.device))
     labels = F.one_hot(y, round_.network.classes(task.head)).double()
     by_chance = (1 - labels.mean(1).amax(1)).clamp_min(1 / y.shape[1])
-    features = outputs(round_.network, mean, round_.network.layout, x, [])
+    features = outputs(round_.network, mean, round_.network.layout, x, [], task=task.task)
     found = _error(features, labels) / by_chance
     other = _error(x.flatten(2), labels) / by_chance if x.is_floating_point() else found.new_tensor(UNKNOWN)
     least: Tensor = torch.minimum(found, other).clamp(max=1).to(mean).unsqueeze(1)

@@ -64,6 +64,7 @@ def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], 
     about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
     options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread}
     options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
+    options["task"] = task.task
     drawn = s.fisher_draws and fitted.own.log_std is not None
     points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
     found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
@@ -126,7 +127,7 @@ def sensitivity(fitted: Fitted, round_: Round, examples: int, spread: Tensor | f
         rows = _sampled(task, examples, round_.generators("sensitivity", i))
         x, weights = task.take(rows)[0], task.take_weights(rows)
         about = (fitted.network, fitted.own.mean, fitted.layout, x, [task.head])
-        found = curvature.sensitivity(*about, weights=weights, ranks=round_.ranks, spread=spread)
+        found = curvature.sensitivity(*about, weights=weights, ranks=round_.ranks, spread=spread, task=task.task)
         total += task.y.shape[1] * found
     return _widened(total, fitted)
 

@@ -103,6 +103,7 @@ class Fit:
         likelihood: how the outputs are interpreted; None: the learner's likelihood
         rule: makes the update rule; None: the one named by `optimizer`, and for sigma the rule named by `std_update`
         capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
+        film: False if the FiLM rows of the round's tasks stay as they are
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage
     """
@@ -118,6 +119,7 @@ class Fit:
     likelihood: Likelihood | None = None
     rule: Callable[..., Any] | None = None
     capture: bool = True
+    film: bool = True
     stage: str = "task"
     number: int | None = None
 
@@ -176,6 +178,10 @@ class Round:
     seeds: Sequence[int]
     likelihood: Likelihood
     ranks: Ranks | None = None
+
+    def last_task(self, head: int) -> int | None:
+        """The number of the last task of an earlier round that used this head; None: there is none."""
+        return max((i for i, k in enumerate(self.seen) if k == head), default=None)
 
     @property
     def n(self) -> int:

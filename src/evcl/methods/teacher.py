@@ -65,10 +65,13 @@ class Distillation(Loss):
     temperature: Number
     strength: Sequence[Number]  # one per head
     heads: Sequence[int] = ()
+    tasks: Sequence[
+        int | None
+    ] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        logits = batch.logits(network, self.heads)
+        logits = batch.logits(network, self.heads, self.tasks)
         replicas = torch.arange(len(logits), device=logits.device).unsqueeze(1)
         warm, total = column(self.temperature, logits), logits.new_zeros(len(logits))
         parts = logits.split([said.shape[2] for said in self.said], 2)
@@ -96,12 +99,18 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
     mean, layout = round_.posterior.mean, round_.network.layout
     sizes = [round_.network.classes(k) for k in heads]
     found: list[list[Tensor]] = [[] for _ in heads]
+    rows = [round_.last_task(k) for k in heads] if round_.network.film is not None else []
     for task in tasks:
-        z = outputs(round_.network, mean, layout, task.x, heads)
-        warm = column(temperature, z)
-        for each, part in zip(found, z.split(sizes, 2), strict=True):
+        if rows:
+            parts = [
+                outputs(round_.network, mean, layout, task.x, [k], task=t) for k, t in zip(heads, rows, strict=True)
+            ]
+        else:
+            parts = list(outputs(round_.network, mean, layout, task.x, heads).split(sizes, 2))
+        warm = column(temperature, parts[0])
+        for each, part in zip(found, parts, strict=True):
             each.append((part / warm).log_softmax(2))
-    return [Distillation([torch.cat(each, 1) for each in found], temperature, list(strengths.values()), heads)]
+    return [Distillation([torch.cat(each, 1) for each in found], temperature, list(strengths.values()), heads, rows)]
 
 
 def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
@@ -123,7 +132,8 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
     x, y = task.take(drawn.to(task.y.device))
-    z = outputs(round_.network, round_.posterior.mean, round_.network.layout, x, [task.head]).log_softmax(2)
+    network, last = round_.network, round_.last_task(task.head)
+    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last).log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
     most = math.log(max(2, z.shape[2]))
@@ -185,15 +195,16 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
         rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators("unlearned", i)])
         x, y = task.take(rows.to(task.y.device))
 
-        def curvature_of(head: int, temperature: Number, x: Tensor = x, y: Tensor = y) -> Tensor:
+        def curvature_of(head: int, row: int | None, temperature: Number, x: Tensor = x, y: Tensor = y) -> Tensor:
             about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
-            return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks)
+            return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks, task=row)
 
         share = n / round_.n
-        labels += share * curvature_of(task.head, 1.0)
+        labels += share * curvature_of(task.head, task.task, 1.0)
         for loss in lessons:
-            for k, strength in zip(loss.heads, loss.strength, strict=True):
-                taught += share * strength * loss.temperature**2 * curvature_of(k, loss.temperature)
+            film = loss.tasks or [task.task] * len(loss.heads)
+            for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
+                taught += share * strength * loss.temperature**2 * curvature_of(k, row, loss.temperature)
     layout, r = fitted.network.layout, torch.ones_like(log_std)
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
     before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()

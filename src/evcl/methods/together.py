@@ -117,6 +117,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         likelihood=same("likelihood"),
         rule=same("rule"),
         capture=all(fit.capture for fit in fits),
+        film=same("film"),
         stage=same("stage"),
         number=same("number"),
     )

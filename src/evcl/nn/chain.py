@@ -10,10 +10,13 @@ and in the backward pass, from the gradient g of a layer's output,
 
     h = t g     dW = g^T x     db = sum g     2 dvar(W) = h^T x^2     2 dvar(b) = sum h     dx = g W + x (h var(W))
 
-Distillation (`Lessons`) adds columns to the last layer, and a gradient to its g.
+Distillation (`Lessons`) adds columns to the last layer, and a gradient to its g. FiLM (film.py) replaces m and v by
+c m + b and c^2 v, c being the scale. In the backward pass,
+
+    dc = sum (g m + c h v)     db = sum g     and g and h become c g and c^2 h
 
 The tests compare this with autograd on the network itself. Everything between two matrix products is one pass of
-native.c if that is available; `gpu.py` does the same in GPU kernels.
+native.c if that is available; `gpu.py` does the same in GPU kernels, without FiLM.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
 from evcl.likelihoods.categorical import foreign
+from evcl.nn.film import Film
 from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
@@ -96,7 +100,9 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
         return None
     linear, between = modules[::2], modules[1::2]
     plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
-    watched = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules())
+    hooks = [hook for m in network.modules() for hook in m._forward_hooks.values()]
+    watched = any(m._forward_pre_hooks or m._backward_hooks for m in network.modules())
+    watched = watched or not all(isinstance(hook, Film) for hook in hooks)
     if not linear or len(linear) != len(between) or not plain or watched:
         return None
     found = [(layer.names["weight"], layer.names.get("bias")) for layer in linear]
@@ -141,7 +147,8 @@ class Chain:
 
     `values` and `grads` are [S, R, P]: means and variances, or point weights. For a variance, `grads` holds twice the
     gradient. With `compute_dtype`, the pass is computed in it, while values, gradients and loss keep theirs. With
-    `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`.
+    `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`. `film`
+    holds the scale and shift of each layer but the last, [R, units] each, and buffers for their gradients, if wanted.
     """
 
     def __init__(
@@ -152,8 +159,10 @@ class Chain:
         examples: ChainData,
         compute_dtype: torch.dtype | None,
         lessons: Lessons | None = None,
+        film: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         self.places, self.examples, self.full, self.lessons = places, examples, (values, grads), lessons
+        self.film = film
         self.rounded = None if compute_dtype is None else (values.to(compute_dtype), grads.to(compute_dtype))
         self.x = examples.x.flatten(2).to(compute_dtype or values.dtype).contiguous()
         self.passes: dict[int, _Pass] = {}
@@ -173,7 +182,15 @@ class Chain:
 class _Layer:
     """The buffers of one layer, and its matrix products as (operands, result), one for each s and r."""
 
-    def __init__(self, place: Place, values: Tensor, grads: Tensor, x: Tensor, below: _Layer | None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        values: Tensor,
+        grads: Tensor,
+        x: Tensor,
+        below: _Layer | None,
+        film: Sequence[Tensor] | None = None,
+    ) -> None:
         """`x` [S, R, B, i] holds the layer's input and, with variances, its square."""
         self.bayesian, self.biased = len(values) == 2, place.bias is not None
         shape = (*x.shape[:3], place.outs)
@@ -190,7 +207,9 @@ class _Layer:
         )
         weight, grad_weight = (_each(place.weights(flat)) for flat in (values, grads))
         xs, gs = _each(x), _each(self.gh)
-        outs = [*self.out, *self.variance][: len(xs)]
+        self.film = None if film is None else _FilmPass(film, self)
+        outs = [*self.out, *self.variance] if self.film is None else [*self.film.mean, *self.film.variance]
+        outs = outs[: len(xs)]
         biases = place.biases(values)
         self.forward = list(
             zip(outs if biases is None else _each(biases), xs, [w.mT for w in weight], outs, strict=True)
@@ -215,6 +234,8 @@ class _Layer:
         """
         for bias, x, weight, out in self.forward:
             torch.addmm(bias, x, weight, out=out, beta=int(self.biased))
+        if self.film is not None:
+            self.film.forward()
         if self.finish is not None:
             self.draw(noise, self.ratio)
             if not last:
@@ -232,6 +253,8 @@ class _Layer:
 
     def differentiate(self) -> None:
         """From g and h, compute the gradients of the weights, and the two products for the gradient of the input."""
+        if self.film is not None:
+            self.film.backward()
         for a, b, out in self.for_weight:
             torch.mm(a, b, out=out)
         if self.grad_bias is not None:
@@ -251,6 +274,40 @@ class _Layer:
             torch.mul(below.g, below.ratio, out=below.h)
 
 
+class _FilmPass:
+    """FiLM after one layer: it writes c m + b and c^2 v to where the layer reads its m and v."""
+
+    def __init__(self, film: Sequence[Tensor], layer: _Layer) -> None:
+        self.bayesian, self.out, self.out_variance = layer.bayesian, layer.out, layer.variance
+        self.g, self.h, self.grads = layer.g, layer.h, film[2:]
+        self.mean, self.variance = torch.empty_like(layer.out), torch.empty_like(layer.variance)  # m and v
+        self.live = [t.unsqueeze(1) for t in film[:2]]
+        self.rounded = film[0].dtype != layer.out.dtype
+        self.scale, self.shift = (t.to(layer.out.dtype) for t in self.live)  # the same tensors, unless rounded
+        self.square, self.scratch = torch.empty_like(self.scale), torch.empty_like(layer.out)
+
+    def forward(self) -> None:
+        if self.rounded:
+            self.scale.copy_(self.live[0])
+            self.shift.copy_(self.live[1])
+        torch.addcmul(self.shift, self.mean, self.scale, out=self.out)
+        if self.bayesian:
+            torch.mul(self.scale, self.scale, out=self.square)
+            torch.mul(self.variance, self.square, out=self.out_variance)
+
+    def backward(self) -> None:
+        if self.grads:
+            torch.sum(self.g, 1, dtype=self.grads[1].dtype, out=self.grads[1])
+            products = torch.mul(self.g, self.mean, out=self.scratch)
+            torch.sum(products, 1, dtype=self.grads[0].dtype, out=self.grads[0])
+            if self.bayesian:
+                torch.mul(self.h, self.variance, out=self.scratch).mul_(self.scale)
+                self.grads[0].add_(self.scratch.sum(1))
+        self.g.mul_(self.scale)
+        if self.bayesian:
+            self.h.mul_(self.square)
+
+
 class _Pass:
     """A chain's forward and backward pass for batches of one size."""
 
@@ -261,8 +318,9 @@ class _Pass:
         self.inputs, self.targets = ([data[r % len(data)] for r in replicas] for data in (chain.x, y))
         x = values.new_empty(*values.shape[:2], size, chain.x.shape[2])
         self.layers: list[_Layer] = []
-        for place in chain.places:
-            self.layers.append(_Layer(place, values, grads, x, self.layers[-1] if self.layers else None))
+        for i, place in enumerate(chain.places):
+            film = chain.film[i] if i < len(chain.film) else None
+            self.layers.append(_Layer(place, values, grads, x, self.layers[-1] if self.layers else None, film))
             x = self.layers[-1].y
         full, shape = chain.full[0], x.shape[1:]
         self.log_p, self.of_label = full.new_empty(shape), full.new_empty(*shape[:2], 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
+from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.network import BayesianNetwork
@@ -85,6 +86,7 @@ def bayesianize(
     only: Names = None,
     skip: Names = None,
     unsupported: Literal["error", "deterministic"] = "error",
+    film: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BayesianNetwork:
@@ -99,6 +101,8 @@ def bayesianize(
     evaluation mode, because a weight that is trained without a prior or penalty forgets. Layers whose weights are all
     frozen (`requires_grad=False`) are fixed too, and so are layers without a Bayesian form if
     `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads.
+
+    With `film`, every linear layer and convolution, fixed ones too, has scales and shifts per task (see film.py).
     """
     if not isinstance(module, nn.Module):
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")
@@ -107,6 +111,7 @@ def bayesianize(
     _check(module)
     replicas = replicas if generators is None else len(generators)
     conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
+    conversion.film = film
     trunk = conversion(module, copy.deepcopy(module), "")
     conversion.check()
     trunk = trunk.to(device=device, dtype=dtype).eval()
@@ -120,7 +125,9 @@ def bayesianize(
     if init_std is not None:
         log_std = log_stds(init_std, conversion.scales, layout, mean, INIT_SHARE).expand_as(mean).clone()
     posterior, centre = Gaussian(mean, log_std), flat(conversion.centres)
-    return BayesianNetwork(trunk, conversion.weights, layout, posterior, centre, conversion.scales, conversion.owned)
+    sites = conversion.sites if film else None
+    about = (posterior, centre, conversion.scales, conversion.owned, sites)
+    return BayesianNetwork(trunk, conversion.weights, layout, *about)
 
 
 def _check(module: nn.Module) -> None:
@@ -161,6 +168,8 @@ class _Conversion:
         self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
         self.fixed: dict[str, str] = {}  # name of each fixed weight -> its module
         self.seen: list[str] = []  # the modules and parameters that `only` and `skip` can choose
+        self.film = False
+        self.sites: dict[str, slice] = {}  # see film.py
 
     def __call__(self, plain: nn.Module, copied: nn.Module, path: str, second: bool = False) -> nn.Module:
         """Convert one module. `second`: its input has the batch as the second axis, after the positions."""
@@ -172,7 +181,7 @@ class _Conversion:
                     raise EvclError(
                         f"{path!r} ({type(plain).__name__}) is partly frozen: freeze all its weights, or none"
                     )
-                self.done[id(plain)] = self._taken_up(form(plain), path, second)
+                self.done[id(plain)] = self._taken_up(form(plain), path, second, type(plain))
             else:
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
         return self.done[id(plain)]
@@ -189,17 +198,39 @@ class _Conversion:
             raise unknown("module", pattern, self.seen)
         for name in self.means.keys() & self.fixed.keys():
             raise EvclError(f"{name!r} is tied to a weight of {self.fixed[name]!r}: choose both, or leave out both")
+        if self.film and not self.sites:
+            raise EvclError("film needs a linear layer or a convolution in the network, and this network has none")
 
     def _chosen(self, path: str) -> bool:
         self.seen.append(path)
         return (self.only is None or _matches(self.only, path)) and not _matches(self.skip, path)
 
-    def _taken_up(self, form: nn.Module, path: str, second: bool) -> nn.Module:
+    def _taken_up(self, form: nn.Module, path: str, second: bool, kind: type = nn.Module) -> nn.Module:
         for layer in form.modules():
             if isinstance(layer, BayesianLayer):
                 layer.weights, layer.path = self.weights, path
+                weight = layer.own.get("weight")
                 self._name(layer)
+                has_film = kind in KINDS if layer is form else isinstance(layer, (Linear, Conv))
+                if self.film and has_film and weight is not None:
+                    channels = isinstance(layer, Conv) or kind in CHANNELS_FIRST
+                    self._site(layer, layer.names["weight"], len(weight), channels, layer.rows.get("weight"))
         return _SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
+
+    def _site(
+        self,
+        layer: nn.Module,
+        name: str,
+        units: int,
+        channels_first: bool,
+        part: slice | None = None,
+        second: bool = False,
+    ) -> None:
+        """Give a layer whose weight has this name and this many units FiLM."""
+        if name not in self.sites:
+            start = max((span.stop for span in self.sites.values()), default=0)
+            self.sites[name] = slice(start, start + units)
+        layer.register_forward_hook(Film(self.weights, name, channels_first, part, second))
 
     def _name(self, layer: BayesianLayer) -> None:
         r = self.weights.replicas
@@ -231,6 +262,9 @@ class _Conversion:
             else:
                 copied._parameters[key].requires_grad_(False)  # type: ignore[union-attr]
                 self.fixed[self.names[id(p)]] = path
+        if self.film and type(plain) in KINDS:
+            name = self.names[id(plain.weight)]
+            self._site(copied, name, len(plain._parameters["weight"]), type(plain) in CHANNELS_FIRST, second=second)  # type: ignore[arg-type]
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
             copied.register_forward_pre_hook(_as_indices)
         if isinstance(copied, nn.TransformerEncoderLayer):  # disable its fast path, which reads the layers' weights

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError, NoWeight
 from evcl._core.randomness import Noise
 from evcl.nn.posterior import he_std, he_uniform
+
+if TYPE_CHECKING:
+    from evcl.nn.film import FilmRows, Mixture
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches held at once: 32 MB in float32
 
@@ -62,6 +65,8 @@ class Weights:
         self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
         self.grads: Grads | None = None  # where a training step adds the gradients; None: autograd returns them
+        self.film: FilmRows | None = None  # None: without FiLM
+        self.task: int | Mixture | None = None  # whose rows of `film` are used; None: those of no task
         self.compute_dtype: torch.dtype | None = None  # dtype of matrix products in training; None: that of the weights
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
+from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Linear
 from evcl.nn.posterior import Gaussian, Layout
@@ -25,6 +26,8 @@ class BayesianNetwork(nn.Module):
     parameters, followed by the heads: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the first
     prior of the trunk's weights: 0, except for the scale of a norm and for values that never move. `scales` holds, by
     name, the default standard deviation of that prior.
+
+    `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class BayesianNetwork(nn.Module):
         centre: Tensor,
         scales: dict[str, float],
         owned: Owned = (),
+        sites: Sites | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk
@@ -44,6 +48,8 @@ class BayesianNetwork(nn.Module):
         self.posterior = posterior
         self.trunk_names = tuple(layout.shapes)
         self.centre, self.scales = centre, dict(scales)
+        self.sites = sites or {}
+        self.film = None if sites is None else first_rows(0, sites, posterior.mean)
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self._places = [(module, key) for module, key, _ in owned]
@@ -59,14 +65,19 @@ class BayesianNetwork(nn.Module):
         variance: Tensor | None,
         layout: Layout,
         grads: tuple[Tensor, Tensor | None] | None = None,
+        film: FilmRows | None = None,
     ) -> list[Tensor]:
         """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
 
         They are the parts of the means, in the layout's order, then those of the variances. They share memory with the
         buffers, so the next forward pass uses values updated in place. With `grads`, also flat buffers, a backward pass
-        followed by `collect_gradients` adds the gradients to them.
+        followed by `collect_gradients` adds the gradients to them. `film`: rows to use instead of the network's own.
         """
         self.weights.replicas = len(mean)
+        self.weights.film = film
+        if film is None and self.film is not None:
+            rows = FilmRows(self.film, self.sites)
+            self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
@@ -118,10 +129,30 @@ class BayesianNetwork(nn.Module):
             weights.variance = {name: value[rows] for name, value in weights.variance.items()}
         if weights.noise is not None:
             weights.noise = weights.noise.of(rows)
+        if weights.film is not None:
+            weights.film = weights.film.of(rows)
+        if isinstance(weights.task, Mixture):
+            weights.task = weights.task.of(rows)
         try:
             yield
         finally:
             vars(weights).update(before)
+
+    @contextmanager
+    def using(self, task: int | Mixture | None) -> Iterator[None]:
+        """Inside this context, compute with the FiLM row of this task; None: as before."""
+        before = self.weights.task
+        self.weights.task = before if task is None else task
+        try:
+            yield
+        finally:
+            self.weights.task = before
+
+    def add_film(self, tasks: int) -> None:
+        """Have FiLM rows for at least this many tasks; new ones change nothing."""
+        if self.film is not None and tasks > self.film.shape[1]:
+            more = first_rows(tasks - self.film.shape[1], self.sites, self.posterior.mean)
+            self.film = torch.cat([self.film, more], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         self.weights.batch = x.shape[0]
@@ -216,11 +247,13 @@ def outputs(
     heads: Sequence[int],
     chunk: int | None = None,
     change: Callable[[Tensor], Tensor] = lambda found: found,
+    task: int | None = None,
 ) -> Tensor:
     """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
 
     The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
     each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
+    `task`: whose FiLM row to use; None: that of the last task used.
     """
     r = len(weights)
     network.bind(weights, None, layout)
@@ -230,5 +263,6 @@ def outputs(
     pieces = []
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
-        pieces.append(change(network.logits(copies.flatten(0, 1), heads)).unflatten(0, (r, -1)))
+        with network.using(task):
+            pieces.append(change(network.logits(copies.flatten(0, 1), heads)).unflatten(0, (r, -1)))
     return torch.cat(pieces, 1)

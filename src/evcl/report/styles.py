@@ -61,6 +61,8 @@ NAMES = {
     "gvcl": "GVCL",
     "improved-vcl": "improved VCL",
     "td-vcl": "TD-VCL",
+    "gvcl-film": "GVCL-F",
+    "evcl-film": "EVCL + FiLM",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

@@ -10,6 +10,7 @@ from torch import Tensor
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Minibatch, TaskData
 from evcl.nn import BayesianNetwork
+from evcl.nn.film import Mixture
 
 
 class Pool:
@@ -50,10 +51,20 @@ class Pool:
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
         self._data = TaskData(self.x, self.y, -1, self.weights)
+        self.tasks = sorted({task.task for task in tasks})
+        self._task_of: Tensor | None = None  # [N]: position in `tasks` of each example's task
+        if len(self.tasks) > 1:
+            sizes = torch.tensor([task.y.shape[1] for task in tasks])
+            places = torch.tensor([self.tasks.index(task.task) for task in tasks])
+            self._task_of = places.repeat_interleave(sizes).to(self.y.device)
 
     def __len__(self) -> int:
         """Number of examples that a replica learns from."""
         return sum(self.sizes)
+
+    def task(self, rows: Tensor) -> int | Mixture:
+        """The task of the examples at positions `rows` [R, B]."""
+        return self.tasks[0] if self._task_of is None else Mixture(self.tasks, self._task_of[rows])
 
     def places(self, orders: Tensor) -> Tensor:
         """The positions in the pool of each replica's rows `orders` [R, n]."""

@@ -36,7 +36,8 @@ class Best:
     def __init__(self, step: Step, patience: int) -> None:
         if len(step.q.mean) != 1:
             raise ValueError("early stopping works for one network only")
-        parts = (step.q.mean, step.q.log_std, *step.statistics)
+        film = None if step.film is None else step.film.values
+        parts = (step.q.mean, step.q.log_std, film, *step.statistics)
         self.live = [tensor for tensor in parts if tensor is not None]
         self.kept = [tensor.clone() for tensor in self.live]
         self.patience = patience

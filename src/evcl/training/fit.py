@@ -20,6 +20,7 @@ from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import FreeParameter
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
+from evcl.training.film import FilmFit
 from evcl.training.graphed import GraphedSteps
 from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
@@ -48,6 +49,7 @@ class FitContext:
     chain: LayerNames | None
     part: Layout
     start: Gaussian  # over all weights
+    film: FilmFit | None = None  # the FiLM rows that it trains
 
     def gathered(self) -> Gaussian:
         """The initial values of the fit's weights."""
@@ -76,7 +78,7 @@ class Fitting:
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
-        found = self.observer.finished(stage, _ended(context.gathered(), context.network))
+        found = self.observer.finished(stage, _ended(context.gathered(), context))
         if found is None:
             found = self._trained(fit, stage, context)
             self.observer.end_fit(stage, found)
@@ -95,6 +97,7 @@ class Fitting:
             self.noise is not None or run.ranks is not None or not fit.capture
         )  # kernels would generate their own noise
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
+        plain = plain or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.check_independent(network, pool.x)
@@ -104,7 +107,14 @@ class Fitting:
         if on_gpu and chain is not None:
             align = ALIGNED // (network.weights.compute_dtype or whole.mean.dtype).itemsize
             part = layout.part(names, padded(chain, layout, heads, align), ALIGNED)
-        return FitContext(network, pool, chain, part, whole)
+        film = None
+        if network.film is not None:
+            network.add_film(max(pool.tasks) + 1)
+            own = [task for task in pool.tasks if task in {one.task for one in self.round.tasks}]
+            network.weights.task = (own or pool.tasks)[0]
+            trained = own if fit.film else []
+            film = FilmFit(network, trained, _narrowest(network, part)) if trained else None
+        return FitContext(network, pool, chain, part, whole, film)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
@@ -112,7 +122,7 @@ class Fitting:
         layout, statistics = network.layout, network.statistics()
         q = context.gathered()
         network.begin()
-        self._meet(network, q)
+        self._meet(network, q, context.film)
         moves = fit.moves
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
@@ -121,9 +131,11 @@ class Fitting:
         s = self._decided(s, stage, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
-            fit.trackers, moves, fit.rule,
+            fit.trackers, moves, fit.rule, context.film,
         )  # fmt: skip
         start = step.q.snapshot() if run.allow_divergence else None
+        film = context.film
+        first = None if film is None else film.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
         optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
@@ -138,9 +150,11 @@ class Fitting:
                 step.q.log_std[run.diverged] = start.log_std[run.diverged]
             for name, measured in network.statistics().items():
                 measured[run.diverged] = statistics[name][run.diverged]
+            if film is not None and first is not None:
+                film.values[run.diverged] = first[run.diverged]
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
-        return _ended(step.q, network) | tracked
+        return _ended(step.q, context) | tracked
 
     def _decided(self, s: Settings, stage: int, context: FitContext, steps: int) -> Settings:
         """Replace rates that are "auto" by numbers, for a fit of this many steps.
@@ -154,13 +168,7 @@ class Fitting:
             rates["lr"] = SGD_STEP * (1 - s.momentum)
         elif s.lr == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
-            bare = {
-                name
-                for la in context.network.bayesian_layers()
-                if isinstance(la, FreeParameter)
-                for name in la.names.values()
-            }
-            narrowest = min((context.network.scales[name] for name in context.part.shapes.keys() - bare), default=1.0)
+            narrowest = _narrowest(context.network, context.part)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":
             rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
@@ -182,7 +190,7 @@ class Fitting:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
-    def _meet(self, network: BayesianNetwork, q: Gaussian) -> None:
+    def _meet(self, network: BayesianNetwork, q: Gaussian, film: FilmFit | None) -> None:
         """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
         ranks = self.run.ranks
         if ranks is None:
@@ -193,7 +201,7 @@ class Fitting:
                 "a BatchNorm measures statistics of whole batches, but each process sees only a part: "
                 "use another norm, or one whose statistics have been measured before"
             )
-        for tensor in (q.mean, q.log_std):
+        for tensor in (q.mean, q.log_std, None if film is None else film.values):
             if tensor is not None:
                 ranks.broadcast_(tensor)
 
@@ -210,6 +218,8 @@ class Fitting:
             if whole is not None and result is not None:
                 network.layout.scatter_(whole, part, result)
             tracked.append(whole)
+        if context.film is not None:
+            network.film = context.film.table_with(found["film"])
         model = None if fit.model is None else replace(fit.model, posterior=q, statistics=network.statistics())
         return Fitted(network, q, own, part, used, tracked, model)
 
@@ -217,14 +227,24 @@ class Fitting:
         """NLL and accuracy on the validation examples if the round ended with q."""
         run, validation = self.run, self.validation
         assert validation is not None
-        with run.predicting_from(written(context.network.layout, context.start, context.part, q)):
-            return validation.measure(run.predict(validation.data.x, validation.data.head), run.likelihood)
+        data, film = validation.data, context.film
+        table = None if film is None else film.table_with(film.values)
+        with run.predicting_from(written(context.network.layout, context.start, context.part, q), table):
+            return validation.measure(run.predict(data.x, data.head, task=data.task), run.likelihood)
 
 
-def _ended(q: Gaussian, network: BayesianNetwork) -> dict[str, Tensor]:
-    """The result of a fit as named tensors: its weights, and the layers' statistics."""
+def _narrowest(network: BayesianNetwork, part: Layout) -> float:
+    """The smallest scale of the weights of `part`: that of the layer with the most inputs."""
+    bare = {name for la in network.bayesian_layers() if isinstance(la, FreeParameter) for name in la.names.values()}
+    return min((network.scales[name] for name in part.shapes.keys() - bare), default=1.0)
+
+
+def _ended(q: Gaussian, context: FitContext) -> dict[str, Tensor]:
+    """The result of a fit as named tensors: its weights, its FiLM rows, and the layers' statistics."""
     found = {"mean": q.mean} if q.log_std is None else {"mean": q.mean, "log_std": q.log_std}
-    return found | {f"statistics.{name}": tensor for name, tensor in network.statistics().items()}
+    if context.film is not None:
+        found["film"] = context.film.values
+    return found | {f"statistics.{name}": tensor for name, tensor in context.network.statistics().items()}
 
 
 def written(layout: Layout, to: Gaussian, part: Layout, q: Gaussian) -> Gaussian:

@@ -54,15 +54,17 @@ class Predicting(Replicas):
         self._kept = self._predictor = None
 
     @contextmanager
-    def predicting_from(self, q: Gaussian) -> Iterator[None]:
-        """Inside this context, predict from these weights."""
-        before = self.network.posterior, self.groups
+    def predicting_from(self, q: Gaussian, film: Tensor | None = None) -> Iterator[None]:
+        """Inside this context, predict from these weights and, if given, FiLM rows."""
+        before = self.network.posterior, self.groups, self.network.film
         self.network.posterior = q
+        if film is not None:
+            self.network.film = film
         self.groups = [replace(group, method=replace(group.method, predictor=None)) for group in self.groups]
         try:
             yield
         finally:
-            (self.network.posterior, self.groups), self._kept = before, None
+            (self.network.posterior, self.groups, self.network.film), self._kept = before, None
 
     def predictor(self, task: int | None = None) -> Gaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""
@@ -83,8 +85,8 @@ class Predicting(Replicas):
 
     @property
     def predicts_by_task(self) -> bool:
-        """Whether a method chooses different weights for each task's predictions."""
-        return any(group.method.predictor is not None for group in self.groups)
+        """Whether each task's predictions use different weights: a method chooses them, or there is FiLM."""
+        return self.network.film is not None or any(group.method.predictor is not None for group in self.groups)
 
     @torch.no_grad()
     def predict(
@@ -137,7 +139,7 @@ class Predicting(Replicas):
 
         with self.precise():
             for weights in self.draws(heads, task) if draws is None else draws:
-                found = outputs(network, weights, network.layout, x, heads, chunk, each_head)
+                found = outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
                 yield [found] if len(sizes) == 1 else list(found.split(sizes, 2))
 
     def draws(self, heads: Iterable[int], task: int | None = None) -> Sequence[Tensor] | Iterator[Tensor]:

@@ -51,6 +51,7 @@ class State:
     rounds: int
     seen: tuple[int, ...]
     diverged: Tensor
+    films: tuple[Tensor | None, ...] = ()  # the FiLM rows of each network
 
 
 class Replicas:
@@ -91,6 +92,7 @@ class Replicas:
         self.drawn = draw
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
+        convert["film"] = bool(settings[0].get("film"))
         self.network = bayesianize(
             network,
             init_std=self._start(settings) if bayesian else None,
@@ -172,6 +174,11 @@ class Replicas:
         """Extend head k to this many classes; the weights of existing classes stay."""
         features = self.network.layout.shapes[f"head {k}.weight"][1]
         self._grow([head(k, classes, features)])
+
+    def add_film(self, tasks: int) -> None:
+        """If the networks have FiLM, have rows for at least this many tasks."""
+        for network in self._networks():
+            network.add_film(tasks)
 
     def classes(self, k: int) -> int:
         return self.network.classes(k)
@@ -258,12 +265,13 @@ class Replicas:
         layouts = tuple((one, one.layout, len(one.heads)) for one in self._networks())
         network = self.network
         about = (self.memories, self.rounds, self.seen, self.diverged.clone())
-        return State(layouts, network.posterior, network.statistics(), *about)
+        films = tuple(one.film for one in self._networks())
+        return State(layouts, network.posterior, network.statistics(), *about, films)
 
     def restore(self, state: State) -> None:
-        for network, layout, heads in state.layouts:
+        for (network, layout, heads), film in zip(state.layouts, state.films, strict=True):
             del network.heads[heads:]
-            network.layout = layout
+            network.layout, network.film, network.weights.task = layout, film, None
         self.network.posterior, self.memories = state.posterior, state.memories
         self.network.set_statistics(state.statistics)
         self.rounds, self.seen = state.rounds, state.seen
@@ -298,6 +306,8 @@ class Replicas:
             given = _under(_prefix(i, len(outline)), tensors)
             remembered.append(packing.from_tensors(memory, outline[i], given, self._fits(group, len(seen))))
         self.memories = tuple(remembered)
+        for i, network in enumerate(self._networks()):
+            network.film = tensors.get(f"film {i}")
         self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
         self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
         self.rounds, self.seen = rounds, tuple(seen)
@@ -314,6 +324,7 @@ class Replicas:
         statistics = {name: tensor.to(device) for name, tensor in network.statistics().items()}
         for each in self._networks():
             each.trunk.to(device)
+            each.film = None if each.film is None else each.film.to(device)
         network.posterior = network.posterior.map(lambda t: t.to(device))
         network.set_statistics(statistics)
         self.memories = tuple(memories.mapped(memory, lambda t: t.to(device)) for memory in self.memories)
@@ -351,6 +362,7 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     named["posterior.mean"] = state.posterior.mean
     if state.posterior.log_std is not None:
         named["posterior.log_std"] = state.posterior.log_std
+    named |= {f"film {i}": film for i, film in enumerate(state.films) if film is not None}
     for i, memory in enumerate(state.memories):
         prefix = _prefix(i, len(state.memories))
         named |= {f"{prefix}{name}": tensor for name, tensor in packing.tensors(memory).items()}

@@ -39,6 +39,8 @@ class Run(Predicting):
         """
         watching = observer or Observer()
         state = self.state()
+        self.add_film(max(task.task for task in tasks) + 1)
+        self.network.weights.task = tasks[0].task
         network, seen = self.network, self.seen
         round_ = Round(
             self.rounds, list(tasks), network, network.posterior, seen, self.seeds, self.likelihood, self.ranks

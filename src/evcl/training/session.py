@@ -67,6 +67,7 @@ class Session:
         elif len(classes) > len(known):
             run.grow_head(list(self.heads).index(task.head), len(classes))
         self.heads[task.head] = classes
+        run.add_film(number + 1)
         return replace(self.data(task), task=number)
 
     def classes_of(self, task: Given) -> list[Label]:
@@ -96,11 +97,11 @@ class Session:
             self._drawn = weights, heads, list(run.draws(range(heads), data.task))
         draws = self._drawn[2]
         if run.ranks is None:
-            return run.predict(data.x, data.head, draws)
+            return run.predict(data.x, data.head, draws, task=data.task)
         mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
         found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
         if part.stop > part.start:
-            found[:, part] = run.predict(data.x[:, part], data.head, draws)
+            found[:, part] = run.predict(data.x[:, part], data.head, draws, task=data.task)
         return run.ranks.sum_(found)
 
 

@@ -16,7 +16,9 @@ from evcl.methods import Gradients, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
+from evcl.nn.film import FilmRows
 from evcl.training.data import Pool
+from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.rules import Rule, Update, gpu_kernels
 
@@ -44,16 +46,28 @@ Source = Callable[[Any, Noise], Tensor]  # (rows [R, B] or a Batch, noise) -> NL
 class Bound:
     """A network bound to a step's buffers, to which it adds the gradients that autograd computes."""
 
-    def __init__(self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor) -> None:
-        self.network, self.layout, self.values, self.grads = network, layout, values, grads
+    def __init__(
+        self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, film: FilmFit | None = None
+    ) -> None:
+        self.network, self.layout, self.values, self.grads, self.film = network, layout, values, grads, film
         self.bound: object = None
+
+    def film_of(self, chain: LayerNames, task: int) -> list[tuple[Tensor, ...]]:
+        """For each layer of a chain, this task's FiLM scale and shift and, if they are trained, their gradients."""
+        if self.network.film is None:
+            return []
+        if self.film is not None:
+            return [self.film.buffers(task, weight) for weight, _ in chain]
+        rows = FilmRows(self.network.film, self.network.sites)
+        return [rows.pair(task, weight) for weight, _ in chain]
 
     def backward(self, noise: Noise, compute: Callable[[BayesianNetwork], list[Tensor]]) -> list[Tensor]:
         """Call `compute`, add the gradient of the sum of its results ([R] each) to the buffer, and return them."""
         if self.network.weights.mean is not self.bound:  # on the first call, and after a prediction in between
             values, grads, both = self.values, self.grads, len(self.values) == 2
             into = grads[0], grads[1] if both else None
-            self.network.bind(values[0], values[1] if both else None, self.layout, into)
+            film = None if self.film is None else self.film.rows()
+            self.network.bind(values[0], values[1] if both else None, self.layout, into, film)
             self.bound = self.network.weights.mean
         self.network.weights.noise = noise
         with torch.enable_grad():
@@ -62,6 +76,8 @@ class Bound:
             if total.requires_grad:
                 total.backward()
         self.network.collect_gradients()
+        if self.film is not None:
+            self.film.collect()
         return [one.detach() for one in found]
 
 
@@ -77,6 +93,8 @@ class ByAutograd:
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         self.bound.grads.zero_()  # a chain only writes the gradients of its own layers
+        if self.bound.film is not None:
+            self.bound.film.grads.zero_()
         nll = None if self.chain is None else self.chain(rows, noise)
         rows = rows.rows() if isinstance(rows, Batch) else rows
         batch = self.pool.minibatch(rows)
@@ -84,7 +102,8 @@ class ByAutograd:
         def compute(network: BayesianNetwork) -> list[Tensor]:
             if nll is not None:
                 return [loss(network, batch) for loss in self.losses]
-            features = network(batch.x.flatten(0, 1)).unflatten(0, rows.shape)
+            with network.using(self.pool.task(rows)):
+                features = network(batch.x.flatten(0, 1)).unflatten(0, rows.shape)
             shown = batch._replace(features=features)
             return [*(loss(network, shown) for loss in self.losses), self.pool.nll(network, rows, shown)]
 
@@ -97,7 +116,7 @@ class ByAutograd:
 class Shared:
     """A gradient shared by processes: each computes that of its part of the batch, and all are summed."""
 
-    def __init__(self, source: Source, grads: Tensor, ranks: Ranks) -> None:
+    def __init__(self, source: Source, grads: Sequence[Tensor], ranks: Ranks) -> None:
         self.source, self.grads, self.ranks = source, grads, ranks
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
@@ -108,15 +127,16 @@ class Shared:
         if share == 0:  # the last batch has fewer examples than processes: draw the noise, but contribute 0
             part = slice(0, 1)
         nll = self.source(rows[:, part], PartNoise(noise, part, count))
-        nll, grads = (nll * share, self.grads.mul_(share)) if share else (torch.zeros_like(nll), self.grads.zero_())
-        self.ranks.sum_(grads)
-        return nll
+        for grads in self.grads:
+            self.ranks.sum_(grads.mul_(share) if share else grads.zero_())
+        return nll * share if share else torch.zeros_like(nll)
 
 
 class Step:
     """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
     `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
+    `film`: the FiLM rows to train beside them.
     `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
     """
 
@@ -135,31 +155,33 @@ class Step:
         trackers: Sequence[Tracker] = (),
         moves: Tensor | None = None,
         rule: Callable[..., Rule] | None = None,
+        film: FilmFit | None = None,
     ) -> None:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
         grads = torch.zeros_like(values)
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
-        self.trackers, self.ranks = list(trackers), ranks
+        self.trackers, self.ranks, self.film = list(trackers), ranks, film
         self._perturbing = [one for one in self.trackers if one.perturbs]
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
-        bound = Bound(network, layout, values, grads)
+        bound = Bound(network, layout, values, grads, film)
         source: Source | None = None
         lessons = None
         if chain is not None and (self.by_kernels or not values.is_cuda):
             most = kernels.MOST_CLASSES if self.by_kernels else None
-            lessons = find_lessons(losses, pool, network.classes, values[0], most)
+            if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+                lessons = find_lessons(losses, pool, network.classes, values[0], most)
             heads = pool.heads if lessons is None else all_heads(pool, losses)
             places = find_places(chain, layout, heads)
             if self.by_kernels:
                 rounded = None if compute_dtype is None else values.to(compute_dtype)
                 source = kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons)
             else:
-                source = Chain(places, values, grads, pool, compute_dtype, lessons)
+                source = Chain(places, values, grads, pool, compute_dtype, lessons, bound.film_of(chain, pool.tasks[0]))
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
@@ -167,12 +189,15 @@ class Step:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
-        self.source: Source = source if ranks is None else Shared(source, grads, ranks)
+        both = [grads] if film is None else [grads, film.grads]
+        self.source: Source = source if ranks is None else Shared(source, both, ranks)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
         self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
+        if film is not None:
+            self.update = WithFilm(self.update, film, s)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
@@ -249,6 +274,8 @@ class Step:
         variance = self.q.variance()
         if variance is not None:
             sound &= variance.isfinite().all(1) & (variance > 0).all(1)
+        if self.film is not None:
+            sound &= self.film.values.isfinite().flatten(1).all(1)
         if self.ranks is None:
             return nll, sound
         nll, unsound = self.ranks.sum_(torch.stack([nll, (~sound).to(nll)]))

@@ -1,0 +1,447 @@
+"""FiLM: rows of scales and shifts that belong to a task, compared with plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import evcl
+from evcl import curvature
+from evcl._core.randomness import GeneratorNoise
+from evcl._core.settings import resolve
+from evcl.methods import METHODS, Fit, Learned, Method
+from evcl.nn import bayesianize
+from evcl.nn.film import Mixture
+from evcl.training import Run, TaskData
+from evcl.training.film import FASTER
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
+import models
+
+F64 = torch.float64
+
+
+def convolutional():
+    layers = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 5)]
+    return nn.Sequential(*layers)
+
+
+def drawn(make):
+    """A module whose weights come from a seed; torch's generator is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def plain(name):
+    made = {
+        "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()),
+        "convolutions": convolutional,
+        "transformer": models.ViT,
+        "batch second": Second,
+        "a volume": lambda: nn.Sequential(
+            nn.Unflatten(2, (2, 3)), nn.Conv3d(1, 2, (1, 2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)
+        ),
+    }
+    return drawn(made[name])
+
+
+class Second(nn.Module):
+    """torch's transformer with the batch as the second axis, its default."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 5, 0.0)
+
+    def forward(self, x):
+        return self.layer(x.squeeze(1).transpose(0, 1)).mean(0)
+
+
+NETWORKS = ["mlp", "convolutions", "transformer", "batch second", "a volume"]
+
+
+def filmed(name, replicas=1, tasks=2, **options):
+    """A network with random rows, except that row 0 changes nothing, and the plain module."""
+    module = plain(name).double().eval()
+    network = bayesianize(module, init_std=None, replicas=replicas, film=True, dtype=F64, **options)
+    network.add_film(tasks)
+    source = torch.Generator().manual_seed(1)
+    network.film[:, 1:] += 0.5 * torch.randn(network.film[:, 1:].shape, generator=source, dtype=F64)
+    network.bind(network.posterior.mean, None, network.layout)
+    return module, network
+
+
+def images(count, seed=2):
+    return torch.randn(count, 1, 6, 6, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def by_hand(module, network, x, task, r=0):
+    """The plain module with weights scaled and biases shifted, layer by layer: W <- c W, bias <- c bias + b."""
+    module = copy.deepcopy(module)
+    for name, span in network.sites.items():
+        scale, shift = network.film[r, task, :, span]
+        path, _, key = name.rpartition(".")
+        owner, other = module.get_submodule(path), key.replace("weight", "bias")
+        weight, bias = owner._parameters[key], owner._parameters[other]
+        axes = [1] * (weight.dim() - 1)
+        bias = shift if bias is None else bias * scale + shift
+        owner._parameters[key] = nn.Parameter(weight.detach() * scale.view(-1, *axes))
+        owner._parameters[other] = nn.Parameter(bias.detach())
+    with torch.no_grad():
+        return module(x)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_first_rows_change_no_bit_and_others_scale_and_shift_every_layer(name):
+    module, network = filmed(name)
+    without = bayesianize(module, init_std=None, dtype=F64)
+    x = images(4)
+    with network.using(0), torch.no_grad():
+        assert torch.equal(network(x), without(x))
+    with network.using(1), torch.no_grad():
+        assert not torch.allclose(network(x), without(x), rtol=1e-2)
+        torch.testing.assert_close(network(x), by_hand(module, network, x, 1))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_replicas_have_rows_of_their_own_and_examples_may_be_of_several_tasks(name):
+    module, network = filmed(name, replicas=2, tasks=3)
+    x = images(5)
+    places = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 1, 1, 0]])
+    with torch.no_grad(), network.using(2):
+        alone = network(torch.cat([x, x])).view(2, 5, -1)
+    with torch.no_grad(), network.using(Mixture([2, 1], places)):
+        mixed = network(torch.cat([x, x])).view(2, 5, -1)
+    for r in range(2):
+        each = [by_hand(module, network, x, task, r) for task in (2, 1)]
+        torch.testing.assert_close(alone[r], each[0])
+        torch.testing.assert_close(mixed[r], torch.stack(each)[places[r], torch.arange(5)])
+    assert not torch.allclose(alone[0], alone[1], rtol=1e-2)
+
+
+def test_fixed_layers_have_film_too():
+    module, network = filmed("convolutions", skip="0")
+    assert network.sites.keys() == {"0.weight", "4.weight"}
+    with network.using(1), torch.no_grad():
+        torch.testing.assert_close(network(images(3)), by_hand(module, network, images(3), 1))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def made(method, network=None, features=6, replicas=1, heads=(3,), **given):
+    known = METHODS[method].known_settings
+    settings = resolve(method, known, {"epochs": 3, "batch_size": 24, "film": True, "lr_schedule": "constant", **given})
+    run = Run(
+        network or evcl.nn.mlp(5, [8, features]), METHODS[method], [settings] * replicas, range(replicas),
+        draw=network is None, dtype=F64,
+    )  # fmt: skip
+    run.add_heads(features, heads)
+    return run
+
+
+def task(number, head=0, n=24, seed=0, shape=(5,)):
+    source = torch.Generator().manual_seed(100 * seed + number)
+    x = torch.randn(1, n, *shape, generator=source, dtype=F64)
+    return TaskData(x, torch.randint(3, (1, n), generator=source), head, task=number)
+
+
+def test_training_equals_plain_pytorch():
+    """Two tasks that share a head, by Adam with two learning rates, in full batches."""
+    run, lr = made("naive", lr=0.01), 0.01
+    views = {name: view[0].clone().requires_grad_() for name, view in views_of(run).items()}
+    rows = [
+        [torch.tensor([[1.0], [0.0]], dtype=F64).expand(2, u).clone().requires_grad_() for u in (8, 6)] for _ in "ab"
+    ]
+    narrowest = (2 / 8) ** 0.5
+    for number in range(2):
+        data = task(number)
+        run.learn([data])
+        groups = [{"params": list(views.values())}, {"params": rows[number], "lr": FASTER * lr / narrowest}]
+        adam = torch.optim.Adam(groups, lr=lr)
+        for _ in range(3):
+            a = data.x[0]
+            for layer, (scale, shift) in zip(("1", "3"), rows[number], strict=True):
+                a = torch.relu(scale * (a @ views[f"{layer}.weight"].T + views[f"{layer}.bias"]) + shift)
+            z = a @ views["head 0.weight"].T + views["head 0.bias"]
+            adam.zero_grad()
+            F.cross_entropy(z, data.y[0]).backward()
+            adam.step()
+    for name, view in views_of(run).items():
+        torch.testing.assert_close(view[0], views[name].detach())
+    for number in range(2):
+        torch.testing.assert_close(run.network.film[0, number], torch.cat(rows[number], 1).detach())
+    assert (run.network.film[0, :, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
+
+
+def views_of(run):
+    return run.network.layout.views(run.network.posterior.mean)
+
+
+@pytest.mark.parametrize("method", ["evcl", "naive"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_chain_computes_what_autograd_does(method, bias, monkeypatch):
+    """The same noise, by both passes; after the first step scales are not 1."""
+    ends = []
+    network = drawn(lambda: nn.Sequential(nn.Linear(5, 8, bias=bias), nn.ReLU(), nn.Linear(8, 6), nn.ReLU()))
+    for chain in (True, False):
+        if not chain:
+            monkeypatch.setattr("evcl.training.fit.find_chain", lambda *_: None)
+        run = made(method, network, replicas=2, epochs=5, **({} if method == "naive" else {"distill": 0.0}))
+        for number in range(2):
+            run.learn([task(number)])
+        ends.append(run.tensors())
+    assert (ends[0]["film 0"][:, :, 0] - 1).abs().max() > 0.05
+    for name, found in ends[0].items():
+        torch.testing.assert_close(found, ends[1][name], rtol=1e-7, atol=1e-9, msg=name)
+
+
+METHODS_HERE = ["evcl-film", "vcl", "ewc", "naive", "lwf", "vcl-kcenter-coreset", "random-coreset"]
+
+
+@pytest.mark.parametrize("method", METHODS_HERE)
+def test_later_tasks_leave_the_rows_of_earlier_ones_to_the_bit(method):
+    given = {"coreset_size": 5} if "coreset" in method else {}
+    run = made(method, heads=(3, 3), replicas=2, **given)
+    run.learn([task(0)])
+    after = run.network.film.clone()
+    assert after.shape == (2, 1, 2, 14)
+    assert not torch.equal(after[0], after[1])
+    assert (after[:, 0] - torch.tensor([[1.0], [0.0]])).abs().max() > 1e-3
+    for number, head in ((1, 1), (2, 0)):
+        run.learn([task(number, head)])
+    assert torch.equal(run.network.film[:, :1], after)
+    assert run.network.film.shape[1] == 3
+    assert (run.network.film[:, 1:] - run.network.film[:, :-1]).abs().flatten(2).amax(2).min() > 1e-3
+
+
+def test_rows_are_no_weights_of_the_posterior():
+    """So no KL, penalty or Fisher can see them, and they have no standard deviation."""
+    sizes = [made("evcl", film=film).network.posterior.log_std.shape for film in (True, False)]
+    assert sizes[0] == sizes[1]
+
+
+def test_replayed_examples_use_their_own_rows_which_stay():
+    """Fits on examples of both tasks: the batch is a mixture, and only the new task's row moves."""
+
+    def learn(memory, round_, s):
+        fitted = yield Fit([*round_.tasks, *([task(0)] if round_.number else [])])
+        return Learned(fitted.q, memory)
+
+    method = Method("replays", "", bayesian=False, learn=learn)
+    settings = resolve("replays", method.known_settings, {"film": True, "epochs": 1, "batch_size": 48, "lr": 0.01})
+    run = Run(evcl.nn.mlp(5, [8, 6]), method, [settings], [0], draw=True, dtype=F64)
+    run.add_heads(6, [3])
+    run.learn([task(0)])
+    start, film = {name: view.clone() for name, view in views_of(run).items()}, run.network.film.clone()
+    run.learn([task(1)])
+    assert torch.equal(run.network.film[:, 0], film[:, 0])
+
+    weights = {name: view[0].clone().requires_grad_() for name, view in start.items()}
+    row = torch.tensor([[1.0], [0.0]], dtype=F64).expand(2, 14).clone().requires_grad_()
+    total = 0.0
+    for data, own in ((task(1), row), (task(0), film[0, 0])):
+        a = data.x[0]
+        for layer, units in (("1", slice(0, 8)), ("3", slice(8, 14))):
+            y = a @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+            a = torch.relu(own[0, units] * y + own[1, units])
+        z = a @ weights["head 0.weight"].T + weights["head 0.bias"]
+        total = total + F.cross_entropy(z, data.y[0]) / 2
+    total.backward()
+    for name, weight in weights.items():  # Adam's first step is the gradient's sign
+        moved = views_of(run)[name][0] - start[name][0]
+        torch.testing.assert_close(moved, -0.01 * weight.grad.sign(), atol=2e-4, rtol=1e-3)
+    moved = run.network.film[0, 1] - film.new_tensor([[1.0], [0.0]])
+    torch.testing.assert_close(moved, -0.02 * row.grad.sign() / (2 / 8) ** 0.5, atol=2e-4, rtol=1e-3)
+
+
+def test_the_fisher_is_that_of_the_network_with_the_tasks_row():
+    run = made("ewc")
+    for number in range(2):
+        run.learn([task(number)])
+    network, data = run.network, task(1)
+    found = curvature.fisher(network, network.posterior.mean, network.layout, data.x, data.y, [0], "empirical", task=1)
+    other = curvature.fisher(network, network.posterior.mean, network.layout, data.x, data.y, [0], "empirical", task=0)
+    assert not torch.allclose(found, other, rtol=0.1)
+    rows, total = network.film[0, 1], torch.zeros_like(found)
+    for x, y in zip(data.x[0], data.y[0], strict=True):
+        flat = network.posterior.mean.clone().requires_grad_()
+        w = {name: view[0] for name, view in network.layout.views(flat).items()}
+        a = x
+        for layer, units in (("1", slice(0, 8)), ("3", slice(8, 14))):
+            a = torch.relu(rows[0, units] * (w[f"{layer}.weight"] @ a + w[f"{layer}.bias"]) + rows[1, units])
+        F.cross_entropy(w["head 0.weight"] @ a + w["head 0.bias"], y).backward()
+        total += flat.grad.square()
+    torch.testing.assert_close(found, total / 24)
+
+
+def test_distillation_uses_the_row_of_the_task_that_is_kept():
+    """At the first step, the student is the teacher: whatever the new task's row is, there is nothing to correct."""
+    run = made("lwf", heads=(3, 3), strength=1.0)
+    run.learn([task(0)])
+    values = []
+
+    class Watch(evcl.training.Observer):
+        def begin_fit(self, stage, step, stopped, epochs, batches):
+            for row in (1.0, 3.0):  # the new task's
+                step.film.values[:] = row
+                step.source(torch.arange(24).view(1, -1), GeneratorNoise([torch.Generator()]))
+                values.append(float(step.losses_now()["distillation"]))
+            step.film.table[:, 0] *= 1.1  # that of the task that is kept
+            step.source(torch.arange(24).view(1, -1), GeneratorNoise([torch.Generator()]))
+            values.append(float(step.losses_now()["distillation"]))
+
+    run.learn([task(1, head=1)], observer=Watch())
+    assert max(abs(value) for value in values[:2]) < 1e-12
+    assert values[2] > 1e-6
+
+
+# --- the learner -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(seed, labels=(0, 1), shape=(4,)):
+    """Classes that differ along a direction of the task's own."""
+    source = np.random.default_rng(seed)
+    y = np.arange(64) % 2
+    direction = np.random.default_rng(seed + 50).normal(size=shape)
+    x = source.normal(size=(64, *shape)) + 2 * (y.reshape(-1, *[1] * len(shape)) - 0.5) * direction
+    return x.astype(np.float32), np.array(labels)[y]
+
+
+CASES = {
+    "mlp": (lambda: evcl.nn.mlp(4, [8]), (4,)),
+    "convolutions": (convolutional, (1, 6, 6)),
+    "transformer": (models.ViT, (1, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_learner_is_saved_loaded_and_goes_on(name, tmp_path):
+    make, shape = CASES[name]
+    network = drawn(make)
+    one = evcl.EVCL(network, film=True, epochs=1, batch_size=32, seed=1, predict_samples=2)
+    one.learn(*rows_of(0, shape=shape), task="a")
+    one.learn(*rows_of(1, shape=shape), head="a", task="b")
+    one.learn(*rows_of(2, (1, 2), shape=shape), head="a", task="c")  # the head grows
+    one.save(tmp_path / "m.safetensors")
+    two = evcl.load(tmp_path / "m.safetensors", None if name == "mlp" else network)
+    x = rows_of(3, shape=shape)[0]
+    for each in (one, two):
+        each.learn(*rows_of(4, shape=shape), task="d")
+    for t in one.tasks:
+        assert np.array_equal(one.predict_proba(x, t), two.predict_proba(x, t))
+    assert torch.equal(one._run.network.film, two._run.network.film)
+    assert not np.allclose(one.predict_proba(x, "a"), one.predict_proba(x, "b"))
+
+
+def test_a_task_is_predicted_with_its_own_row():
+    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=3)
+    for name in ("a", "b"):
+        one.learn(*rows_of(ord(name)), head="new" if name == "a" else "a", task=name)
+    x = rows_of(9)[0]
+    p = {name: one.predict_proba(x, name) for name in ("a", "b")}
+    one._run.network.film[:, 1] = 3.0
+    assert np.array_equal(one.predict_proba(x, "a"), p["a"])
+    assert np.array_equal(one.predictions(x, "a").probabilities, p["a"])
+    assert not np.allclose(one.predict_proba(x, "b"), p["b"])
+    with pytest.raises(evcl.EvclError, match=r"with film, each task has .* choose a task, one of a, b"):
+        one.predict(x)
+
+
+def test_infer_chooses_among_tasks_that_share_a_head():
+    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=2)
+    for name in ("a", "b"):
+        one.learn(*rows_of(ord(name)), head="new" if name == "a" else "a", task=name)
+    x = rows_of(98)[0]
+    entropy = [-(p * np.log(p)).sum(1) for p in (one.predict_proba(x, name) for name in ("a", "b"))]
+    wanted = np.where(entropy[0] <= entropy[1], "a", "b")
+    assert set(wanted) == {"a", "b"}
+    assert (one.predictions(x, "infer").tasks == wanted).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mean_network_has_the_tasks_scales_and_shifts(name):
+    make, shape = CASES[name]
+    one = evcl.Naive(drawn(make), film=True, epochs=2)
+    one.learn(*rows_of(0, shape=shape), task="a")
+    one.learn(*rows_of(1, shape=shape), task="b")
+    x = torch.from_numpy(rows_of(3, shape=shape)[0])
+    for t in ("a", "b"):
+        with torch.no_grad():
+            torch.testing.assert_close(one.mean_network(t)(x).softmax(1), one.predict_proba(x, t), rtol=1e-4, atol=1e-5)
+
+
+def test_the_best_epoch_includes_the_rows():
+    """With patience, training far too fast ends with the weights and rows of an earlier epoch."""
+    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=12, lr=0.3, lr_schedule="constant")
+    measured = []
+
+    class Watch(evcl.Callback):
+        def end_epoch(self, epoch):
+            measured.append(epoch.validation_nll)
+
+    data = rows_of(0)
+    one.learn(*data, validation=rows_of(7), patience=12, callbacks=[Watch()])
+    assert one.measure(rows_of(7), "0").nll == pytest.approx(min(measured), rel=1e-4)
+    assert min(measured) < measured[-1]
+
+
+def test_a_failed_task_leaves_the_rows_as_they_were():
+    one = evcl.Naive(evcl.nn.mlp(4, [8]), film=True, epochs=2)
+    one.learn(*rows_of(0))
+
+    class Stop(evcl.Callback):
+        def end_epoch(self, epoch):
+            raise RuntimeError("stop")
+
+    before = one._run.network.film.clone()
+    with pytest.raises(RuntimeError):
+        one.learn(*rows_of(1), callbacks=[Stop()])
+    assert torch.equal(one._run.network.film, before)
+    one.predict(rows_of(1)[0])
+
+
+def test_joint_training_has_a_row_per_task():
+    benchmark = evcl.benchmarks.get("permuted-digits", tasks=2)
+    one = evcl.Learner(evcl.nn.mlp(64, [10]), "joint", film=True, epochs=1, batch_size=128)
+    one.learn_jointly(benchmark)
+    film = one._run.network.film
+    assert film.shape[1] == 2
+    assert (film[:, 0] - film[:, 1]).abs().max() > 0.01
+    p = [one.predict_proba(benchmark[0].test.x, t) for t in range(2)]
+    assert not torch.allclose(*p, atol=0.1)
+
+
+def test_what_cannot_have_film_is_refused():
+    with pytest.raises(evcl.EvclError, match="film needs a linear layer or a convolution"):
+        evcl.EVCL(nn.Sequential(nn.Flatten(), nn.LayerNorm(4)), film=True)
+    with pytest.raises(evcl.EvclError, match="film must be true or false, not 'maybe'"):
+        evcl.EVCL(evcl.nn.mlp(4, [3]), film="maybe")
+    assert evcl.EVCL(evcl.nn.mlp(4, [3]), film="true").settings.film is True
+
+
+def test_without_film_there_are_no_rows():
+    one = evcl.Naive(evcl.nn.mlp(4, [8]), epochs=1)
+    one.learn(*rows_of(0))
+    assert one._run.network.film is None
+    assert not any("film" in name for name in one._run.tensors())
+    assert METHODS["evcl-film"].known_settings["film"].default is True
+
+
+def test_evcl_with_film_forgets_less_than_evcl():
+    """Permuted digits: the tasks share a head, and differ in what the units should do."""
+    benchmark = evcl.benchmarks.get("permuted-digits", tasks=2)
+    final = {}
+    for method in ("evcl", "evcl-film"):
+        one = evcl.Learner(evcl.nn.mlp(64, [50]), method, epochs=8)
+        for each in benchmark:
+            one.learn(each)
+        final[method] = np.mean(list(one.evaluate(benchmark).values()))
+    assert final["evcl-film"] > final["evcl"] + 0.03
