@@ -31,7 +31,7 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
 
-test-all: $(VENV)/ready $(VENV)/site $(VENV)/triton
+test-all: $(VENV)/ready $(VENV)/site $(VENV)/triton $(VENV)/references
 	$(BIN)/python -m pytest -n 2 -m "not soak"
 
 soak: $(VENV)/ready
@@ -68,6 +68,13 @@ $(VENV)/site: $(VENV)/ready
 $(VENV)/triton: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[triton]'
 	@touch $@
+
+# A library that a test compares the Kronecker factors with. It depends on torchvision, which nothing here uses; if it
+# cannot be installed, the test is skipped.
+REFERENCES := curvlinops-for-pytorch backpack-for-pytorch einconv einops jaxtyping linear_operator opt_einsum tqdm \
+  unfoldNd wadler_lindig
+$(VENV)/references: $(VENV)/ready
+	$(PIP) --no-deps -c constraints.txt $(REFERENCES) && touch $@ || echo "curvlinops could not be installed" >&2
 
 docs: $(VENV)/site
 	$(BIN)/mkdocs build --strict

@@ -9,10 +9,7 @@ import small
 import torch
 
 import evcl
-from evcl.curvature import kfac
-from evcl.methods import METHODS, Gradients
-from evcl.methods.terms import autograd_gradients
-from evcl.nn import Gaussian
+from evcl.methods import METHODS
 from evcl.training import Run
 
 F64 = torch.float64
@@ -44,24 +41,6 @@ def test_replay_keeps_as_many_examples_of_each_task():
             assert torch.equal(same.sum(1), torch.ones(3, dtype=torch.long))
             assert torch.equal(kept.y[r], task.y[r % len(task.y)][same.int().argmax(1)])
     assert not torch.equal(run.memory.kept[0].x[0], run.memory.kept[0].x[1])
-
-
-def test_the_kronecker_penalty_s_gradient_is_autograd_s(generator):
-    run, tasks = run_of("plugin-kfac-ewc", replicas=2)
-    layout, mean = run.network.layout, run.network.posterior.mean
-    x, y = (t.expand(2, *t.shape[1:]) for t in (tasks[0].x, tasks[0].y))
-    factors = kfac(run.network, mean, layout, x, y, [0])
-    anchor = Gaussian(mean + torch.randn(mean.shape, generator=generator, dtype=F64), None)
-    term = plugin("plugin-kfac-ewc").Kronecker(anchor, factors, torch.tensor([0.3, 2.0], dtype=F64).view(2, 1, 1))
-    q = Gaussian(mean, None, layout)
-    grads = Gradients(torch.ones_like(mean), None, layout)
-    term.add_gradient(q, grads)
-    torch.testing.assert_close(grads.mean - 1, autograd_gradients([term], q)[0])
-    d = layout.view(mean - anchor.mean, "1.weight")[1], layout.view(mean - anchor.mean, "1.bias")[1]
-    d = torch.cat([d[0], d[1].unsqueeze(1)], 1)  # the trunk's part of the loss of replica 1, by the whole matrix
-    a, g = (factor[1] for factor in factors["1.weight"])
-    alone = plugin("plugin-kfac-ewc").Kronecker(anchor, {"1.weight": factors["1.weight"]}, term.weight)
-    torch.testing.assert_close(alone.loss(q)[1], d.flatten() @ torch.kron(g, a) @ d.flatten())
 
 
 def test_the_active_column_learns_and_the_base_comes_to_say_the_same():

@@ -1,26 +1,26 @@
-"""The Kronecker factors against a loop over replicas, examples and classes: slow, obvious, in float64."""
+"""The Kronecker factors against a loop over replicas, examples and classes by autograd: slow, obvious, in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from test_fisher import TwiceAndAlong, _a_registered_layer, networks, prepared, reference  # noqa: F401
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
-from evcl._core.errors import EvclError
-from evcl.curvature import fisher, kfac
-from evcl.nn import bayesianize
+from evcl.curvature import blocks, fisher, kfac
+from evcl.nn import bayesianize, head
 
 F64 = torch.float64
 
 
-def made(trunk, generator, replicas=2):
+def made(trunk, generator, replicas=2, width=4):
     """A network with one head of three classes, and weights for it."""
     sources = [torch.Generator().manual_seed(seed) for seed in range(replicas)]
     network = bayesianize(trunk, generators=sources, replicas=replicas, dtype=F64)
     network.add_head()
-    layout = network.layout = network.with_slots([evcl.nn.head(0, 3, 4)])
+    layout = network.layout = network.with_slots([head(0, 3, width)])
     return network, layout, torch.randn(replicas, layout.size, dtype=F64, generator=generator)
 
 
@@ -37,19 +37,45 @@ def mlp(weights, x):
     return weights["head 0.weight"] @ hidden + weights["head 0.bias"]
 
 
+def linear(weights, x):
+    return weights["head 0.weight"] @ x + weights["head 0.bias"]
+
+
+def full_fisher(layout, mean, x, name, forward):
+    """The Fisher matrix of a layer's [W, b], over examples x [n, ...], by definition."""
+    total = 0
+    for example in x:
+        for c in range(3):
+            p, grads = gradients(layout, mean, example, c, forward)
+            both = torch.cat([grads[name], grads[name.replace("weight", "bias")].unsqueeze(1)], 1).flatten()
+            total = total + p * torch.outer(both, both) / len(x)
+    return total
+
+
 def test_of_one_example_the_product_is_the_fisher(generator):
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
     x, y = torch.randn(2, 1, 5, dtype=F64, generator=generator), torch.tensor([[1], [2]])
-    found = kfac(network, mean, layout, x, y, [0])
+    found, diagonal = kfac(network, mean, layout, x, y, [0])
     assert found.keys() == {"1.weight", "head 0.weight"}
+    assert not diagonal.any()
     for r in range(2):
         for name, (a, g) in found.items():
-            wanted = 0
-            for c in range(3):
-                p, grads = gradients(layout, mean[r], x[r, 0], c, mlp)
-                both = torch.cat([grads[name], grads[name.replace("weight", "bias")].unsqueeze(1)], 1).flatten()
-                wanted = wanted + p * torch.outer(both, both)
-            torch.testing.assert_close(torch.kron(g[r], a[r]), wanted)
+            torch.testing.assert_close(torch.kron(g[r], a[r]), full_fisher(layout, mean[r], x[r], name, mlp))
+
+
+def test_of_a_linear_model_that_is_undecided_the_product_is_the_fisher(generator):
+    """Where p is the same for all examples, so is G: the product is exact for any number of them, and its quadratic
+    form is that of the exact Fisher.
+    """
+    network, layout, mean = made(nn.Flatten(), generator, 1, 5)
+    mean[:, layout.spans["head 0.weight"]] = 0
+    x = torch.randn(1, 9, 5, dtype=F64, generator=generator)
+    (a, g), = kfac(network, mean, layout, x, torch.zeros(1, 9).long(), [0])[0].values()  # fmt: skip
+    exact = full_fisher(layout, mean[0], x[0], "head 0.weight", linear)
+    torch.testing.assert_close(torch.kron(g[0], a[0]), exact)
+    d = torch.randn(3, 6, dtype=F64, generator=generator)
+    torch.testing.assert_close((d.mT @ g[0] @ d @ a[0]).trace(), d.flatten() @ exact @ d.flatten())
+    torch.linalg.cholesky(a[0])  # it has full rank: the equality does not rest on zeros
 
 
 @pytest.mark.parametrize("chunk", [1000, 3])
@@ -58,7 +84,7 @@ def test_of_many_examples_each_factor_is_a_mean(generator, chunk):
     x = torch.randn(2, 7, 5, dtype=F64, generator=generator)
     y, u = torch.zeros(2, 7, dtype=torch.long), torch.rand(2, 7, dtype=F64, generator=generator)
     for weights in (None, u):
-        found = kfac(network, mean, layout, x, y, [0], chunk=chunk, weights=weights)
+        found = kfac(network, mean, layout, x, y, [0], chunk=chunk, weights=weights).factors
         for r in range(2):
             a, g = 0, 0
             for b in range(7):
@@ -73,24 +99,214 @@ def test_of_many_examples_each_factor_is_a_mean(generator, chunk):
             torch.testing.assert_close(found["1.weight"][1][r], g)
 
 
+def spread_out(found, network, layout):
+    """[R, P]: the diagonal of the whole approximation."""
+    total = found.diagonal.clone()
+    for key, block in blocks(network, layout).items():
+        if key in found.factors:
+            a, g = found.factors[key]
+            a = a if block.table else a.diagonal(dim1=1, dim2=2)
+            block.add(layout, total, g.diagonal(dim1=1, dim2=2).unsqueeze(2) * a.unsqueeze(1))
+    return total
+
+
 @pytest.mark.parametrize("kind", ["exact", "sampled", "empirical"])
-def test_the_diagonal_of_one_example_is_the_diagonal_fisher(generator, kind):
-    """So the two agree on labels, temperature and layers without a bias."""
-    network, layout, mean = made(nn.Sequential(skip_init(nn.Linear, 5, 4, bias=False), nn.Tanh()), generator)
-    x, y = torch.randn(2, 1, 5, dtype=F64, generator=generator), torch.tensor([[1], [2]])
+@pytest.mark.parametrize("name", ["mlp", "a layer taken whole", "a number"])
+def test_the_diagonal_of_one_example_is_the_diagonal_fisher(name, kind):
+    """So the two agree on labels and temperature, and what has no factors has its diagonal."""
+    _, network, layout, mean, x, y = prepared(name, 2, examples=1)
     found = []
     for measure in (fisher, kfac):
         sources = [torch.Generator().manual_seed(r) for r in range(2)]
         found.append(measure(network, mean, layout, x, y, [0], kind, sources, temperature=2.0))
-    diagonal, factors = found
-    a, g = factors["0.weight"]
-    wanted = layout.view(diagonal, "0.weight")
-    a, g = (factor.diagonal(dim1=1, dim2=2) for factor in (a, g))
-    torch.testing.assert_close(g.unsqueeze(2) * a.unsqueeze(1), wanted)
+    torch.testing.assert_close(spread_out(found[1], network, layout), found[0], rtol=1e-9, atol=1e-15)
 
 
-def test_other_layers_are_refused(generator):
-    trunk = nn.Sequential(nn.Unflatten(1, (1, 5)), skip_init(nn.Conv1d, 1, 2, 4), nn.Flatten())
-    network, layout, mean = made(trunk, generator)
-    with pytest.raises(EvclError, match=r"'1' \(Conv\): Kronecker factors support only linear layers"):
-        kfac(network, mean, layout, torch.randn(2, 2, 5, dtype=F64, generator=generator), torch.zeros(2, 2).long(), [0])
+WITHOUT = {  # the weights of each network that have no factors
+    "convolutional": {"2.weight", "2.bias"},  # in groups
+    "depthwise": {"0.weight", "0.bias", "2.weight", "2.bias"},
+    "batch norms": {"1.weight", "1.bias", "4.weight", "4.bias"},
+    "a tied embedding": {"table.weight", "out.bias", "norm.weight"},
+    "an embedding": {"norm.weight"},
+    "attention": {"token", *(f"encode.norm{k}.{p}" for k in (1, 2) for p in ("weight", "bias"))},
+}
+
+
+@pytest.mark.parametrize("name", networks())
+def test_every_weight_has_factors_or_its_diagonal(name):
+    module, network, layout, mean, x, y = prepared(name, 2, examples=4)
+    found = kfac(network, mean, layout, x, y, [0])
+    exact = layout.views(reference(module, layout, mean, x, y, "exact"))
+    diagonal = layout.views(found.diagonal)
+    factored = {n for b in blocks(network, layout).values() for n in (b.weight, b.bias) if n}
+    if name in WITHOUT:
+        assert layout.shapes.keys() - factored == WITHOUT[name]
+    for key, wanted in exact.items():
+        torch.testing.assert_close(diagonal[key], torch.zeros_like(wanted) if key in factored else wanted)
+    whole = layout.views(spread_out(found, network, layout))
+    for key, wanted in exact.items():
+        assert torch.equal(whole[key] > 0, wanted > 0) or key in factored
+        assert bool((whole[key][wanted > 0] > 0).all())
+    for other in (1000, 3):
+        again = kfac(network, mean, layout, x, y, [0], chunk=other)
+        for key, pair in found.factors.items():
+            torch.testing.assert_close(again.factors[key], pair)
+
+
+def of_rows(a, g, examples):
+    """A is the mean over all rows, G the sum over the rows of an example, as a mean over examples."""
+    return a.mT @ a / len(a), g.mT @ g / examples
+
+
+def test_a_convolution_s_rows_are_its_patches(generator):
+    conv = skip_init(nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1))
+    network, layout, mean = made(nn.Sequential(conv, nn.Tanh(), nn.Flatten()), generator, 2, 27)
+    x = torch.randn(2, 5, 2, 3, 6, dtype=F64, generator=generator)
+    found = kfac(network, mean, layout, x, torch.zeros(2, 5).long(), [0]).factors["0.weight"]
+    parts = layout.views(mean)
+    for r in range(2):
+        a, g = [], []
+        padded = nn.functional.pad(x[r], (1, 1, 1, 1))
+        out = nn.functional.conv2d(
+            x[r], parts["0.weight"][r], parts["0.bias"][r], stride=(1, 2), padding=1, dilation=(2, 1)
+        ).requires_grad_()
+        logits = out.tanh().flatten(1) @ parts["head 0.weight"][r].mT + parts["head 0.bias"][r]
+        log_p = logits.log_softmax(1)
+        for c in range(3):
+            weighed = (log_p[:, c] * log_p[:, c].detach().exp().sqrt()).sum()
+            (delta,) = torch.autograd.grad(weighed, out, retain_graph=True)
+            g += [delta[b, :, i, j] for b in range(5) for i in range(3) for j in range(3)]
+        for b in range(5):
+            for i in range(3):
+                for j in range(3):
+                    patch = padded[b, :, i : i + 3 : 2, 2 * j : 2 * j + 3]
+                    a.append(torch.cat([patch.flatten(), torch.ones(1, dtype=F64)]))
+        for one, wanted in zip(found, of_rows(torch.stack(a), torch.stack(g), 5), strict=True):
+            torch.testing.assert_close(one[r], wanted)
+
+
+def test_a_weight_that_is_used_several_times_has_a_row_for_each_use(generator):
+    """Three positions, through `token` twice and through `tied` once, whose bias is another."""
+    with torch.random.fork_rng():
+        network, layout, mean = made(TwiceAndAlong(), generator, 1)
+    x = torch.randn(1, 5, 3, 4, dtype=F64, generator=generator)
+    found = kfac(network, mean, layout, x, torch.zeros(1, 5).long(), [0])
+    w, b, other, hw, hb = (layout.views(mean)[k][0] for k in
+        ("token.weight", "token.bias", "tied.bias", "head 0.weight", "head 0.bias"))  # fmt: skip
+    one = (x[0] @ w.mT + b).requires_grad_()
+    two = one.tanh() @ w.mT + b
+    three = two.tanh() @ w.mT + other
+    log_p = (three.tanh().mean(1) @ hw.mT + hb).log_softmax(1)
+    g = []
+    for c in range(3):
+        weighed = (log_p[:, c] * log_p[:, c].detach().exp().sqrt()).sum()
+        deltas = torch.autograd.grad(weighed, [one, two, three], retain_graph=True)
+        g += [delta.flatten(0, 1) for delta in deltas]
+    a = torch.cat([part.detach().flatten(0, 1) for part in (x[0], one.tanh(), two.tanh())])
+    for factor, wanted in zip(found.factors["token.weight"], of_rows(a, torch.cat(g), 5), strict=True):
+        torch.testing.assert_close(factor[0], wanted)
+    exact = layout.views(fisher(network, mean, layout, x, torch.zeros(1, 5).long(), [0]))
+    for bias in ("token.bias", "tied.bias"):  # the weight has several, so that it has none
+        torch.testing.assert_close(layout.views(found.diagonal)[bias], exact[bias])
+
+
+def test_an_embedding_s_inputs_are_how_often_each_row_is_used(generator):
+    _, network, layout, mean, x, y = prepared("an embedding", 2, examples=4)
+    a, g = kfac(network, mean, layout, x, y, [0]).factors["table.weight"]
+    index = (x * 2).abs().long().clamp(max=5)
+    for r in range(2):
+        counts = torch.bincount(index[r].flatten(), minlength=6).to(F64)
+        counts[1] = 0  # the padding
+        torch.testing.assert_close(a[r], counts / counts.sum())
+    exact = layout.views(fisher(network, mean, layout, x, y, [0]))["table.weight"]
+    assert g.shape == (2, 4, 4)
+    assert torch.equal(a > 0, exact.sum(2) > 0)
+
+
+class Asking(nn.Module):
+    """Attention by one product for query, key and value, or by one for each."""
+
+    def __init__(self, one):
+        super().__init__()
+        self.attend, self.one = nn.MultiheadAttention(4, 2, batch_first=True), one
+
+    def forward(self, x):
+        other = (x, x) if self.one else (x * 1, x * 1)
+        return self.attend(x, *other, need_weights=False)[0].flatten(1)
+
+
+def test_attention_has_the_same_factors_however_it_is_called():
+    found = []
+    for one in (True, False):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            network, layout, mean = made(Asking(one), torch.Generator().manual_seed(0), 2, 12)
+        x = torch.randn(2, 5, 3, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
+        found.append(kfac(network, mean, layout, x, torch.zeros(2, 5).long(), [0], spread=0.3).factors)
+    names = {f"attend.in_proj_weight {k}:{k + 4}" for k in (0, 4, 8)}
+    assert found[0].keys() == found[1].keys() == names | {"attend.out_proj.weight", "head 0.weight"}
+    for key, pair in found[0].items():
+        torch.testing.assert_close(found[1][key], pair)
+
+
+def test_the_damping_is_fisher_spread_to_first_order():
+    """For one example the diagonal Fisher factorises; what both add is then the same, but for the square of rho."""
+    _, network, layout, mean, x, y = prepared("mlp", 2, examples=1)
+    for rho in (1e-7, torch.tensor([[1e-7], [2e-7]], dtype=F64)):
+        added = []
+        for s in (0.0, rho):
+            damped = spread_out(kfac(network, mean, layout, x, y, [0], spread=s), network, layout)
+            added.append((damped, fisher(network, mean, layout, x, y, [0], spread=s)))
+        ours, theirs = ((after - before) / rho for before, after in zip(*added, strict=True))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert float(ours.max()) > 1e-2
+
+
+def test_a_silent_unit_is_held_by_the_damping():
+    _, network, layout, mean, x, y = prepared("mlp", 1)
+    layout.views(mean)["1.bias"][:, 2] = -1e3
+    for spread in (0.0, 0.3):
+        found = kfac(network, mean, layout, x, y, [0], spread=spread).factors
+        into, out_of = found["1.weight"][1][0], found["3.weight"][0][0]
+        assert (float(into[2, 2]) > 0) == (float(out_of[2, 2]) > 0) == (spread > 0)
+    assert float(found["1.weight"][0][0].diagonal().min()) == pytest.approx(
+        float(kfac(network, mean, layout, x, y, [0]).factors["1.weight"][0][0].diagonal().min())
+    )  # inputs that are data stay free
+
+
+def test_an_unknown_kind_is_refused(generator):
+    network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
+    with pytest.raises(evcl.EvclError, match="exact, sampled, empirical"):
+        kfac(network, mean, layout, torch.zeros(2, 1, 5, dtype=F64), torch.zeros(2, 1).long(), [0], "true")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that it imports
+@pytest.mark.parametrize("kind", ["exact", "empirical"])
+def test_it_is_what_curvlinops_computes(kind, generator):
+    """A convolution, a hidden layer and the head: G (x) A times a vector. `make test-all` installs it."""
+    curvlinops = pytest.importorskip("curvlinops")
+    shapes = (skip_init(nn.Conv2d, 2, 3, 2, padding=1), skip_init(nn.Linear, 48, 4))
+    network, layout, mean = made(nn.Sequential(shapes[0], nn.Tanh(), nn.Flatten(), shapes[1], nn.ReLU()), generator, 1)
+    x = torch.randn(1, 5, 2, 3, 3, generator=generator, dtype=F64)
+    y = torch.randint(3, (1, 5), generator=generator)
+    plain = nn.Sequential(shapes[0], nn.Tanh(), nn.Flatten(), shapes[1], nn.ReLU(), skip_init(nn.Linear, 4, 3)).double()
+    names = [name.replace("5.", "head 0.") for name in plain.state_dict()]
+    plain.load_state_dict({key: layout.view(mean, n)[0] for key, n in zip(plain.state_dict(), names, strict=True)})
+    with torch.random.fork_rng():
+        whole = curvlinops.KFACLinearOperator(
+            plain,
+            nn.CrossEntropyLoss(),
+            list(plain.parameters()),
+            [(x[0], y[0])],
+            fisher_type={"exact": "type-2", "empirical": "empirical"}[kind],
+            separate_weight_and_bias=False,
+        )
+    factors = kfac(network, mean, layout, x, y, [0], kind).factors
+    change = torch.randn(1, layout.size, generator=generator, dtype=F64)
+    found = torch.zeros_like(change)
+    for key, block in blocks(network, layout).items():
+        a, g = factors[key]
+        block.add(layout, found, g @ block.matrix(layout, change, g.shape[1]) @ a)
+    change, found = (torch.cat([layout.view(flat, name).flatten() for name in names]) for flat in (change, found))
+    with torch.random.fork_rng():
+        torch.testing.assert_close(found, whole @ change)

@@ -11,7 +11,7 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.settings import Settings, resolve
-from evcl.methods import METHODS, TaskData, ewc
+from evcl.methods import METHODS, TaskData, fisher
 from evcl.methods.imm import SMALLEST, DropTransfer
 from evcl.methods.method import Fitted, Round
 from evcl.nn import Gaussian
@@ -240,7 +240,7 @@ def test_the_mode_of_a_weight_without_a_fisher_is_the_mean():
     zero = Gaussian(torch.zeros_like(network.posterior.mean), None)
     fitted = Fitted(network, zero, zero, layout, torch.ones(layout.size, dtype=F64))
     s = resolve("ewc", METHODS["ewc"].known_settings, {**PLAIN, "fisher_scale": "none"})
-    found = ewc.fisher(fitted, round_, s)
+    found = fisher(fitted, round_, s)
     assert not layout.view(found, "1.weight").any()  # of a network of zeros; so the weights of its mode are all e
     run.learn([data(0)])
     run.learn([data(1)])

@@ -28,7 +28,7 @@ def learned(method, importance, tasks=TASKS[:1], **given):
 
 
 def test_the_setting_names_every_measure():
-    assert ELASTIC["importance"].choices == tuple(IMPORTANCE)
+    assert ELASTIC["importance"].choices == (*IMPORTANCE, "kfac")
 
 
 @pytest.mark.parametrize("importance", OTHERS)

@@ -8,7 +8,7 @@ import torch
 import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Round, TaskData, autograd_gradients, collapse
-from evcl.methods.ewc import Memory
+from evcl.methods.elastic_memory import Memory
 from evcl.methods.terms import KL, Elastic, Spring
 from evcl.nn import Gaussian
 

@@ -13,13 +13,27 @@ from dataclasses import dataclass, replace
 import torch
 
 from evcl._core.settings import ELASTIC, Settings
-from evcl.methods import Distillation, Fit, Learned, Learning, Method, Model, Round, TaskData, ewc, model, register
+from evcl.methods import (
+    Distillation,
+    Fit,
+    Learned,
+    Learning,
+    Method,
+    Model,
+    Round,
+    TaskData,
+    elastic,
+    fisher,
+    model,
+    register,
+)
+from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.nn import outputs
 
 
 @dataclass(frozen=True)
 class Memory:
-    base: ewc.Memory
+    base: ElasticMemory
     active: Model = model()
 
 
@@ -40,10 +54,10 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     compress = yield Fit(
         [unlabelled(task)],
         losses=[said(progress.model, task)],
-        terms=[ewc.elastic(memory.base, s, round_.n)],
+        terms=[elastic(memory.base, s, round_.n)],
         stage="compress",
     )
-    base = memory.base.after(compress, round_, ewc.fisher(compress, round_, s), s.fisher_decay)
+    base = memory.base.after(compress, round_, fisher(compress, round_, s), s.fisher_decay)
     return Learned(compress.q, Memory(base, progress.model))
 
 

@@ -169,8 +169,9 @@ ELASTIC: dict[str, Setting] = {
     "importance": Setting(
         "fisher",
         "what says how important a weight is: the Fisher; the path integral of synaptic intelligence (si); or the "
-        "sensitivity of the outputs, as in memory aware synapses (mas). The last two are scaled to the Fisher's sum",
-        choices=("fisher", "si", "mas"),
+        "sensitivity of the outputs, as in memory aware synapses (mas); or a Kronecker-factored Fisher, a matrix per "
+        "layer (kfac). si and mas are scaled to the Fisher's sum",
+        choices=("fisher", "si", "mas", "kfac"),
     ),
     "fisher": Setting(
         "exact",

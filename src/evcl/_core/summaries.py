@@ -3,6 +3,7 @@
 METHOD_SUMMARIES = {
     "evcl": "VCL plus an elastic, Fisher-weighted penalty on means and variances",
     "evcl-film": "EVCL with a scale and a shift for each unit and task",
+    "kfac-evcl": "EVCL with a Kronecker-factored Fisher of each layer",
     "vcl": "a Gaussian over each weight, which becomes the prior of the next task",
     "vcl-random-coreset": "VCL, fine-tuned for prediction on random examples of every task",
     "vcl-kcenter-coreset": "VCL, fine-tuned for prediction on k-center examples of every task",
@@ -12,6 +13,7 @@ METHOD_SUMMARIES = {
     "td-vcl": "VCL with the KL to the last few posteriors, and examples of their tasks",
     "ewc": "plain weights plus a Fisher-weighted penalty on changing them",
     "ewc-offline": "EWC with one anchor and one Fisher per task",
+    "kfac-ewc": "EWC with a Kronecker-factored Fisher of each layer",
     "si": "plain weights; penalty weighted by what each weight's path did for the loss",
     "mas": "plain weights; penalty weighted by how much each weight moves the outputs",
     "imm-mean": "plain weights; predicts with the mean of the tasks' solutions",

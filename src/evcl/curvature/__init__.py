@@ -1,6 +1,6 @@
 """Estimate from data how much each weight of a network matters."""
 
 from evcl.curvature.fisher import KINDS, fisher, sensitivity, spread_out
-from evcl.curvature.kfac import Factors, kfac
+from evcl.curvature.kfac import Block, Factors, Kronecker, blocks, kfac
 
-__all__ = ["KINDS", "Factors", "fisher", "kfac", "sensitivity", "spread_out"]
+__all__ = ["KINDS", "Block", "Factors", "Kronecker", "blocks", "fisher", "kfac", "sensitivity", "spread_out"]

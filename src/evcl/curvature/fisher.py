@@ -19,7 +19,7 @@ values in place of squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,20 +63,9 @@ def fisher(
     computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
     is added to its own. `task`: whose FiLM row to use, if the network has any; None: that of the last task used.
     """
-    if kind not in KINDS:
-        raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
-
-    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
-        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
-
-    def skip(y: Tensor) -> None:
-        """Leave the generators as they would be in a single process."""
-        classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
-        likelihood.skip_labels(mean.new_empty(*y.shape, classes), generators)
-
-    skipped = skip if kind == "sampled" else None
-    about = (network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, task)
-    return _mean_of(torch.square, *about, skip=skipped)
+    targets = likelihood_targets(mean, layout, heads, kind, generators, temperature, likelihood)
+    forward = passes(network, mean, layout, x, y, heads, targets, chunk, weights, ranks, task)
+    return _sum_of(torch.square, forward, mean, layout, spread, ranks) / x.shape[1]
 
 
 def sensitivity(
@@ -100,15 +89,71 @@ def sensitivity(
         return [(u * outputs.square().sum(2)).sum()]
 
     y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-    return _mean_of(torch.abs, network, mean, layout, x, y, heads, targets, chunk, weights, ranks, spread, task)
+    forward = passes(network, mean, layout, x, y, heads, Targets(targets), chunk, weights, ranks, task)
+    return _sum_of(torch.abs, forward, mean, layout, spread, ranks) / x.shape[1]
 
 
 Of = Callable[[Tensor], Tensor]  # torch.square or torch.abs
-Targets = Callable[[Tensor, Tensor, Tensor], list[Tensor]]  # outputs [R, n, o], labels, weights of examples -> scalars
 
 
-def _mean_of(
-    of: Of,
+class Targets(NamedTuple):
+    """What to differentiate: outputs [R, n, o], labels and weights of examples -> scalars.
+
+    `skip`, if random numbers are drawn for them, draws those of examples that another process computes.
+    """
+
+    of: Callable[[Tensor, Tensor, Tensor], list[Tensor]]
+    skip: Callable[[Tensor], None] | None = None
+
+
+def likelihood_targets(
+    mean: Tensor,
+    layout: Layout,
+    heads: Sequence[int],
+    kind: str,
+    generators: Sequence[torch.Generator] | None,
+    temperature: Tensor | float,
+    likelihood: Likelihood,
+) -> Targets:
+    """The targets of a Fisher; the arguments are those of `fisher`."""
+    if kind not in KINDS:
+        raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
+
+    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
+        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
+
+    def skip(y: Tensor) -> None:
+        classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
+        likelihood.skip_labels(mean.new_empty(*y.shape, classes), generators)
+
+    return Targets(targets, skip if kind == "sampled" else None)
+
+
+def _sum_of(
+    of: Of, forward: Iterable[Pass], mean: Tensor, layout: Layout, spread: Tensor | float, ranks: Ranks | None
+) -> Tensor:
+    """[R, P]: sum_b sum over targets of(gradient of example b's part of the target)."""
+    total = torch.zeros_like(mean)
+    parts = layout.views(total)
+    seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
+    for calls, targets, examples in forward:
+        note_layers(seen, calls)
+        for deltas in output_gradients(calls, targets):
+            add(of, parts, calls, deltas, examples)
+    if isinstance(spread, Tensor) or spread > 0:
+        add_neighbours(parts, seen, spread)
+    if ranks is not None:
+        ranks.sum_(total)
+    return total
+
+
+def note_layers(seen: dict[BayesianLayer, bool], calls: Sequence[Call]) -> None:
+    """Note which layers were called, and whether their inputs depend on weights in any of the calls."""
+    for call in calls:
+        seen[call.layer] = call.learned or seen.get(call.layer, False)
+
+
+def passes(
     network: BayesianNetwork,
     mean: Tensor,
     layout: Layout,
@@ -119,41 +164,25 @@ def _mean_of(
     chunk: int | None,
     weights: Tensor | None,
     ranks: Ranks | None,
-    spread: Tensor | float,
     task: int | None,
-    skip: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """[R, P]: 1/n sum_b sum over targets of(gradient of example b's part of the target).
-
-    `skip`, if the targets draw random numbers, is called in place of `targets` for examples of other processes.
-    """
+) -> Iterator[Pass]:
+    """The forward passes of this process's share of the examples. The arguments are those of `fisher`."""
     if chunk is None:
         chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
         chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
-    if ranks is not None and skip is None:  # random draws depend on the chunks
+    if ranks is not None and targets.skip is None:  # random draws depend on the chunks
         chunk = min(chunk, -(-x.shape[1] // ranks.size))
     network.bind(mean, None, layout)
     network.weights.noise = None
-    total = torch.zeros_like(mean)
-    parts = layout.views(total)
     counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
         if ranks is not None and turn % ranks.size != ranks.rank:
-            if skip is not None:
-                skip(ys)
+            if targets.skip is not None:
+                targets.skip(ys)
             continue
         with network.using(task):
             calls, found = _passed(network, xs, ys, us, heads, targets)
-        for call in calls:
-            seen[call.layer] = call.learned or seen.get(call.layer, False)
-        for deltas in output_gradients(calls, found):
-            _add(of, parts, calls, deltas, ys.shape[1])
-    if isinstance(spread, Tensor) or spread > 0:
-        _spread(parts, seen, spread)
-    if ranks is not None:
-        ranks.sum_(total)
-    return total / x.shape[1]
+        yield Pass(calls, found, ys.shape[1])
 
 
 def spread_out(
@@ -169,14 +198,21 @@ def spread_out(
 
     One example of x [R, n, ...] goes through the network, to find the layers in use.
     """
+    total = importance.clone()
+    add_neighbours(layout.views(total), layers_in_use(network, mean, layout, x, heads), spread)
+    return total
+
+
+def layers_in_use(
+    network: BayesianNetwork, mean: Tensor, layout: Layout, x: Tensor, heads: Sequence[int]
+) -> dict[BayesianLayer, bool]:
+    """The layers that these heads use, and whether their inputs depend on weights: found with one example of x."""
     network.bind(mean, None, layout)
     network.weights.noise = None
-    calls, _ = _passed(network, x[:, :1], x[:, :1], x[:, :1], heads, lambda *_: [])
-    total, seen = importance.clone(), dict[BayesianLayer, bool]()
-    for call in calls:
-        seen[call.layer] = call.learned or seen.get(call.layer, False)
-    _spread(layout.views(total), seen, spread)
-    return total
+    calls, _ = _passed(network, x[:, :1], x[:, :1], x[:, :1], heads, Targets(lambda *_: []))
+    seen: dict[BayesianLayer, bool] = {}
+    note_layers(seen, calls)
+    return seen
 
 
 class Call(NamedTuple):
@@ -186,25 +222,10 @@ class Call(NamedTuple):
     learned: bool  # whether the layer's input depends on weights
 
 
-def recorded(
-    network: BayesianNetwork,
-    x: Tensor,
-    y: Tensor,
-    weights: Tensor,
-    heads: Sequence[int],
-    kind: str,
-    generators: Sequence[torch.Generator] | None,
-    temperature: Tensor | float,
-    likelihood: Likelihood,
-) -> tuple[list[Call], list[Tensor]]:
-    """One forward pass of examples [R, n, ...]: records every call of a layer with weights, and the likelihood's
-    targets.
-    """
-
-    def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
-        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
-
-    return _passed(network, x, y, weights, heads, targets)
+class Pass(NamedTuple):
+    calls: list[Call]
+    targets: list[Tensor]
+    examples: int
 
 
 def _passed(
@@ -214,7 +235,7 @@ def _passed(
     try:
         with torch.enable_grad():
             outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2])
-            return calls, targets(outputs, y, weights)
+            return calls, targets.of(outputs, y, weights)
     finally:
         for handle in handles:
             handle.remove()
@@ -241,7 +262,7 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 
 
 @torch.no_grad()
-def _add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
+def add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b of(g_b) for each weight; if a weight is used several times, its gradients are summed first."""
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
@@ -274,7 +295,7 @@ def _add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[T
             parts[name] += of(whole).sum(1)
 
 
-def _spread(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
+def add_neighbours(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
     """Add to each weight a fraction `share` of its neighbours' Fisher. If several layers use a weight, this is done
     once, as for the first of them.
     """

@@ -1,28 +1,129 @@
-"""Kronecker factors of the Fisher, layer by layer (Martens and Grosse, 2015), for linear layers.
+"""Kronecker factors of the Fisher, layer by layer (Martens and Grosse, 2015).
 
 With a = [x; 1] the input of a layer and g = d log p(c|x) / d (its output), the Fisher of its [W, b] is
 
     E[g g^T (x) a a^T]  ~  G (x) A,     A = 1/n sum_b a_b a_b^T,     G = 1/n sum_b sum_c w_bc g_bc g_bc^T
 
 where (x) is the Kronecker product, b counts the n examples and c the classes, and w is as in fisher.py: for `exact`,
-p(c|x_b). The approximation is exact for a single example. For a change D of [W, b], the quadratic form of G (x) A is
-tr(D^T G D A).
+p(c|x_b). It is exact for a single example, and if g g^T is the same for all
+examples, as in linear regression. For a change D of [W, b], the quadratic form of G (x) A is tr(D^T G D A).
+
+If an example has positions (a sequence, the patches of a convolution), or if a weight is used several times, each use
+is a row of its own: A is the mean over all rows, and G sums over the rows of an example (KFAC-expand, Eschenhagen et
+al., 2023). The rows of an embedding are its outputs, and A is diagonal. Each projection of an attention is a layer of
+its own. All other weights have no factors, and their diagonal Fisher is used: norms, grouped convolutions, parameters
+outside layers, a table that a linear layer shares, biases of layers that share only their weight.
+
+`spread` is a damping of the factors: a fraction of the mean of G's diagonal is added to it and, if the layer's inputs
+are learned, a fraction of the mean of A's diagonal to A's. To first order, this adds to the diagonal of G (x) A what
+`fisher` adds with the same `spread`. It protects weights of inactive units, whose rows in A and G are 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.errors import EvclError
-from evcl.curvature.fisher import Call, output_gradients, recorded
+from evcl._core.ranks import Ranks
+from evcl.curvature.fisher import Call, add, add_neighbours, likelihood_targets, note_layers, output_gradients, passes
 from evcl.likelihoods import CATEGORICAL, Likelihood
-from evcl.nn import BayesianNetwork, Layout, Linear
+from evcl.nn import BayesianLayer, BayesianNetwork, Layout
 
-Factors = dict[str, tuple[Tensor, Tensor]]  # weight name -> (A [R, i, i] or, with a bias, [R, i + 1, i + 1]; G)
+Factors = dict[str, tuple[Tensor, Tensor]]  # the key of a block -> its A [R, i, i], or [R, i] if diagonal; G [R, o, o]
+
+
+class Kronecker(NamedTuple):
+    """The Fisher of a network: factors of its blocks, and the diagonal [R, P] of all weights without factors, which is
+    0 for weights that have them.
+    """
+
+    factors: Factors
+    diagonal: Tensor
+
+
+class Block(NamedTuple):
+    """The weights that a pair of factors is about, as a matrix D [R, o, i] or, with a bias, [R, o, i + 1]."""
+
+    weight: str
+    rows: slice  # of the weight, along its first axis
+    bias: str | None
+    bias_rows: slice
+    table: bool  # outputs are along the second axis of the weight: an embedding
+
+    def sizes(self, layout: Layout) -> tuple[int, int]:
+        """i, with 1 more for a bias, and o."""
+        shape = layout.shapes[self.weight]
+        if self.table:
+            return shape[0], shape[1]
+        return prod(shape[1:]) + (self.bias is not None), len(range(shape[0])[self.rows])
+
+    def views(self, layout: Layout, flat: Tensor, outputs: int) -> tuple[Tensor, Tensor | None]:
+        """The weights in `flat` [R, P] as a view [R, o, i], and the biases as a view [R, o, 1]. `outputs` is o: a head
+        may have grown since.
+        """
+        weight = layout.view(flat, self.weight)[:, self.rows]
+        weight = weight.mT if self.table else weight[:, :outputs].view(len(flat), outputs, -1)
+        bias = None if self.bias is None else layout.view(flat, self.bias)[:, self.bias_rows]
+        return weight, None if bias is None else bias[:, :outputs].unsqueeze(2)
+
+    def matrix(self, layout: Layout, flat: Tensor, outputs: int) -> Tensor:
+        """D in `flat` [R, P]."""
+        weight, bias = self.views(layout, flat, outputs)
+        return weight if bias is None else torch.cat([weight, bias], 2)
+
+    def add(self, layout: Layout, flat: Tensor, change: Tensor) -> None:
+        """Add `change`, a matrix such as D, to `flat` in place."""
+        weight, bias = self.views(layout, flat, change.shape[1])
+        weight += change[:, :, : weight.shape[2]]
+        if bias is not None:
+            bias += change[:, :, weight.shape[2] :]
+
+
+def blocks(network: BayesianNetwork, layout: Layout) -> dict[str, Block]:
+    """The blocks of a network that are in this layout, by their keys."""
+    found: dict[str, Block] = {}
+    without: set[str] = set()  # weights without factors
+    for layer in network.bayesian_layers():
+        own = _own_blocks(layer, layout)
+        without |= set() if own else set(layer.names.values())
+        for key, block in own:
+            before = found.get(key, block)
+            if before.table != block.table:
+                without.add(block.weight)
+            same = before == block
+            found[key] = block if same else block._replace(bias=None)  # one weight, several biases
+    return {key: block for key, block in found.items() if block.weight not in without}
+
+
+def _own_blocks(layer: BayesianLayer, layout: Layout) -> list[tuple[str, Block]]:
+    """The key and block of each piece of a layer; none if it has no factors."""
+    weight, bias = layer.names.get("weight"), layer.names.get("bias")
+    if layer.output_axis is None or weight is None or weight not in layout.shapes:
+        return []
+    table, every = layer.output_axis == 1, slice(None)
+    if layer.pieces == 1 and "weight" not in layer.rows:
+        return [(weight, Block(weight, every, bias, layer.rows.get("bias", every), table))]
+    rows = layer.rows.get("weight", slice(0, layout.shapes[weight][0]))
+    shift = layer.rows.get("bias", slice(0)).start or 0
+    found, length = [], (rows.stop - rows.start) // layer.pieces
+    for start in range(0, rows.stop - rows.start, length):
+        own, biases = (slice(first + start, first + start + length) for first in (rows.start, shift))
+        found.append((f"{weight} {own.start}:{own.stop}", Block(weight, own, bias, biases, table)))
+    return found
+
+
+class _Sums:
+    """Sums of one block: a a^T and g g^T over all rows, and their number; `learned` is above 0 if its inputs are."""
+
+    def __init__(self, block: Block, layout: Layout, like: Tensor) -> None:
+        i, o = block.sizes(layout)
+        self.a = like.new_zeros(len(like), i) if block.table else like.new_zeros(len(like), i, i)
+        self.g = like.new_zeros(len(like), o, o)
+        self.rows, self.learned = like.new_zeros(len(like)), like.new_zeros(1)
 
 
 def kfac(
@@ -34,44 +135,70 @@ def kfac(
     heads: Sequence[int],
     kind: str = "exact",
     generators: Sequence[torch.Generator] | None = None,
-    chunk: int = 1000,
+    chunk: int | None = None,
     temperature: Tensor | float = 1.0,
     weights: Tensor | None = None,
+    ranks: Ranks | None = None,
+    spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
     task: int | None = None,
-) -> Factors:
-    """A and G of each layer that these heads use, at the weights `mean` [R, P]; the arguments are those of `fisher`.
-
-    An example with weight u in the loss has weight u in G.
+) -> Kronecker:
+    """The factors of each block that these heads use, at the weights `mean` [R, P]; the arguments are those of
+    `fisher`. An example with weight u in the loss has weight u in G.
     """
-    network.bind(mean, None, layout)
-    network.weights.noise = None
-    found: Factors = {}
-    counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    for xs, ys, us in zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True):
-        with network.using(task):
-            calls, targets = recorded(network, xs, ys, us, heads, kind, generators, temperature, likelihood)
+    known = blocks(network, layout)
+    covered = {name for block in known.values() for name in (block.weight, block.bias)}
+    total = torch.zeros_like(mean)
+    parts = {name: view for name, view in layout.views(total).items() if name not in covered}
+    sums = {key: _Sums(block, layout, mean) for key, block in known.items()}
+    seen: dict[BayesianLayer, bool] = {}
+    wanted = likelihood_targets(mean, layout, heads, kind, generators, temperature, likelihood)
+    for calls, targets, examples in passes(network, mean, layout, x, y, heads, wanted, chunk, weights, ranks, task):
+        note_layers(seen, calls)
         for i, deltas in enumerate(output_gradients(calls, targets)):
             for call, delta in zip(calls, deltas, strict=True):
                 if delta is not None:
-                    _add(found, call, delta, x.shape[1], first=i == 0)
-    return found
+                    _add(sums, known, call, delta, layout, first=i == 0)
+            add(torch.square, parts, calls, deltas, examples)
+    if isinstance(spread, Tensor) or spread > 0:
+        add_neighbours(parts, seen, spread)
+    if ranks is not None:
+        for tensor in (total, *(t for one in sums.values() for t in (one.a, one.g, one.rows, one.learned))):
+            ranks.sum_(tensor)
+    found: Factors = {}
+    for key, one in sums.items():
+        if bool(one.rows.any()):
+            a = one.a / one.rows.clamp_min(1).view(-1, *[1] * (one.a.dim() - 1))
+            found[key] = _damped(a, one.g / x.shape[1], spread, bool(one.learned), known[key])
+    return Kronecker(found, total / x.shape[1])
 
 
 @torch.no_grad()
-def _add(found: Factors, call: Call, delta: Tensor, examples: int, first: bool) -> None:
-    """Add the result of one pass to a layer's factors; A is the same in all passes of a chunk, so it is added once."""
-    layer = call.layer
-    if not isinstance(layer, Linear) or call.x.dim() != 2 or layer.rows:
-        raise EvclError(
-            f"{layer.path!r} ({type(layer).__name__}): Kronecker factors support only linear layers on [batch, inputs]"
-        )
-    a, g = layer.unfold(call.x), layer.unfold(delta)
-    if "bias" in layer.names:
-        a = F.pad(a, (0, 1), value=1.0)
-    name = layer.names["weight"]
-    if name not in found:
-        found[name] = a.new_zeros(len(a), a.shape[2], a.shape[2]), g.new_zeros(len(g), g.shape[2], g.shape[2])
+def _add(
+    sums: dict[str, _Sums], known: dict[str, Block], call: Call, delta: Tensor, layout: Layout, first: bool
+) -> None:
+    """Add one call of a layer. Its inputs are the same in all passes of a chunk, so they are added once."""
+    own = [(key, known[key], sums[key]) for key, _ in _own_blocks(call.layer, layout) if key in known]
+    if not own:
+        return
+    x, delta = call.layer.unfold(call.x), call.layer.unfold(delta)
+    outputs = call.layer.output_rows(x, delta)
+    for (_, _, one), g in zip(own, outputs.chunk(len(own), 2), strict=True):
+        one.g.baddbmm_(g.mT, g)
     if first:
-        found[name][0].baddbmm_(a.mT, a, alpha=1 / examples)
-    found[name][1].baddbmm_(g.mT, g, alpha=1 / examples)
+        a, rows = call.layer.input_factor(x, own[0][1].bias is not None)
+        for _, _, one in own:
+            one.a += a
+            one.rows += rows
+            one.learned += call.learned
+
+
+def _damped(a: Tensor, g: Tensor, spread: Tensor | float, learned: bool, block: Block) -> tuple[Tensor, Tensor]:
+    share = spread.view(-1, 1) if isinstance(spread, Tensor) else spread
+    if g.shape[1] > 1:  # with one output, no other weight has the same input
+        own = g.diagonal(dim1=1, dim2=2)
+        own += share * own.mean(1, keepdim=True)
+    if learned and not block.table:  # the input of a bias is always 1
+        own = a.diagonal(dim1=1, dim2=2)[:, : a.shape[1] - (block.bias is not None)]
+        own += share * own.mean(1, keepdim=True)
+    return a, g

@@ -4,14 +4,18 @@ from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
+from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
-from evcl.methods.ewc import EWC, elastic, fisher
+from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
 from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
+from evcl.methods.importance import fisher
 from evcl.methods.improved_vcl import IMPROVED_VCL
 from evcl.methods.joint import JOINT
+from evcl.methods.kfac_evcl import KFAC_EVCL
+from evcl.methods.kfac_ewc import KFAC_EWC
 from evcl.methods.lwf import LWF
 from evcl.methods.mas import MAS
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
@@ -50,6 +54,7 @@ from evcl.methods.xdg import XDG
 for _method in (
     EVCL,
     EVCL_FILM,
+    KFAC_EVCL,
     VCL,
     VCL_RANDOM,
     VCL_KCENTER,
@@ -59,6 +64,7 @@ for _method in (
     TD_VCL,
     EWC,
     EWC_OFFLINE,
+    KFAC_EWC,
     SI,
     MAS,
     IMM_MEAN,

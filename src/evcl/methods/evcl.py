@@ -5,8 +5,11 @@ L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}) + lambda/2 sum_i F_i [(mu_i - mu*_i
 The anchor (mu*, s2*) is the posterior at the end of the last task, which is also the prior q_{t-1}. With the default
 `fisher_scale`, F = sum_k n_k T^2 F_k / N_t: the weight that Laplace's approximation gives the rows of earlier tasks
 relative to those of the new one, so that lambda = 1 has a meaning. `importance` chooses another measure in place of the
-Fisher (see importance.py). The last term is in `teacher.py`; the paper does not
-have it (`distill` 0).
+Fisher (see importance.py). The last term is in `teacher.py`; the paper does not have it (`distill` 0).
+
+With Kronecker factors (`importance` kfac, see kronecker.py), the precision of q_{t-1} would be a second, diagonal
+estimate of the curvature that the factors estimate, and the past would count twice. So the KL then leaves the means of
+weights with factors to the matrix penalty, and holds only their variances.
 """
 
 from __future__ import annotations
@@ -16,24 +19,23 @@ from dataclasses import replace
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.doubt import tempering
-from evcl.methods.ewc import Memory, elastic
-from evcl.methods.importance import IMPORTANCE
+from evcl.methods.elastic_memory import Memory
+from evcl.methods.importance import trackers
+from evcl.methods.kronecker import MERGE, factored, penalty, remembered
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, held, unlearned
-from evcl.methods.terms import Term
 from evcl.methods.vcl import betas, kl
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past, beta, importance = held(memory.rows, round_, s), tempering(s, round_), IMPORTANCE[s.importance]
+    past, beta = held(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
-    terms: list[Term] = [to_prior, elastic(memory, s, round_.n, past.elastic)]
-    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=importance.trackers())
-    found = importance.measure(fitted, round_, s)
+    if memory.factors:
+        to_prior = replace(to_prior, means=1 - factored(memory, round_))
+    terms = [to_prior, *penalty(memory, s, round_, past.elastic)]
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=trackers(s))
     fitted = unlearned(fitted, to_prior.prior, past, round_)
-    return Learned(
-        fitted.q, memory.after(fitted, round_, found, s.fisher_decay, betas(beta, memory.beta, past, round_, s))
-    )
+    return Learned(fitted.q, remembered(memory, fitted, round_, s, betas(beta, memory.beta, past, round_, s)))
 
 
 EVCL = Method(
@@ -44,6 +46,7 @@ EVCL = Method(
     memory=Memory,
     settings={
         **ELASTIC,
+        "kfac_merge": MERGE,
         **DISTILLATION,
         "distill": replace(DISTILLATION["distill"], default=USUAL),
     },

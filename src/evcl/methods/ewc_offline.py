@@ -75,6 +75,7 @@ EWC_OFFLINE = Method(
     memory=Memory,
     settings={
         **{name: one for name, one in ELASTIC.items() if name not in ("fisher_decay", "fisher_floor")},
+        "importance": replace(ELASTIC["importance"], choices=tuple(IMPORTANCE)),
         "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=8.0),
     },
     apart=True,

@@ -32,7 +32,7 @@ from torch import Tensor
 from evcl._core.randomness import Noise
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.ewc import fisher
+from evcl.methods.importance import fisher
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round, Tracker
 from evcl.methods.terms import Elastic, Gradients

@@ -1,7 +1,8 @@
 """How important each weight is to a task: the measures that the setting `importance` chooses from.
 
 `fisher`: the diagonal Fisher information (curvature/fisher.py). `si`: the path integral of synaptic intelligence
-(Zenke, Poole and Ganguli, 2017). `mas`: the sensitivity of memory aware synapses (Aljundi et al., 2018).
+(Zenke, Poole and Ganguli, 2017). `mas`: the sensitivity of memory aware synapses (Aljundi et al., 2018). `kfac`, a
+matrix per layer, is in kronecker.py.
 
 The Fisher of n rows is a curvature in nats, so that `strength` 1 is Laplace's approximation. The others have no such
 unit: a path integral grows with the learning rate, the number of steps and the noise of the gradient, and a
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from evcl.methods.method import Fitted, Round, Tracker
 from evcl.methods.terms import Gradients
 from evcl.nn import Gaussian
 
+T = TypeVar("T")
 XI = 4.0  # xi over the mean of Delta^2: on permuted digits, values from 1 to 16 differed by 2 points
 
 
@@ -57,23 +59,34 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
 
 
 def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
-    """The Fisher of one task over the fit's weights: at the point weights, at the posterior's means, or averaged over
-    posterior draws.
-    """
-    rows = _sampled(task, s.fisher_examples, generators)
-    about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
-    options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread}
-    options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
-    options["task"] = task.task
-    drawn = s.fisher_draws and fitted.own.log_std is not None
-    points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
-    found = torch.stack([curvature.fisher(fitted.network, point, *about, **options) for point in points]).mean(0)
+    """The Fisher of one task over the fit's weights."""
+    found = torch.stack(estimates(curvature.fisher, fitted, task, generators, round_, s)).mean(0)
     if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
         found = found * task.y.shape[1] * s.fisher_temperature**2
     if s.fisher_scale == "task":
         weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
         found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
     return found
+
+
+def estimates(
+    measure: Callable[..., T],
+    fitted: Fitted,
+    task: TaskData,
+    generators: list[torch.Generator],
+    round_: Round,
+    s: Settings,
+) -> list[T]:
+    """What `measure`, such as `curvature.fisher`, finds on `fisher_examples` examples of a task: at the point weights,
+    at the posterior's means, or at each of several posterior draws.
+    """
+    rows = _sampled(task, s.fisher_examples, generators)
+    about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
+    options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread, "task": task.task}
+    options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
+    drawn = s.fisher_draws and fitted.own.log_std is not None
+    points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
+    return [measure(fitted.network, point, *about, **options) for point in points]
 
 
 def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
@@ -171,4 +184,9 @@ IMPORTANCE = {
     "si": Importance(_si, trackers=lambda: [PathIntegral()]),
     "mas": Importance(_mas),
 }
-"""The measures by name."""
+"""The measures by name that give one number per weight."""
+
+
+def trackers(s: Settings) -> Sequence[Tracker]:
+    """The trackers that a fit needs for the chosen measure."""
+    return IMPORTANCE[s.importance].trackers() if s.importance in IMPORTANCE else ()

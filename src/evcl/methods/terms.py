@@ -126,44 +126,56 @@ class Springs:
 
 @dataclass(frozen=True)
 class KL:
-    """weight * KL(q || prior); weight = beta / N."""
+    """weight * KL(q || prior); weight = beta / N. `means` [R, P] is a factor on its part (mu - mu*)^2 / (2 s2*)."""
 
     prior: Gaussian
     weight: Tensor | float
+    means: Tensor | None = None
     name: ClassVar[str] = "kl"
 
     def loss(self, q: Gaussian) -> Tensor:
         weight = self.weight.reshape(-1) if isinstance(self.weight, Tensor) else self.weight
-        return weight * q.kl(self.prior)
+        whole, variance = q.kl(self.prior), self.prior.variance()
+        if self.means is not None and variance is not None:
+            whole = whole - 0.5 * ((1 - self.means) * (q.mean - self.prior.mean).square() / variance).sum(1)
+        return weight * whole
 
     def springs(self) -> Springs:
         """a = k = weight / s; the centres are the prior's means and variances."""
         variance = self.prior.variance()
         assert variance is not None
         precision = self.weight / variance
-        return Springs(Spring(precision, self.prior.mean), Spring(precision, variance))
+        pull = precision if self.means is None else self.means * precision
+        return Springs(Spring(pull, self.prior.mean), Spring(precision, variance))
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square."""
+    """1/2 sum_p importance_p [(mu_p - mu*_p)^2 + (s2_p - s2*_p)^2]; for point weights, without the second square.
+
+    `variances` is the importance of the second square, if it is another.
+    """
 
     anchor: Gaussian
     importance: Tensor
+    variances: Tensor | None = None
     name: ClassVar[str] = "elastic"
 
     def loss(self, q: Gaussian) -> Tensor:
-        moved = (q.mean - self.anchor.mean).square()
+        moved = self.importance * (q.mean - self.anchor.mean).square()
         variance, anchored = q.variance(), self.anchor.variance()
         if variance is not None and anchored is not None:
-            moved = moved + (variance - anchored).square()
-        return 0.5 * (self.importance * moved).sum(1)
+            moved = moved + self._second() * (variance - anchored).square()
+        return 0.5 * moved.sum(1)
 
     def springs(self) -> Springs:
         """a = importance, d = 2 importance; the centres are the anchor's means and variances."""
         variance = self.anchor.variance()
         mean = Spring(self.importance, self.anchor.mean)
-        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self.importance, variance))
+        return Springs(mean) if variance is None else Springs(mean, square=Spring(2 * self._second(), variance))
+
+    def _second(self) -> Tensor:
+        return self.importance if self.variances is None else self.variances
 
 
 def collapse(terms: Iterable[Term]) -> tuple[Springs | None, list[Term]]:

@@ -24,19 +24,19 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.curvature.fisher import recorded
-from evcl.methods import ewc
+from evcl.curvature.fisher import layers_in_use
+from evcl.methods.elastic_memory import Memory as ElasticMemory
+from evcl.methods.elastic_memory import elastic
+from evcl.methods.importance import IMPORTANCE, trackers
 from evcl.methods.memory import per_task
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.nn import Gaussian, Layout, Linear, head_names
 from evcl.nn.layers import Conv
 
-MEASURES = {"fisher": ewc.fisher}  # importance -> (fitted, round, settings) -> [R, P]
-
 
 @dataclass(frozen=True)
 class Memory:
-    base: ewc.Memory
+    base: ElasticMemory
     gates: dict[int, Tensor] = per_task()  # task -> [R, inputs of all layers], 1 or 0
 
 
@@ -44,13 +44,14 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     before, layout = round_.posterior.mean, round_.network.layout
     gates = drawn(round_, s.gated)
     mask = spread(gates, layout, before)
-    measure = MEASURES.get(s.importance)
-    terms = [] if measure is None else [ewc.elastic(memory.base, s, round_.n)]
-    fitted = yield Fit(round_.tasks, terms=terms, start=Gaussian(before * mask, None), moves=mask > 0)
+    protects = s.importance != "none"
+    terms = [elastic(memory.base, s, round_.n)] if protects else []
+    start = Gaussian(before * mask, None)
+    fitted = yield Fit(round_.tasks, terms=terms, start=start, moves=mask > 0, trackers=trackers(s))
     learned = Gaussian(torch.where(mask > 0, fitted.q.mean, before), None)
     base = memory.base
-    if measure is not None:
-        importance = mask * measure(fitted, round_, s)
+    if protects:
+        importance = mask * IMPORTANCE[s.importance].measure(fitted, round_, s)
         base = base.after(replace(fitted, q=learned), round_, importance, s.fisher_decay)
     return Learned(learned, Memory(base, {**memory.gates, **{task.task: gates for task in round_.tasks}}))
 
@@ -71,13 +72,10 @@ def drawn(round_: Round, gated: Tensor | float) -> Tensor:
 def read_by_gates(round_: Round) -> set[str]:
     """The names of weights whose inputs have gates, found by running the network on one example."""
     network, task = round_.network, round_.tasks[0]
-    x, y = task.take(torch.zeros(len(round_.seeds), 1, dtype=torch.long, device=task.y.device))
-    network.bind(round_.posterior.mean, None, network.layout)
-    network.weights.noise = None
-    ones = torch.ones_like(y, dtype=x.dtype)
-    calls, _ = recorded(network, x, y, ones, [task.head], "empirical", None, 1.0, round_.likelihood)
-    gated = {call.layer.names["weight"] for call in calls if call.learned and type(call.layer) in (Linear, Conv)}
-    other = {name for call in calls if type(call.layer) not in (Linear, Conv) for name in call.layer.names.values()}
+    x = task.x[:, :1].expand(len(round_.seeds), *[-1] * (task.x.dim() - 1))
+    used = layers_in_use(network, round_.posterior.mean, network.layout, x, [task.head])
+    gated = {la.names["weight"] for la, learned in used.items() if learned and type(la) in (Linear, Conv)}
+    other = {name for la in used if type(la) not in (Linear, Conv) for name in la.names.values()}
     if not gated - other:
         raise EvclError("xdg closes hidden units, but this network trains none: use another method")
     return {HEADS if name == head_names(task.head)["weight"] else name for name in gated - other}
@@ -132,8 +130,9 @@ XDG = Method(
         "gated": Setting(0.5, "fraction of the hidden units that each task closes, drawn at random", high=0.99),
         "importance": Setting(
             "fisher",
-            "what protects the weights that several tasks use: the elastic term with the Fisher, or nothing",
-            choices=("none", *MEASURES),
+            "what protects the weights that several tasks use: the elastic term with this measure of importance, or "
+            "nothing (none). Not kfac: a matrix would tie the weights of closed units to those of open ones",
+            choices=("none", *IMPORTANCE),
         ),
     },
     predictor=predictor,

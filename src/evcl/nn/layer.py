@@ -75,6 +75,7 @@ class BayesianLayer(nn.Module):
 
     For a layer of your own, subclass this, construct it from the plain layer, and add it with `evcl.nn.register`. It
     needs `forward`. Methods that use the Fisher also need `example_gradient`, and `neighbours` for `fisher_spread`.
+    Kronecker factors are optional: `output_axis`, `input_factor` and `output_rows`.
     Non-persistent buffers [R, ...] hold the layer's state beside its weights, one row per replica: they are saved,
     loaded and moved with the run.
     """
@@ -83,6 +84,7 @@ class BayesianLayer(nn.Module):
     names: dict[str, str]  # the plain layer's parameter -> its name in the posterior
     path: str = ""  # name of the plain layer in the module
     fold: int = 1  # rows per example at this layer: more than 1 if positions were folded into the batch
+    output_axis: int | None = None  # axis of the weight's outputs; None: its Fisher has no Kronecker factors
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -200,6 +202,16 @@ class BayesianLayer(nn.Module):
         """
         return importance.new_zeros(())
 
+    def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+        """For a layer with an `output_axis`: sum a a^T over the rows and positions of its inputs x [R, B, ...], and
+        their number [R]. The sum is [R, i, i], or [R, i] if it is diagonal. With `bias`, a = [inputs; 1].
+        """
+        raise NotImplementedError
+
+    def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
+        """For a layer with an `output_axis`: its output gradients as rows, [R, m, o]."""
+        raise NotImplementedError
+
 
 def of_units(importance: Tensor, learned: bool) -> Tensor:
     """`neighbours` for weights [R, o, ...], with outputs along axis 1, or for biases [R, o], whose input is 1."""
@@ -208,6 +220,12 @@ def of_units(importance: Tensor, learned: bool) -> Tensor:
     if learned and importance.dim() > 2:
         mean = mean + importance.mean(list(range(2, importance.dim())), keepdim=True)
     return mean
+
+
+def outer_sum(rows: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+    """sum a a^T over rows a [R, m, i], with a 1 appended to each if `bias`; and m as [R]."""
+    rows = F.pad(rows, (0, 1), value=1.0) if bias else rows
+    return rows.mT @ rows, rows.new_full((len(rows),), rows.shape[1])
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,12 +15,15 @@ from evcl.nn.layer import (
     BayesianLayer,
     local_draw,
     of_units,
+    outer_sum,
     product,
 )
 
 
 class Linear(BayesianLayer):
     """nn.Linear on [R*B, i] or, along a sequence, [R*B, ..., i]."""
+
+    output_axis = 0
 
     def forward(self, x: Tensor) -> Tensor:
         flat = self.unfold(x).flatten(1, -2) if x.dim() > 2 else self.unfold(x)
@@ -87,6 +90,12 @@ class Linear(BayesianLayer):
             return of(delta).sum(1)
         return torch.bmm(of(delta).mT, of(x))
 
+    def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+        return outer_sum(x.flatten(1, -2), bias)
+
+    def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
+        return delta.flatten(1, -2)
+
 
 class Conv(BayesianLayer):
     """nn.Conv1d and nn.Conv2d, with stride, every kind of padding, dilation and groups."""
@@ -95,6 +104,7 @@ class Conv(BayesianLayer):
         super().__init__(layer)
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         self.kernel = layer.kernel_size
+        self.output_axis = 0 if self.groups == 1 else None
         self.pad_mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         self.pad = self._padding(layer)
         self.padding = (0,) * len(self.kernel)
@@ -159,16 +169,33 @@ class Conv(BayesianLayer):
         if parameter == "bias":
             return delta.flatten(3).sum(3)
         r, b = x.shape[:2]
+        patches = self._patches(x).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
+        delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
+        shape = self.weights.mean[self.names[parameter]].shape[1:]
+        gradient: Tensor = delta @ patches.mT
+        return gradient.reshape(r, b, *shape)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[R*B, c*k, l]: what each of the l positions of the output sees of x [R, B, c, ...]."""
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         how = [self.kernel, self.dilation, self.padding, self.stride]
         if len(self.kernel) == 1:  # treat a sequence as an image of height 1
             x, how = x.unsqueeze(2), [(one, *sizes) for one, sizes in zip((1, 1, 0, 1), how, strict=True)]
-        patches = F.unfold(x, *how).unflatten(1, (self.groups, -1))  # [R*B, g, c/g*k, l]
-        delta = delta.flatten(0, 1).flatten(2).unflatten(1, (self.groups, -1))  # [R*B, g, o/g, l]
-        shape = self.weights.mean[self.names[parameter]].shape[1:]
-        gradient: Tensor = delta @ patches.mT
-        return gradient.reshape(r, b, *shape)
+        return F.unfold(x, *how)
+
+    def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+        """The rows are patches, one per position of the output."""
+        whole = x.shape[0] * prod(self.kernel) * prod(x.shape[2:])  # numbers in the patches of one example, at most
+        pieces = []
+        for part in x.split(max(1, EXAMPLE_GRADIENT_NUMBERS // whole), 1):
+            rows = self._patches(part).mT  # [R*B, l, c*k]
+            pieces.append(outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias))
+        sums, counts = zip(*pieces, strict=True)
+        return torch.stack(sums).sum(0), torch.stack(counts).sum(0)
+
+    def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
+        return delta.flatten(3).mT.flatten(1, 2)
 
 
 class Embedding(BayesianLayer):
@@ -179,6 +206,7 @@ class Embedding(BayesianLayer):
     """
 
     padding: Tensor
+    output_axis = 1
 
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__(layer)
@@ -246,6 +274,20 @@ class Embedding(BayesianLayer):
         index, delta = self._positions(x, delta)
         gradient = delta.new_zeros(*index.shape[:2], self.size, delta.shape[-1])
         return gradient.scatter_add_(2, index.unsqueeze(-1).expand_as(delta), delta)
+
+    def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+        """The input of the layer is 1 for the row of an index and 0 for all others, so that the sum is diagonal: how
+        often each row is used. The padding does not count.
+        """
+        index = x.long().flatten(1)
+        used = torch.zeros(len(x), self.size, dtype=self.weights.mean[self.names["weight"]].dtype, device=x.device)
+        used.scatter_add_(1, index, used.new_ones(()).expand_as(index))
+        if self.padding_idx is not None:
+            used[:, self.padding_idx] = 0
+        return used, used.sum(1)
+
+    def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
+        return self._positions(x, delta)[1].flatten(1, 2)
 
     def _positions(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Indices [R, B, t] and gradients [R, B, t, d], which are 0 at the padding."""

@@ -63,6 +63,8 @@ NAMES = {
     "td-vcl": "TD-VCL",
     "gvcl-film": "GVCL-F",
     "evcl-film": "EVCL + FiLM",
+    "kfac-evcl": "K-FAC EVCL",
+    "kfac-ewc": "K-FAC EWC",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

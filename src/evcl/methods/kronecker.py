@@ -1,0 +1,222 @@
+"""Kronecker-factored importance (`importance="kfac"`): the penalty of a layer depends on how its weights move together.
+
+    lambda/2 sum_l tr(D_l^T G_l D_l A_l),   D_l = [W_l, b_l] - [W*_l, b*_l]
+
+G_l (x) A_l approximates the Fisher of layer l (curvature/kfac.py), in the units of the diagonal Fisher. With the
+default `fisher_scale`, G_l sums n_k T^2 G_kl, and the penalty is divided by N_t. Weights without factors have the
+diagonal Fisher. Variances are penalised by the diagonal of G_l (x) A_l.
+
+The Fishers of several tasks add up to a sum of products. `tasks` keeps every product, so that memory and the time of a
+step grow with the number of tasks. Otherwise one product stands for the old factors (A, G) and the new (B, H):
+
+    sum       A + B, G + H (Ritter et al., 2018): for tasks that are alike, this grows as the square of their number
+    pi        A + B / pi, G + pi H, pi^2 = tr G tr B / (tr H tr A) (Kao et al., 2021): the same for any units of A and G
+    nearest   the product that is nearest to A (x) G + B (x) H in the sum of squares: exact for tasks that are alike
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl._core.settings import Setting, Settings
+from evcl.curvature import Block, Factors, blocks, kfac
+from evcl.methods.elastic_memory import Memory, elastic
+from evcl.methods.importance import IMPORTANCE, estimates
+from evcl.methods.method import Fitted, Round
+from evcl.methods.teacher import Number
+from evcl.methods.terms import Elastic, Gradients, Term
+from evcl.nn import Gaussian, Layout
+from evcl.nn.layer import add_product
+
+TINY = 1e-30
+ROUNDS = 50  # of the iteration for the nearest product
+MERGE = Setting(
+    "nearest",
+    "how the Kronecker factors of several tasks become one pair: by adding them (sum), by adding them after balancing "
+    "their traces (pi), or as the nearest product to the sum of products (nearest); or keep every task's pair, which "
+    "is exact and slower with each task (tasks)",
+    choices=("nearest", "sum", "pi", "tasks"),
+)
+
+
+@dataclass(frozen=True)
+class Factored:
+    """1/2 sum_l sum_k tr(D_l^T G_kl D_l A_kl) over the means."""
+
+    anchor: Gaussian
+    factors: Factors
+    blocks: Mapping[str, Block]
+    bound: list[tuple[Tensor, Tensor, list[Bound]]] = field(default_factory=list, init=False, repr=False, compare=False)
+    name: ClassVar[str] = "elastic"
+
+    def loss(self, q: Gaussian) -> Tensor:
+        layout, found = q.layout, q.mean.new_zeros(len(q.mean))
+        assert layout is not None
+        for block, a, g in self._used(layout):
+            d = block.matrix(layout, q.mean - self.anchor.mean, g.shape[-1]).unsqueeze(1)
+            gda = g @ d * a.unsqueeze(2) if block.table else g @ d @ a
+            found = found + 0.5 * (d * gda).sum((1, 2, 3))
+        return found
+
+    def add_gradient(self, q: Gaussian, grads: Gradients) -> None:
+        """sum_k G_k D A_k. A step always passes the same buffers, so their views are made once."""
+        if not (self.bound and self.bound[0][0] is q.mean and self.bound[0][1] is grads.mean):
+            found = [Bound(*one, self.anchor.mean, q, grads) for one in self._used(grads.layout)]
+            self.bound[:] = [(q.mean, grads.mean, found)]
+        for one in self.bound[0][2]:
+            one.add_gradient()
+
+    def _used(self, layout: Layout) -> list[tuple[Block, Tensor, Tensor]]:
+        """The blocks of this layout, with their factors."""
+        known = [(self.blocks[key], *pair) for key, pair in self.factors.items()]
+        return [one for one in known if one[0].weight in layout.shapes]
+
+
+class Bound:
+    """A block bound to the buffers of a step: two matrix products, into the gradient."""
+
+    def __init__(self, block: Block, a: Tensor, g: Tensor, anchor: Tensor, q: Gaussian, grads: Gradients) -> None:
+        layout, (r, k, o) = grads.layout, g.shape[:3]
+        views = [block.views(layout, flat, o) for flat in (q.mean, anchor, grads.mean)]
+        i = views[0][0].shape[2]
+        inputs = i + (block.bias is not None)
+        self.d, self.left = g.new_empty(r, o, inputs), g.new_empty(r, k * o, inputs)
+        self.g, self.shape, self.table = g.reshape(r, k * o, o), (r, k, o, inputs), block.table
+        a = a.unsqueeze(2) if block.table else a.flatten(1, 2)  # [R, K, 1, i], or the A_k below each other: [R, K*i, i]
+        self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []  # of the weights, and of the biases
+        for (now, then, out), at in zip(zip(*views, strict=True), (slice(0, i), slice(i, inputs)), strict=True):
+            if now is not None and then is not None and out is not None:
+                self.parts.append((now, then, self.d[:, :, at], out, a[..., at]))
+
+    def add_gradient(self) -> None:
+        for now, then, d, _, _ in self.parts:
+            torch.sub(now, then, out=d)
+        torch.matmul(self.g, self.d, out=self.left)
+        left = self.left.view(self.shape)
+        if self.table:
+            _, _, _, out, a = self.parts[0]
+            out += (left * a).sum(1)
+            return
+        left = left.transpose(1, 2).flatten(2)  # [R, o, K*i]: the G_k D side by side
+        for _, _, _, out, a in self.parts:
+            add_product(out, left, a)
+
+
+def penalty(memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> list[Term]:
+    """The elastic terms of a fit, `part` times as strong: a matrix penalty for weights that have Kronecker factors.
+
+    `memory.factors`: the key of a block -> A [R, K, i, i], or [R, K, i] if diagonal; G [R, K, o, o].
+    """
+    if not memory.factors:
+        return [elastic(memory, s, round_.n, part)]
+    part = part.clamp(max=1.0) if isinstance(part, Tensor) else min(1.0, part)  # above 1 only for a diagonal Fisher
+    rest = elastic(memory, s, round_.n, part)
+    layout, variances = round_.network.layout, rest.importance.clone()
+    known, scaled, ones = blocks(round_.network, layout), {}, torch.ones_like(variances[:, :1])
+    weight = ones * part * s.strength / (round_.n if "examples" in (s.strength_scale, s.fisher_scale) else 1)
+    for key, (a, g) in memory.factors.items():
+        scaled[key] = a, g * weight.view(-1, 1, 1, 1)
+        left, right = diagonal(scaled[key][1]), a if known[key].table else diagonal(a)
+        known[key].add(layout, variances, (left.unsqueeze(3) * right.unsqueeze(2)).sum(1))
+    return [Factored(memory.prior, scaled, known), Elastic(memory.prior, rest.importance, variances)]
+
+
+def factored(memory: Memory, round_: Round) -> Tensor:
+    """[R, P]: 1 for weights with factors, otherwise 0."""
+    found, layout = torch.zeros_like(round_.posterior.mean), round_.network.layout
+    known = blocks(round_.network, layout)
+    for key, (_, g) in memory.factors.items():
+        for view in known[key].views(layout, found, g.shape[-1]):
+            if view is not None:
+                view.fill_(1.0)
+    return found
+
+
+def diagonal(factor: Tensor) -> Tensor:
+    return factor.diagonal(dim1=-2, dim2=-1)
+
+
+def remembered(
+    memory: Memory, fitted: Fitted, round_: Round, s: Settings, beta: Mapping[int, Tensor] | None = None
+) -> Memory:
+    """The memory after a round: with the importance of its tasks, by the measure that the setting chooses."""
+    if s.importance == "kfac":
+        factors, found = measured(memory, fitted, round_, s)
+        memory = replace(memory, factors=factors)
+    else:
+        found = IMPORTANCE[s.importance].measure(fitted, round_, s)
+    return memory.after(fitted, round_, found, s.fisher_decay, beta)
+
+
+def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[Factors, Tensor]:
+    """At the end of a round: the factors after it, and the importance [R, P] of weights without factors."""
+    ones, whole = torch.ones_like(fitted.q.mean[:, :1]), torch.zeros_like(fitted.q.mean)
+    decay, trained = (ones * s.fisher_decay).view(-1, 1, 1, 1), blocks(fitted.network, fitted.layout)
+    factors = {key: (a, decay * g) if key in trained else (a, g) for key, (a, g) in memory.factors.items()}
+    total = torch.zeros_like(fitted.own.mean)
+    for i, task in enumerate(round_.tasks):
+        found = estimates(kfac, fitted, task, round_.generators("fisher", i), round_, s)
+        rest = torch.stack([one.diagonal for one in found]).mean(0)
+        pairs = {
+            key: tuple(map(_mean, zip(*(one.factors[key] for one in found), strict=True))) for key in found[0].factors
+        }
+        scale = ones
+        if s.fisher_scale == "examples":
+            scale = ones * task.y.shape[1] * s.fisher_temperature**2
+        if s.fisher_scale == "task":
+            traces = [_trace(a.unsqueeze(1)) * _trace(g.unsqueeze(1)) for a, g in pairs.values()]
+            weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
+            scale = weights / (torch.cat(traces, 1).sum(1, keepdim=True) + rest.sum(1, keepdim=True)).clamp_min(1e-30)
+        total = total + scale * rest
+        for key, (a, g) in pairs.items():
+            new = a.unsqueeze(1), (scale.unsqueeze(2) * g).unsqueeze(1)
+            factors[key] = merged(factors[key], new, s.kfac_merge) if key in factors else new
+    fitted.network.layout.scatter_(whole, fitted.layout, total)
+    return factors, whole
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def merged(old: Pair, new: Pair, how: str) -> Pair:
+    """The factors [R, K, ...] of earlier tasks and of a new one; see the top of this file."""
+    more = new[1].shape[-1] - old[1].shape[-1]  # a head may have grown
+    (a, g), (b, h) = (old[0], F.pad(old[1], (0, more, 0, more))), new
+    if how == "sum":
+        return a + b, g + h
+    if how == "pi":
+        ratio = _trace(g) * _trace(b) / (_trace(h) * _trace(a)).clamp_min(TINY)
+        pi = ratio.clamp(TINY, 1 / TINY).sqrt()
+        return a + b / pi.view(-1, 1, *[1] * (a.dim() - 2)), g + pi.view(-1, 1, 1, 1) * h
+    a, g = torch.cat([a, b], 1), torch.cat([g, h], 1)
+    return _nearest(a, g) if how == "nearest" else (a, g)
+
+
+def _nearest(a: Tensor, g: Tensor) -> Pair:
+    """(sum_k u_k A_k) (x) (sum_k v_k G_k), nearest to sum_k A_k (x) G_k: the best v for u, the best u for v, and so on.
+
+    Inner products of covariances are never negative, so neither are u and v: the product is a covariance again.
+    """
+    inner_a, inner_g = (x.flatten(2) @ x.flatten(2).mT for x in (a, g))
+    u = torch.ones_like(inner_a[:, :, :1])
+    for _ in range(ROUNDS):
+        v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)
+        u = inner_g @ v / (v.mT @ inner_g @ v).clamp_min(TINY)
+    v = inner_a @ u / (u.mT @ inner_a @ u).clamp_min(TINY)
+    return tuple((w.view(*w.shape[:2], *[1] * (x.dim() - 2)) * x).sum(1, keepdim=True) for w, x in ((u, a), (v, g)))  # type: ignore[return-value]
+
+
+def _trace(factor: Tensor) -> Tensor:
+    """[R, 1] of a factor [R, 1, ...]"""
+    return (factor if factor.dim() == 3 else diagonal(factor)).sum(2)
+
+
+def _mean(found: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(found)).mean(0)

@@ -1,0 +1,371 @@
+"""The Kronecker-factored methods: their penalty by whole matrices and by autograd, their training by plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+import evcl
+from evcl._core.settings import Settings, resolve
+from evcl.curvature import blocks, kfac
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients, collapse
+from evcl.methods.kronecker import Factored, Memory, merged, penalty
+from evcl.methods.terms import Elastic, add_gradients
+from evcl.nn import Gaussian, bayesianize, head
+from evcl.nn.independence import check_examples_independent
+from evcl.training import Run
+
+F64 = torch.float64
+EXAMPLES = 30
+MERGES = ("nearest", "sum", "pi", "tasks")
+
+
+def data(k, generator, head=0, examples=EXAMPLES):
+    x = torch.randn(1, examples, 5, generator=generator, dtype=F64)
+    return TaskData(x, torch.randint(3, (1, examples), generator=generator), head, task=k)
+
+
+def made(method, replicas=1, **given):
+    """A run with two heads of three classes."""
+    given = {"epochs": 4, "batch_size": EXAMPLES, "lr": 0.02, "lr_schedule": "constant", **given}
+    settings = resolve(method, METHODS[method].known_settings, given)
+    run = Run(evcl.nn.mlp(5, [4]), METHODS[method], [settings] * replicas, range(replicas), draw=True, dtype=F64)
+    run.add_heads(4, [3, 3])
+    return run
+
+
+def covariance(size, generator, k=1, replicas=2):
+    root = torch.randn(replicas, k, size, size + 2, generator=generator, dtype=F64)
+    return root @ root.mT
+
+
+# --- the penalty ------------------------------------------------------------------------------------------------------
+
+
+class Everything(nn.Module):
+    """A table, attention, a convolution, a norm, and a layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.attend = nn.Embedding(6, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.conv, self.norm, self.twice = nn.Conv1d(3, 4, 2), nn.LayerNorm(3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.table((x * 2).abs().long().clamp(max=5))
+        h = self.norm(self.conv(self.attend(h, h, h, need_weights=False)[0]).tanh())
+        return self.twice(self.twice(h).tanh()).flatten(1)
+
+
+@pytest.fixture
+def everything(generator):
+    """A network of two replicas, its weights, and its factors, of one task or of three."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = bayesianize(Everything(), init_std=None, replicas=2, dtype=F64)
+    x = torch.randn(2, 6, 3, dtype=F64, generator=generator)
+    check_examples_independent(network, x[0], strict=True)
+    network.add_head()
+    layout = network.layout = network.with_slots([head(0, 3, 12)])
+    mean = torch.randn(2, layout.size, dtype=F64, generator=generator)
+    found = [kfac(network, mean * k, layout, x, torch.zeros(2, 6).long(), [0]).factors for k in (1.0, 0.5, 2.0)]
+    several = {key: tuple(torch.stack([one[key][j] for one in found], 1) for j in (0, 1)) for key in found[0]}
+    return network, layout, mean, several
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_its_gradient_is_autograd_s_and_its_value_that_of_the_whole_matrix(everything, tasks, generator):
+    network, layout, mean, several = everything
+    factors = {key: (a[:, :tasks], g[:, :tasks]) for key, (a, g) in several.items()}
+    known = blocks(network, layout)
+    assert factors.keys() == known.keys()
+    anchor = Gaussian(mean + torch.randn(mean.shape, generator=generator, dtype=F64), None)
+    q, term = Gaussian(mean, None, layout), Factored(anchor, factors, known)
+    grads = Gradients(torch.ones_like(mean), None, layout)
+    term.add_gradient(q, grads)
+    torch.testing.assert_close(grads.mean - 1, autograd_gradients([term], q)[0])
+    assert (grads.mean != 1).sum() > 0.8 * mean.numel()
+    value = 0
+    for key, (a, g) in factors.items():
+        d = known[key].matrix(layout, mean - anchor.mean, g.shape[-1])[1].flatten()
+        for k in range(tasks):
+            full = torch.kron(g[1, k], a[1, k].diag() if a.dim() == 3 else a[1, k])
+            value = value + 0.5 * d @ full @ d
+    torch.testing.assert_close(term.loss(q)[1], value)
+
+
+def test_new_rows_of_a_head_are_free(generator):
+    network = bayesianize(evcl.nn.mlp(5, [4]), init_std=None, replicas=2, dtype=F64)
+    network.add_head()
+    layout = network.layout = network.with_slots([head(0, 5, 4)])
+    factors = {"head 0.weight": (covariance(5, generator), covariance(3, generator))}
+    mean = torch.randn(2, layout.size, dtype=F64, generator=generator)
+    q, grads = Gaussian(mean, None, layout), Gradients(torch.zeros_like(mean), None, layout)
+    Factored(Gaussian(torch.zeros_like(mean), None), factors, blocks(network, layout)).add_gradient(q, grads)
+    for name in ("head 0.weight", "head 0.bias"):
+        assert bool((grads.part(name)[:, :3] != 0).all())
+        assert not grads.part(name)[:, 3:].any()
+    old = factors["head 0.weight"]
+    _, g = merged(old, (covariance(5, generator), covariance(5, generator)), "sum")
+    assert g.shape == (2, 1, 5, 5)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_variances_have_the_diagonal_of_the_product(everything, over):
+    network, layout, mean, several = everything
+    prior = Gaussian(mean, torch.zeros_like(mean))
+    zeros = torch.zeros_like(mean)
+    memory = Memory(prior, zeros, zeros, factors=several)
+    given = {"strength": 0.7, "fisher_scale": "examples" if over else "none"}
+    s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, given)
+    task = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
+    term, rest = penalty(memory, s, Round(1, [task], network, prior, [0], [0, 1], CATEGORICAL), 0.5)
+    assert isinstance(rest, Elastic)
+    assert not rest.importance.any()
+    weight = 0.5 * 0.7 / (11 if over else 1)
+    for key, (a, g) in several.items():
+        block = blocks(network, layout)[key]
+        i, o = block.sizes(layout)
+        found = block.matrix(layout, rest.variances, o)
+        for place in ((0, 0), (o - 1, i - 1), (o // 2, i // 2)):
+            own = sum(g[:, k, place[0], place[0]] * (a[:, k, place[1]] if block.table else a[:, k, place[1], place[1]])
+                for k in range(3))  # fmt: skip
+            torch.testing.assert_close(found[:, place[0], place[1]], weight * own)
+        torch.testing.assert_close(term.factors[key][1], weight * g)
+
+
+def test_an_elastic_term_may_hold_variances_otherwise_than_means(generator):
+    one, two, mean, log_std, moved = (torch.rand(2, 7, generator=generator, dtype=F64) for _ in range(5))
+    term, q = Elastic(Gaussian(mean, log_std), one, two), Gaussian(mean + moved, log_std - moved)
+    by_mean, by_log_std = autograd_gradients([term], q)
+    springs = term.springs()
+    torch.testing.assert_close(springs.mean.w * (q.mean - springs.mean.c), by_mean)
+    v = q.variance()
+    torch.testing.assert_close(springs.square.w * v * (v - springs.square.c), by_log_std)
+
+
+# --- several tasks ----------------------------------------------------------------------------------------------------
+
+
+def product(pair):
+    a, g = pair
+    return sum(torch.stack([torch.kron(g[r, k], a[r, k]) for r in range(len(a))]) for k in range(a.shape[1]))
+
+
+@pytest.mark.parametrize("how", MERGES)
+def test_merging_is_what_its_equation_says(how, generator):
+    old, new = ((covariance(4, generator), covariance(3, generator)) for _ in range(2))
+    found, exact = product(merged(old, new, how)), product(old) + product(new)
+    (a, g), (b, h) = old, new
+    if how == "sum":
+        torch.testing.assert_close(found, product((a + b, g + h)))
+    if how == "tasks":
+        torch.testing.assert_close(found, exact)
+    if how == "pi":
+        traces = [x.diagonal(dim1=2, dim2=3).sum((1, 2)) for x in (g, b, h, a)]
+        pi = (traces[0] * traces[1] / (traces[2] * traces[3])).sqrt().view(2, 1, 1, 1)
+        torch.testing.assert_close(found, product((a + b / pi, g + pi * h)))
+    if how == "nearest":  # Van Loan and Pitsianis (1993): the leading singular pair of the rearranged matrix
+        for r in range(2):
+            blocks_ = exact[r].view(3, 4, 3, 4).permute(0, 2, 1, 3).reshape(9, 16)
+            u, s, v = torch.linalg.svd(blocks_)
+            best = (s[0] * torch.outer(u[:, 0], v[0])).view(3, 3, 4, 4).permute(0, 2, 1, 3).reshape(12, 12)
+            torch.testing.assert_close(found[r], best)
+
+
+@pytest.mark.parametrize("how", MERGES)
+def test_what_merging_does_to_tasks_that_are_alike_and_to_other_units(how, generator):
+    old, new = ((covariance(4, generator), covariance(3, generator)) for _ in range(2))
+    twice = product(merged(old, old, how))
+    torch.testing.assert_close(twice, (2 if how in ("nearest", "tasks") else 4) * product(old))
+    units = [(1e3 * a, g / 1e3) for a, g in (old, new)]
+    other = product(merged(old, units[1], how))
+    if how == "sum":
+        assert not torch.allclose(other, product(merged(old, new, how)))
+    else:
+        torch.testing.assert_close(other, product(merged(old, new, how)), rtol=1e-6, atol=1e-8)
+    eigenvalues = torch.linalg.eigvalsh(other)
+    assert float(eigenvalues.min()) > -1e-9 * float(eigenvalues.max())
+
+
+def test_nothing_seen_is_merged_without_a_division_by_zero(generator):
+    zero = torch.zeros(2, 1, 4, 4, dtype=F64), torch.zeros(2, 1, 3, 3, dtype=F64)
+    new = covariance(4, generator), covariance(3, generator)
+    for how in MERGES:
+        for pair in ((zero, new), (new, zero), (zero, zero)):
+            assert all(bool(x.isfinite().all()) for x in merged(*pair, how))
+        if how != "pi":
+            torch.testing.assert_close(product(merged(zero, new, how)), product(new))
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def log_p(w, x, temperature=1.0):
+    hidden = torch.relu(w["1"](x))
+    return (w["head 0"](hidden) / temperature).log_softmax(-1)
+
+
+def factors_by_definition(w, x, temperature):
+    """A and G of both layers: sum over examples and classes of outer products, one by one."""
+    found = {name: [0.0, 0.0] for name in w}
+    for example in x:
+        pre = w["1"](example)
+        hidden = torch.relu(pre)
+        out = w["head 0"](hidden)
+        logs = (out / temperature).log_softmax(0)
+        for name, inputs in (("1", example), ("head 0", hidden)):
+            a = torch.cat([inputs.detach(), torch.ones(1, dtype=F64)])
+            found[name][0] = found[name][0] + torch.outer(a, a) / len(x)
+        for c in range(3):
+            grads = torch.autograd.grad(logs[c], [pre, out], retain_graph=True)
+            for name, g in zip(w, grads, strict=True):
+                found[name][1] = found[name][1] + logs[c].exp().detach() * torch.outer(g, g) / len(x)
+    return found
+
+
+def damped(a, g, rho, learned):
+    g = g + rho * g.diagonal().mean() * torch.eye(len(g), dtype=F64)
+    if learned:
+        free = torch.ones(len(a), dtype=F64)
+        free[-1] = 0
+        a = a + rho * a.diagonal()[:-1].mean() * free.diag()
+    return a, g
+
+
+def test_kfac_ewc_is_what_plain_torch_makes_of_its_equations(generator):
+    """Three tasks through one head, by whole matrices kron(G, A), every task's product kept."""
+    rho, strength, warm = 0.3, 0.8, 2.0
+    run = made("kfac-ewc", strength=strength, fisher_spread=rho, fisher_temperature=warm, kfac_merge="tasks")
+    w = nn.ModuleDict({"1": skip_init(nn.Linear, 5, 4, dtype=F64), "head 0": skip_init(nn.Linear, 4, 3, dtype=F64)})
+    start = run.network.layout.views(run.network.posterior.mean)
+    w.load_state_dict({name: start[name][0] for name in w.state_dict()})
+    matrices, anchor = dict.fromkeys(w, 0.0), {}
+    for k, n in enumerate((EXAMPLES, 20, EXAMPLES)):
+        task = data(k, generator, examples=n)
+        run.learn([task])
+        adam = torch.optim.Adam(w.parameters(), lr=0.02)
+        for _ in range(4):
+            adam.zero_grad()
+            loss = -log_p(w, task.x[0]).gather(1, task.y[0].unsqueeze(1)).mean()
+            for name, layer in w.items() if k else ():
+                d = (torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1) - anchor[name]).flatten()
+                loss = loss + strength / 2 * d @ matrices[name] @ d / n
+            loss.backward()
+            adam.step()
+        for name, (a, g) in factors_by_definition(w, task.x[0], warm).items():
+            a, g = damped(a, g, rho, name != "1")
+            matrices[name] = matrices[name] + n * warm**2 * torch.kron(g, a)
+            anchor[name] = torch.cat([w[name].weight, w[name].bias.unsqueeze(1)], 1).detach().clone()
+    for name, view in run.network.layout.views(run.network.posterior.mean).items():
+        if not name.startswith("head 1"):
+            torch.testing.assert_close(view[0], w.state_dict()[name], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(product(run.memory.factors["1.weight"])[0], matrices["1"])
+
+
+def test_kfac_evcl_s_gradient_is_autograd_s(generator):
+    """Of all its terms together, as a step adds them; each replica has its own strength."""
+    run = made("kfac-evcl", replicas=2, fisher_floor=0.1)
+    run.learn([data(0, generator)])
+    posterior, layout = run.network.posterior, run.network.layout
+    s = Settings({**run.settings, "strength": torch.tensor([[0.5], [4.0]], dtype=F64)})
+    task = data(1, generator)
+    round_ = Round(1, [task], run.network, posterior, [0], run.seeds, CATEGORICAL)
+    terms = next(run.method.learn(run.memory, round_, s)).terms
+    assert [type(term) for term in terms] == [KL, Factored, Elastic]
+    q = posterior.map(lambda t: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=F64), layout)
+    grads = Gradients(torch.zeros_like(q.mean), torch.zeros_like(q.mean), layout)
+    pull, rest = collapse(terms)
+    add_gradients(rest, q, grads, q.variance())
+    grad_log_std = grads.variance * q.variance()
+    pull.add_mean_gradient(q.mean, grads.mean, torch.empty_like(q.mean))
+    pull.add_log_std_gradient(q.variance(), grad_log_std, torch.empty_like(q.mean), torch.empty_like(q.mean))
+    for found, wanted in zip((grads.mean, grad_log_std), autograd_gradients(terms, q), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_the_kl_leaves_means_that_have_factors_to_them(everything):
+    """By its default, and no others: a norm has none."""
+    network, layout, mean, several = everything
+    prior, zeros = Gaussian(mean, torch.zeros_like(mean)), torch.zeros_like(mean)
+    s = resolve("kfac-evcl", METHODS["kfac-evcl"].known_settings, {"distill": 0.0, "tempering": 0.1})
+    task = TaskData(torch.zeros(1, 11, 3), torch.zeros(1, 11).long(), 0)
+    round_ = Round(1, [task], network, prior, [0], [0, 1], CATEGORICAL)
+    for factors, free in ((several, True), ({}, False)):
+        memory = Memory(prior, zeros, zeros, factors=factors)
+        springs = next(METHODS["kfac-evcl"].learn(memory, round_, s)).terms[0].springs()
+        for name in layout.shapes:
+            pull = layout.view(springs.mean.w.expand_as(mean), name)
+            assert bool((pull > 0).all()) == (not free or name.startswith("norm")), name
+            assert bool((layout.view(springs.linear.w.expand_as(mean), name) > 0).all())
+
+
+@pytest.mark.parametrize("method", ["kfac-ewc", "kfac-evcl"])
+def test_the_penalty_holds_what_was_learned(method):
+    """The stronger it is, the nearer the weights stay."""
+    gone = []
+    for strength in (0.0, 1.0, 30.0):
+        run = made(method, strength=strength, distill=0.0, epochs=20)
+        run.learn([data(0, torch.Generator().manual_seed(0))])
+        before = run.network.posterior.mean.clone()
+        run.learn([data(1, torch.Generator().manual_seed(1))])
+        gone.append(float((run.network.posterior.mean - before).square().sum()))
+    assert gone[0] > 1.3 * gone[1] > 1.3**2 * gone[2] > 0
+
+
+def test_without_strength_kfac_ewc_is_plain_training():
+    plain, unheld = made("naive"), made("kfac-ewc", strength=0.0)
+    for k in range(2):
+        for run in (plain, unheld):
+            run.learn([data(k, torch.Generator().manual_seed(k))])
+    torch.testing.assert_close(unheld.network.posterior.mean, plain.network.posterior.mean)
+
+
+@pytest.mark.parametrize(("plain", "factored"), [("ewc", "kfac-ewc"), ("evcl", "kfac-evcl")])
+def test_kfac_is_a_choice_of_importance(plain, factored):
+    """`importance=kfac` and the strength of the other method give the other method."""
+    runs = made(plain, importance="kfac", strength=1.0), made(factored)
+    same = {"fisher_temperature": float(runs[0].settings.fisher_temperature)}
+    runs = runs[0], made(factored, **same)
+    for run in runs:
+        for k in range(2):
+            run.learn([data(k, torch.Generator().manual_seed(k))])
+    assert torch.equal(runs[0].network.posterior.mean, runs[1].network.posterior.mean)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_what_is_remembered_does_not_change_while_the_next_task_is_learned(merge, generator):
+    run = made("kfac-ewc", kfac_merge=merge)
+    run.learn([data(0, generator)])
+    memory = run.memory
+    kept = [t.clone() for t in (memory.prior.mean, *memory.factors["1.weight"])]
+    run.learn([data(1, generator)])
+    for before, now in zip(kept, (memory.prior.mean, *memory.factors["1.weight"]), strict=True):
+        assert torch.equal(before, now)
+    assert run.memory.factors["1.weight"][0].shape[1] == (2 if merge == "tasks" else 1)
+    assert not torch.equal(run.memory.prior.mean, kept[0])
+
+
+def test_old_factors_fade_and_those_of_another_head_do_not(generator):
+    """`fisher_decay`, once per round, for the layers that the round trains."""
+    run = made("kfac-ewc", kfac_merge="tasks", fisher_decay=0.5)
+    run.learn([data(0, generator)])
+    before = run.memory.factors
+    run.learn([data(1, generator, head=1)])
+    after = run.memory.factors
+    torch.testing.assert_close(after["1.weight"][1][:, :1], 0.5 * before["1.weight"][1])
+    assert torch.equal(after["head 0.weight"][1], before["head 0.weight"][1])
+
+
+def test_units_do_not_change_with_the_number_of_rows(generator):
+    """Twice the rows of the past weigh twice as much; a penalty divided by the new rows half as much."""
+    task = data(0, generator)
+    double = TaskData(task.x.repeat(1, 2, 1), task.y.repeat(1, 2), 0)
+    found = []
+    for one in (task, double):
+        run = made("kfac-ewc", batch_size=EXAMPLES, epochs=1, lr=1e-12)
+        run.learn([one])
+        found.append(product(run.memory.factors["1.weight"]))
+    torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=1e-12)
