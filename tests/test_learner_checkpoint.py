@@ -24,6 +24,9 @@ CASES = {
     "vcl-kcenter-coreset": {"coreset_size": 20},  # two fits
     "random-coreset": {"coreset_size": 20},
     "lwf": {},
+    "vogn": {},
+    "ivon": {},
+    "ekf": {"rank": 2, "inner_steps": 2},
     "huber": {},
 }
 

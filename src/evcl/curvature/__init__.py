@@ -2,5 +2,17 @@
 
 from evcl.curvature.fisher import KINDS, fisher, sensitivity, spread_out
 from evcl.curvature.kfac import Block, Factors, Kronecker, blocks, kfac
+from evcl.curvature.step import StepCurvature
 
-__all__ = ["KINDS", "Block", "Factors", "Kronecker", "blocks", "fisher", "kfac", "sensitivity", "spread_out"]
+__all__ = [
+    "KINDS",
+    "Block",
+    "Factors",
+    "Kronecker",
+    "StepCurvature",
+    "blocks",
+    "fisher",
+    "kfac",
+    "sensitivity",
+    "spread_out",
+]

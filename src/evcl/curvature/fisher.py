@@ -19,7 +19,7 @@ values in place of squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -231,7 +231,7 @@ class Pass(NamedTuple):
 def _passed(
     network: BayesianNetwork, x: Tensor, y: Tensor, weights: Tensor, heads: Sequence[int], targets: Targets
 ) -> tuple[list[Call], list[Tensor]]:
-    calls, handles = _record(network)
+    calls, handles = record(network)
     try:
         with torch.enable_grad():
             outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2])
@@ -248,7 +248,7 @@ def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterat
         yield torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
 
 
-def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
+def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
     """Record the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
 
@@ -264,6 +264,30 @@ def _record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hook
 @torch.no_grad()
 def add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int) -> None:
     """Add sum_b of(g_b) for each weight; if a weight is used several times, its gradients are summed first."""
+    for name, found in uses_of(parts, calls, deltas, examples).items():
+        layer, parameter, x, delta = found[0]
+        if len(found) == 1 and layer.fold == 1:
+            part = layer.part(parts, parameter)
+            assert part is not None
+            part += layer.sum_of(of, parameter, x, delta)
+            continue
+        rows = max(1, min(u.rows_at_once(p, a, d) // u.fold for u, p, a, d in found))
+        for start in range(0, examples, rows):
+            gradients = [gradient_of(*use, slice(start, start + rows)) for use in found]
+            whole = parts[name].new_zeros(*gradients[0].shape[:2], *parts[name].shape[1:])
+            for (layer, parameter, _, _), gradient in zip(found, gradients, strict=True):
+                part = layer.part({name: whole.flatten(0, 1)}, parameter)
+                assert part is not None
+                part += gradient.flatten(0, 1)
+            parts[name] += of(whole).sum(1)
+
+
+def uses_of(
+    parts: Mapping[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int
+) -> dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]]:
+    """The layers that use each weight in `parts`, with their parameter's name, inputs and output gradients, [R, B, ...]
+    each.
+    """
     uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
         if delta is None:
@@ -277,22 +301,7 @@ def add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Te
         for parameter, name in layer.names.items():
             if name in parts:
                 uses.setdefault(name, []).append((layer, parameter, x, delta))
-    for name, found in uses.items():
-        layer, parameter, x, delta = found[0]
-        if len(found) == 1 and layer.fold == 1:
-            part = layer.part(parts, parameter)
-            assert part is not None
-            part += layer.sum_of(of, parameter, x, delta)
-            continue
-        rows = max(1, min(u.rows_at_once(p, a, d) // u.fold for u, p, a, d in found))
-        for start in range(0, examples, rows):
-            gradients = [_gradient(*use, slice(start, start + rows)) for use in found]
-            whole = parts[name].new_zeros(*gradients[0].shape[:2], *parts[name].shape[1:])
-            for (layer, parameter, _, _), gradient in zip(found, gradients, strict=True):
-                part = layer.part({name: whole.flatten(0, 1)}, parameter)
-                assert part is not None
-                part += gradient.flatten(0, 1)
-            parts[name] += of(whole).sum(1)
+    return uses
 
 
 def add_neighbours(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], share: Tensor | float) -> None:
@@ -317,7 +326,7 @@ def add_neighbours(parts: dict[str, Tensor], layers: dict[BayesianLayer, bool], 
         part += neighbours * (share.view(-1, *[1] * (part.dim() - 1)) if isinstance(share, Tensor) else share)
 
 
-def _gradient(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, piece: slice) -> Tensor:
+def gradient_of(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, piece: slice) -> Tensor:
     """The gradients [R, b, *shape] of a slice of the examples, each summed over its rows."""
     rows = slice(piece.start * layer.fold, piece.stop * layer.fold)
     gradient = layer.example_gradient(parameter, x[:, rows], delta[:, rows])

@@ -53,7 +53,8 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
-        for group in (*groups, method.name):
-            found |= tables.get(group, {})
+        for group in groups:
+            found |= {key: value for key, value in tables.get(group, {}).items() if key in method.known_settings}
+        found |= tables.get(method.name, {})
     offered = {key: setting.choices for key, setting in method.known_settings.items() if setting.choices}
     return {key: value for key, value in found.items() if key not in offered or value in offered[key]}

@@ -4,6 +4,7 @@ from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.doubt import tempering
+from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
 from evcl.methods.ewc import EWC
@@ -13,6 +14,7 @@ from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.importance import fisher
 from evcl.methods.improved_vcl import IMPROVED_VCL
+from evcl.methods.ivon import IVON
 from evcl.methods.joint import JOINT
 from evcl.methods.kfac_evcl import KFAC_EVCL
 from evcl.methods.kfac_ewc import KFAC_EWC
@@ -48,6 +50,7 @@ from evcl.methods.terms import (
     collapse,
 )
 from evcl.methods.vcl import VCL
+from evcl.methods.vogn import VOGN
 from evcl.methods.xdg import XDG
 
 # in the order in which `evcl list` shows them
@@ -62,6 +65,9 @@ for _method in (
     GVCL_FILM,
     IMPROVED_VCL,
     TD_VCL,
+    VOGN,
+    IVON,
+    EKF,
     EWC,
     EWC_OFFLINE,
     KFAC_EWC,

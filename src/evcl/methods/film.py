@@ -22,7 +22,7 @@ from evcl.methods.method import Method
 def with_film(method: Method, **defaults: float) -> Method:
     """The method NAME with FiLM and these other defaults, as `NAME-film`; its summary is in METHOD_SUMMARIES."""
     name, own = f"{method.name}-film", dict(method.settings)
-    own |= {key: replace(own[key], default=value) for key, value in defaults.items()}
+    own |= {key: replace(method.known_settings[key], default=value) for key, value in defaults.items()}
     own["film"] = replace(TRAINING["film"], default=True)
     shares = f"{method.shares} with film"  # the network of a program has FiLM or not, for all its replicas
     return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own, shares=shares)

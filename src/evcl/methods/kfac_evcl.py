@@ -21,8 +21,8 @@ from evcl.methods.method import Method
 def with_factors(method: Method) -> Method:
     """The method NAME with Kronecker factors and Laplace's strength by default, as `kfac-NAME`."""
     name, own = f"kfac-{method.name}", dict(method.settings)
-    own["importance"] = replace(own["importance"], default="kfac")
-    own["strength"] = replace(own["strength"], default=1.0)
+    own["importance"] = replace(method.known_settings["importance"], default="kfac")
+    own["strength"] = replace(method.known_settings["strength"], default=1.0)
     return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own)
 
 

@@ -223,7 +223,7 @@ class Method:
         memory: what it remembers: a frozen dataclass, whose fields `per_weight`, `per_layer`, `per_task`, `examples`
             and `model` declare
         settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
-            an entry may also override one of those with another default or other choices
+            an entry may also override one of those with another default or other choices, or be None to remove it
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
@@ -238,7 +238,7 @@ class Method:
     bayesian: bool
     learn: Callable[[Any, Round, Settings], Learning] = plain
     memory: type = Nothing
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, Setting | None] = field(default_factory=dict)
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
     stages: int = 1
     apart: bool = False
@@ -248,7 +248,8 @@ class Method:
     @property
     def known_settings(self) -> dict[str, Setting]:
         """All settings that it takes, by name."""
-        return {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
+        found = {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
+        return {name: setting for name, setting in found.items() if setting is not None}
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -178,6 +178,17 @@ class Chain:
         self.full[1].copy_(self.rounded[1])
         return nll
 
+    def squares(self, size: int, into: Tensor) -> None:
+        """Write the mean over the examples of their squared gradients in the last pass, of `size` examples, to `into`
+        [R, P]: B (g^2)^T x^2 for each layer. For point weights, and examples without weights.
+        """
+        for place, layer in zip(self.places, self.passes[size].layers, strict=True):
+            g, x = layer.g.square().mul_(size), layer.x.square()
+            place.weights(into).copy_(torch.bmm(g.mT, x))
+            biases = place.biases(into)
+            if biases is not None:
+                biases.copy_(g.sum(1))
+
 
 class _Layer:
     """The buffers of one layer, and its matrix products as (operands, result), one for each s and r."""

@@ -65,6 +65,9 @@ NAMES = {
     "evcl-film": "EVCL + FiLM",
     "kfac-evcl": "K-FAC EVCL",
     "kfac-ewc": "K-FAC EWC",
+    "vogn": "VOGN",
+    "ivon": "IVON",
+    "ekf": "EKF",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

@@ -83,13 +83,17 @@ class Pool:
             self._row_at = row_at.scatter_(1, self.own, rows).to(self.y.device)
         return self._row_at.gather(1, places)
 
+    def example_weights(self, rows: Tensor) -> Tensor | None:
+        """[R, B]: the weights of the examples at `rows` [R, B]; None: all 1."""
+        return self._data.take_weights(rows)
+
     def nll(self, network: BayesianNetwork, rows: Tensor, batch: Minibatch | None = None) -> Tensor:
         """[R]: the weighted mean negative log-likelihood of the examples at `rows` [R, B].
 
         `batch` is the minibatch of these rows, if it has been made already.
         """
         batch = self.minibatch(rows) if batch is None else batch
-        y, weights = batch.y, self._data.take_weights(rows)
+        y, weights = batch.y, self.example_weights(rows)
         outputs = batch.logits(network, self.heads).flatten(0, 1)
         columns = None if self.columns is None else self.columns[rows.flatten()]
         nll = self.likelihood.nll(outputs, y.flatten(0, 1), columns).view(rows.shape)

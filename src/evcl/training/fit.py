@@ -164,9 +164,9 @@ class Fitting:
         weights that have learned nothing yet have far to go, and may take larger steps.
         """
         rates: dict[str, Tensor | float] = {}
-        if s.lr == "auto" and s.optimizer == "sgd":
+        if s.get("lr") == "auto" and s.get("optimizer") == "sgd":
             rates["lr"] = SGD_STEP * (1 - s.momentum)
-        elif s.lr == "auto":
+        elif s.get("lr") == "auto":
             fresh = self.run.drawn and self.round.number == stage == 0
             narrowest = _narrowest(context.network, context.part)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)

@@ -47,10 +47,10 @@ def optimise(
     position = observer.begin_fit(stage, step, stopped, s.epochs, -(-length // s.batch_size))
     if position is not None:
         step.freeze(stopped)
-    factor = 1.0
+    factor, rate = 1.0, decided(s.get("lr", 1.0))  # a filter has no learning rate
     for epoch in range(0 if position is None else position.epoch, s.epochs):
         observer.begin_epoch(epoch + 1)
-        if s.lr_schedule == "cosine":
+        if s.get("lr_schedule") == "cosine":
             factor = 0.5 + 0.5 * math.cos(math.pi * epoch / s.epochs)
             step.update.scale(factor)
         nll, sound = step.judged(steps.epoch(epoch, s.batch_size, position) / length)
@@ -61,9 +61,9 @@ def optimise(
             names = ", ".join(str(seed) for seed, ok in zip(seeds, sound.tolist(), strict=True) if not ok)
             raise Diverged(
                 f"the loss is not a number in epoch {epoch + 1} of {s.epochs} (seed {names}); "
-                f"the state from before this task is kept: scale the inputs, or try a smaller lr than {s.lr}"
+                f"the state from before this task is kept: scale the inputs, or try a smaller lr than {rate}"
             )
-        stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, decided(s.lr) * factor)) is True
+        stop = observer.end_epoch(Progress(epoch + 1, s.epochs, nll, step, rate * factor)) is True
         if stop if ranks is None else ranks.first(stop, nll.device):
             return
         if isinstance(s.stop_nll, Tensor) or s.stop_nll > 0:

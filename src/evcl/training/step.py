@@ -20,7 +20,7 @@ from evcl.nn.film import FilmRows
 from evcl.training.data import Pool
 from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
-from evcl.training.rules import Rule, Update, gpu_kernels
+from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
 
 
 @contextmanager
@@ -162,7 +162,6 @@ class Step:
         grads = torch.zeros_like(values)
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks, self.film = list(trackers), ranks, film
-        self._perturbing = [one for one in self.trackers if one.perturbs]
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
@@ -189,35 +188,68 @@ class Step:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
-        both = [grads] if film is None else [grads, film.grads]
-        self.source: Source = source if ranks is None else Shared(source, both, ranks)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
         self.variance = None if variance is None else values[1]
         self.update: Rule = make(self.q, self.variance, grads, pull, s, rounded)
+        self.estimating = self.update if isinstance(self.update, Estimating) else None
+        if self.estimating is not None:
+            self.by_kernels = False
+            source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
+        both = [grads]
         if film is not None:
-            self.update = WithFilm(self.update, film, s)
+            both, self.update = [grads, film.grads], WithFilm(self.update, film, s)
+        self.source: Source = source if ranks is None else Shared(source, both, ranks)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
-        self._held: list[tuple[Tensor, Tensor]] = []
         self._still, self._rounded, self._values = None if moves is None else ~moves, rounded, values
-        if moves is not None:
-            live = [t for t in (values[0], q.log_std, self.variance) if t is not None]
-            self._held = [(tensor, tensor.clone()) for tensor in live]
+        live = [] if moves is None else [t for t in (values[0], q.log_std, self.variance) if t is not None]
+        self._held = [(tensor, tensor.clone()) for tensor in live]
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             tracker.begin(self.q)
+
+    def _at(
+        self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
+    ) -> Callable[[Tensor, Tensor], Source]:
+        """What a rule that computes its own gradient is given: see `Estimating.source`."""
+
+        def at(theta: Tensor, into: Tensor) -> Source:
+            fast = None
+            if chain is not None and not theta.is_cuda:
+                places = find_places(chain, layout, self.pool.heads)
+                fast = Chain(places, theta, into, self.pool, network.weights.compute_dtype)
+            if fast is not None and not losses:
+                return fast
+            mixed = ByAutograd(Bound(network, layout, theta, into), self.pool, losses, fast)
+            self._losses = list(zip(map(term_name, losses), mixed.values, strict=True))
+            return mixed
+
+        return at
 
     def __call__(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
         """Learn from the examples `rows` [R, B], or from a `Batch` if `by_kernels`. Returns their NLL before the step,
         [R], in a tensor that the next step overwrites.
         """
-        for tracker in self._perturbing:
-            tracker.perturb(self.q, noise)
-        if self._perturbing and self._rounded is not None:
-            self._rounded.copy_(self._values)
+        if self.estimating is None:
+            return self._once(rows, noise)
+        assert isinstance(rows, Tensor)
+        self.estimating.begin(rows.shape[1])
+        nll = self._once(rows, noise)
+        for _ in range(1, self.estimating.passes):
+            nll = nll.clone()
+            self._once(rows, noise)
+        return nll
+
+    def _once(self, rows: Tensor | Batch, noise: Noise) -> Tensor:
+        """Compute the gradient and update."""
+        for tracker in self.trackers:
+            if tracker.perturbs:
+                tracker.perturb(self.q, noise)
+                if self._rounded is not None:
+                    self._rounded.copy_(self._values)
         nll = self.source(rows, noise)
         if self.trackers and (self._stopped.is_cuda or bool(self._stopped.any())):  # a GPU should not wait for a value
             self.grads.mean.masked_fill_(self._stopped, 0.0)

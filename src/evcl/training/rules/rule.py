@@ -6,9 +6,12 @@ variances [S, R, P] in a lower precision that the rule updates too, or None.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from evcl.nn import BayesianNetwork, Layout
 
 
 class Rule(Protocol):
@@ -36,3 +39,21 @@ class Rule(Protocol):
 
     def resume(self, steps: int) -> None:
         """Continue after this many steps; the buffers have been restored."""
+
+
+@runtime_checkable
+class Estimating(Rule, Protocol):
+    """A rule that also computes the gradient that it uses, in place of the gradient by local reparameterisation."""
+
+    passes: int  # how often a step computes the gradient and updates, on the same examples
+
+    def begin(self, examples: int) -> None:
+        """A step begins, on this many examples."""
+
+    def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Any]) -> Callable[..., Any]:
+        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads`.
+
+        `pool` holds the examples. at(theta [1, R, P], into [1, R, P]) makes such a function for the gradient at point
+        weights: it writes that of the mean NLL and the losses, at the present values of `theta`, into `into`.
+        """
+        ...

@@ -1,0 +1,389 @@
+"""VOGN, IVON and the Kalman filter do what their equations say: by plain torch, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import evcl
+from evcl._core.randomness import generator
+from evcl._core.settings import resolve
+from evcl.curvature import StepCurvature
+from evcl.methods import METHODS, Spring, Springs, TaskData
+from evcl.methods.ekf import solved
+from evcl.methods.ivon import IvonRule
+from evcl.nn import Gaussian
+from evcl.nn.chain import find_chain
+from evcl.training import Pool, Run
+
+F64 = torch.float64
+INPUTS, N = 5, 20
+
+
+class Handed:
+    """Noise that is a function of the number of draws before it, so that a reference can draw the same."""
+
+    def __init__(self, size=1.0):
+        self.size, self.turn = size, 0
+
+    def normal_(self, out):
+        self.turn += 1
+        source = generator(0, "handed", self.turn)
+        drawn = torch.randn(out.shape[1:], generator=source, dtype=F64)
+        return out.copy_(self.size * drawn.expand_as(out))
+
+    def shared(self):
+        return self
+
+
+def task(number, n=N, head=0, weights=False):
+    x = torch.randn(1, n, INPUTS, generator=generator(7, "x", number), dtype=F64)
+    y = (x[:, :, number] + 0.3 * x[:, :, 4] > 0).long() + (x[:, :, 3] > 0.5).long()
+    counts = torch.linspace(0.5, 1.5, n, dtype=F64).unsqueeze(0) if weights else None
+    return TaskData(x, y, head, counts, number)
+
+
+def run_of(method, hidden=(4,), replicas=1, heads=(3,), **given):
+    known = METHODS[method].known_settings
+    given = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
+    network = evcl.nn.mlp(INPUTS, list(hidden)) if hidden else nn.Flatten()  # a head alone: logistic regression
+    settings = [resolve(method, known, given)] * replicas
+    run = Run(network, METHODS[method], settings, range(replicas), draw=True, dtype=F64)
+    run.add_heads(hidden[-1] if hidden else INPUTS, list(heads))
+    return run
+
+
+def logits(run, theta, x):
+    """The outputs for x [n, inputs] with the weights theta [P] of a network with one head."""
+    views = run.network.layout.views(theta)
+    for name in [n for n in views if n.endswith("weight")]:
+        last = name.startswith("head")
+        x = x @ views[name].mT + views[name.removesuffix("weight") + "bias"]
+        x = x if last else x.relu()
+    return x
+
+
+def gradients(run, theta, x, y):
+    """[n, P]: the gradient of each example's NLL."""
+    found = []
+    for b in range(len(x)):
+        at = theta.clone().requires_grad_()
+        loss = F.cross_entropy(logits(run, at, x[b : b + 1]), y[b : b + 1])
+        found.append(torch.autograd.grad(loss, at)[0])
+    return torch.stack(found)
+
+
+def fisher_rows(run, theta, x):
+    """[n C, P]: sqrt(p_c) d log p_c / d theta of each example and class, whose outer products add up to the Fisher."""
+    found = []
+    for b in range(len(x)):
+        at = theta.clone().requires_grad_()
+        log_p = logits(run, at, x[b : b + 1]).log_softmax(1)[0]
+        for value in log_p:
+            (one,) = torch.autograd.grad(value, at, retain_graph=True)
+            found.append(value.detach().exp().sqrt() * one)
+    return torch.stack(found)
+
+
+def start(run):
+    q = run.network.posterior
+    return q.mean[0].clone(), (2 * q.log_std[0]).exp()
+
+
+# --- gradients of single examples ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["empirical", "exact"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_steps_curvature_is_that_of_its_examples_one_by_one(kind, weights):
+    run, one = run_of("vogn", replicas=2), task(0, weights=weights)
+    layout, theta = run.network.layout, run.network.posterior.mean
+    rows = torch.stack([torch.arange(7), torch.arange(7) + 5])
+    gradient, squares = torch.empty_like(theta), torch.empty_like(theta)
+    found = StepCurvature(run.network, layout, Pool([one], run.classes, 2), kind)(
+        theta, rows, gradient, squares, Handed()
+    )
+    for r in range(2):
+        x, y = one.x[0, rows[r]], one.y[0, rows[r]]
+        u = torch.ones(7, dtype=F64) if one.weights is None else one.weights[0, rows[r]]
+        each = gradients(run, theta[r], x, y)
+        nll = F.cross_entropy(logits(run, theta[r], x), y, reduction="none")
+        torch.testing.assert_close(found[r], (u * nll).mean())
+        torch.testing.assert_close(gradient[r], (u.unsqueeze(1) * each).mean(0))
+        if kind == "empirical":
+            wanted = (u.unsqueeze(1) * each.square()).mean(0)
+        else:
+            wanted = (u.repeat_interleave(3).unsqueeze(1) * fisher_rows(run, theta[r], x).square()).sum(0) / 7
+        torch.testing.assert_close(squares[r], wanted)
+    assert float(squares.min()) >= 0
+    assert float((squares - gradient.square()).abs().max()) > 1e-3  # not the square of the mean
+
+
+def test_of_two_heads_each_example_uses_its_own():
+    run = run_of("vogn", heads=(3, 3))
+    both = [task(0, 6), task(1, 4, head=1)]
+    pool = Pool(both, run.classes)
+    layout = run.network.layout.part(run.network.names_of([0, 1]))
+    theta = run.network.layout.gather(run.network.posterior.mean, layout)
+    found = [torch.empty_like(theta) for _ in range(2)]
+    StepCurvature(run.network, layout, pool, "exact")(theta, torch.arange(10).unsqueeze(0), *found, Handed())
+    parts = [torch.empty_like(theta) for _ in range(2)]
+    wanted = torch.zeros_like(theta)
+    for k, one in enumerate(both):
+        own = run.network.layout.part(run.network.names_of([k]))
+        alone = layout.gather(theta, own)
+        parts = [torch.empty_like(alone) for _ in range(2)]
+        rows = torch.arange(one.y.shape[1]).unsqueeze(0)
+        StepCurvature(run.network, own, Pool([one], run.classes), "exact")(alone, rows, *parts, Handed())
+        whole = torch.zeros_like(theta)
+        layout.scatter_(whole, own, parts[1] * one.y.shape[1] / 10)
+        wanted += whole
+    torch.testing.assert_close(found[1], wanted)
+
+
+# --- VOGN and IVON ---------------------------------------------------------------------------------------------------
+
+GIVEN = {"lr": 0.02, "momentum": 0.8, "curvature_rate": 0.2, "tempering": 0.3, "epochs": 3}
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_vogn_is_what_plain_torch_makes_of_its_equations(chain):
+    """By the written training pass of a chain, and by that of any network."""
+    run, noise, ours = run_of("vogn", draws=2, **GIVEN), Handed(), Handed()
+    if not chain:
+        run.network.trunk.append(nn.Identity())
+    assert (find_chain(run.network, task(0).x) is not None) == chain
+    mu, v = start(run)
+    prior_mean, prior_v = torch.zeros_like(mu), torch.full_like(mu, 0.25)
+    for k in range(2):
+        one = task(k)
+        run.learn([one], noise=noise)
+        m = s = torch.zeros_like(mu)
+        d = 0.3 / (N * prior_v)
+        for step in range(1, 4):
+            found = []
+            for _ in range(2):
+                theta = mu + v.sqrt() * ours.normal_(torch.empty(1, len(mu), dtype=F64))[0]
+                found.append(gradients(run, theta, one.x[0], one.y[0]))
+            g = torch.stack(found).mean((0, 1))
+            h = torch.stack(found).square().mean((0, 1))
+            m = 0.8 * m + 0.2 * (g + d * (mu - prior_mean))
+            s = 0.8 * s + 0.2 * h
+            stiff = s / (1 - 0.8**step) + d
+            mu, v = mu - 0.02 * m / (1 - 0.8**step) / stiff, 0.3 / N / stiff
+        prior_mean, prior_v = mu, v
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(run.network.posterior.variance()[0], v, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("tempering", [1.0, 0.1])
+def test_vogns_precision_settles_at_that_of_the_data_and_the_prior(tempering):
+    """N h / beta + 1 / s, with the last posterior as the prior."""
+    run = run_of("vogn", tempering=tempering, curvature_rate=0.5, lr=1e-9, epochs=60)
+    before = torch.full((run.network.layout.size,), 4.0, dtype=F64)
+    for k in range(2):
+        one = task(k)
+        run.learn([one], noise=Handed(0.0))
+        mu, v = start(run)
+        h = gradients(run, mu, one.x[0], one.y[0]).square().mean(0)
+        torch.testing.assert_close(1 / v, N * h / tempering + before, rtol=1e-5, atol=1e-5)
+        before = 1 / v
+    assert float(h.max()) > 0.01
+
+
+def test_vogns_mean_settles_at_the_optimum_of_logistic_regression():
+    run = run_of("vogn", hidden=(), tempering=1.0, lr=0.3, momentum=0.0, epochs=200)
+    one = task(0)
+    run.learn([one], noise=Handed(0.0))
+    mu, _ = start(run)
+    slope = gradients(run, mu, one.x[0], one.y[0]).mean(0) + mu / (N * 0.25)
+    assert float(slope.abs().max()) < 1e-8
+    assert float(mu.abs().max()) > 0.1
+
+
+def test_ivon_is_what_plain_torch_makes_of_its_equations():
+    run, noise, ours = run_of("ivon", first_curvature=0.05, **GIVEN), Handed(), Handed()
+    mu, v = start(run)
+    prior_mean, prior_v = torch.zeros_like(mu), torch.full_like(mu, 0.25)
+    for k in range(2):
+        one = task(k)
+        run.learn([one], noise=noise)
+        m, h = torch.zeros_like(mu), torch.full_like(mu, 0.05)
+        d = 0.3 / (N * prior_v)
+        for step in range(1, 4):
+            theta = mu + v.sqrt() * ours.normal_(torch.empty(1, len(mu), dtype=F64))[0]
+            g = gradients(run, theta, one.x[0], one.y[0]).mean(0)
+            seen = g * (theta - mu) / v
+            m = 0.8 * m + 0.2 * g
+            h = 0.8 * h + 0.2 * seen + 0.2**2 * (h - seen) ** 2 / (2 * (h + d))
+            mu = mu - 0.02 * (m / (1 - 0.8**step) + d * (mu - prior_mean)) / (h + d)
+            v = 0.3 / (N * (h + d))
+        prior_mean, prior_v = mu, v
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(run.network.posterior.variance()[0], v, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.5, 1.0])
+def test_ivons_curvature_stays_above_minus_the_damping(rate):
+    """Even if every estimate says that it is far below."""
+    known = METHODS["ivon"].known_settings
+    s = resolve("ivon", known, {"curvature_rate": rate})
+    mean, one = torch.zeros(1, 50, dtype=F64), torch.ones(1, 50, dtype=F64)
+    damping = torch.logspace(-6, 1, 50, dtype=F64).unsqueeze(0)
+    grads = torch.zeros(2, 1, 50, dtype=F64)
+    q = Gaussian(mean, torch.zeros_like(mean))
+    rule = IvonRule(q, one.clone(), grads, Springs(Spring(damping, mean), Spring(damping, one)), s, None)
+    for step in range(20):
+        before = rule.curvature + damping
+        grads[1] = -(10.0 ** (step % 5)) * damping
+        rule.begin(1)
+        rule()
+        assert bool((rule.curvature + damping >= before / 2 * (1 - 1e-9)).all())
+        assert bool((rule.variance > 0).all())
+    assert bool((rule.curvature < 0.03).any())
+
+
+@pytest.mark.parametrize("method", ["vogn", "ivon", "ekf"])
+def test_a_replica_that_has_stopped_stays_where_it_is(method):
+    """After an epoch below `stop_nll`, while the other replica trains on."""
+    known = METHODS[method].known_settings
+    found = []
+    for stops, epochs in (((0.0, 0.0), 3), ((50.0, 0.0), 3), ((0.0, 0.0), 1)):
+        given = (
+            {"epochs": 3, "tempering": 0.3} if method == "ekf" else {"epochs": epochs}
+        )  # it needs to know all epochs
+        settings = [resolve(method, known, {**given, "lr_schedule": "constant", "stop_nll": stop}) for stop in stops]
+        run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS[method], settings, [0, 1], draw=True, dtype=F64)
+        run.add_heads(4, [3])
+        run.learn([task(0)])
+        found.append(run.network.posterior)
+    whole, stopped, one_epoch = found
+    for what in ("mean", "log_std"):
+        assert torch.equal(getattr(stopped, what)[1], getattr(whole, what)[1])
+        assert not torch.equal(getattr(stopped, what)[0], getattr(whole, what)[0])
+        if method != "ekf":
+            assert torch.equal(getattr(stopped, what)[0], getattr(one_epoch, what)[0])
+
+
+# --- the Kalman filter -----------------------------------------------------------------------------------------------
+
+
+def order(number, epoch, n=N):
+    return torch.randperm(n, generator=generator(0, "order", number, epoch))
+
+
+@pytest.mark.parametrize("inner", [1, 2])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_diagonal_filter_is_a_loop_over_batches(inner, epochs):
+    """The last batch is smaller; the belief after a task is that before the next one."""
+    run = run_of("ekf", batch_size=8, inner_steps=inner, epochs=epochs)
+    mu, precision = run.network.posterior.mean[0].clone(), torch.full((run.network.layout.size,), 4.0, dtype=F64)
+    for k in range(2):
+        one = task(k)
+        run.learn([one])
+        for epoch in range(epochs):
+            for rows in order(k, epoch).split(8):
+                x, y, before, at = one.x[0, rows], one.y[0, rows], mu, precision
+                for i in range(inner):
+                    g = gradients(run, mu, x, y).sum(0) / epochs
+                    fisher = fisher_rows(run, mu, x).square().sum(0) / epochs
+                    precision = at + fisher
+                    new = before + (fisher * (mu - before) - g) / precision
+                    mu = mu + (new - mu) / (i + 1)
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(1 / run.network.posterior.variance()[0], precision, rtol=1e-8, atol=1e-10)
+
+
+def test_with_all_rows_the_filter_keeps_the_whole_precision():
+    """Of logistic regression, over two tasks: L = 1/s I + sum of the Fishers of the batches, each where it was met."""
+    run = run_of("ekf", hidden=(), batch_size=4, rank=INPUTS * 3 + 3)
+    size = run.network.layout.size
+    mu, precision = run.network.posterior.mean[0].clone(), 4 * torch.eye(size, dtype=F64)
+    for k in range(2):
+        one = task(k)
+        run.learn([one])
+        for rows in order(k, 0).split(4):
+            x, y = one.x[0, rows], one.y[0, rows]
+            found = fisher_rows(run, mu, x)
+            precision = precision + found.mT @ found
+            mu = mu - torch.linalg.solve(precision, gradients(run, mu, x, y).sum(0))
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-9)
+        rows, spread = torch.stack(run.memory.rows, 1), run.memory.belief.variance()
+        torch.testing.assert_close(torch.diag(1 / spread[0]) + rows[0].mT @ rows[0], precision, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            run.network.posterior.variance()[0], torch.linalg.inv(precision).diagonal(), rtol=1e-8, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_low_rank_keeps_the_diagonal_of_the_precision(rank):
+    """One batch: whatever the rank, the diagonal is that of prior plus Fisher, and the means are the exact ones."""
+    run = run_of("ekf", rank=rank)
+    before = run.network.posterior.mean[0].clone()
+    one = task(0)
+    run.learn([one])
+    rows, spread = torch.stack(run.memory.rows, 1), run.memory.belief.variance()
+    assert rows.shape[1] == rank
+    found = fisher_rows(run, before, one.x[0])
+    torch.testing.assert_close(1 / spread[0] + rows[0].square().sum(0), 4 + found.square().sum(0))
+    whole = 4 * torch.eye(len(before), dtype=F64) + found.mT @ found
+    wanted = before - torch.linalg.solve(whole, gradients(run, before, one.x[0], one.y[0]).sum(0))
+    torch.testing.assert_close(run.network.posterior.mean[0], wanted)
+    best = torch.linalg.svdvals(found)[:rank].square().sum()
+    torch.testing.assert_close(rows.square().sum(), best)
+
+
+def test_a_head_that_a_task_does_not_use_keeps_its_precision():
+    run = run_of("ekf", rank=3, batch_size=5, heads=(3, 3))
+
+    def diagonal():
+        found = 1 / run.memory.belief.variance()[0] + torch.stack(run.memory.rows, 1)[0].square().sum(0)
+        return run.network.layout.view(found, "head 0.weight"), found
+
+    run.learn([task(0)])
+    (head, before), mean = diagonal(), run.network.posterior.mean.clone()
+    run.learn([task(1, head=1)])
+    assert float(head.max()) > 4.5
+    torch.testing.assert_close(diagonal()[0], head)
+    for name in ("head 0.weight", "head 0.bias"):
+        assert torch.equal(*(run.network.layout.view(t, name) for t in (run.network.posterior.mean, mean)))
+    trunk = run.network.layout.spans["1.weight"]
+    assert bool((diagonal()[1][trunk] >= before[trunk] * (1 - 1e-12)).all())
+    run.learn([task(2)])
+    assert bool(run.network.posterior.log_std.isfinite().all())
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_filter_can_use_coresets(rank):
+    learner = evcl.Learner(evcl.nn.mlp(INPUTS, [4]), "ekf", rank=rank, coreset="random", coreset_size=5)
+    for k in range(2):
+        learner.learn((task(k).x[0].float(), task(k).y[0]), str(k))
+    assert learner.predict(task(0).x[0].float(), task="0").shape == (N,)
+
+
+def test_woodbury_solves_the_system(generator):
+    b, spread = (torch.rand(2, 6, generator=generator, dtype=F64) + 0.1 for _ in range(2))
+    rows = torch.randn(2, 3, 6, generator=generator, dtype=F64)
+    whole = torch.diag_embed(1 / spread) + rows.mT @ rows
+    torch.testing.assert_close(solved(b, spread, rows), torch.linalg.solve(whole, b))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_replicas_of_the_filter_are_as_alone_and_it_goes_on_after_a_file(rank, tmp_path):
+    two = run_of("ekf", replicas=2, rank=rank, batch_size=6)
+    alone = run_of("ekf", rank=rank, batch_size=6)
+    for k in range(2):
+        for run in (two, alone):
+            run.learn([task(k)])
+    for name, found in alone.tensors().items():
+        torch.testing.assert_close(two.tensors()[name][:1], found, rtol=1e-9, atol=1e-9)
+
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, [4]), "ekf", rank=rank)
+    one.learn((task(0).x[0].float(), task(0).y[0]), "a")
+    one.save(tmp_path / "model.safetensors")
+    other = evcl.load(tmp_path / "model.safetensors")
+    for each in (one, other):
+        each.learn((task(1).x[0].float(), task(1).y[0]), "b")
+    assert torch.equal(one._run.network.posterior.mean, other._run.network.posterior.mean)
