@@ -15,7 +15,7 @@ from evcl._core.errors import EvclError
 Plugins = Annotated[
     list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
 ]
-Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, default or paper; see evcl list.")]
+Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, default, paper or authors; see evcl list.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
 GivenSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")]
 DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from evcl._core.errors import EvclError
 from evcl._core.files import check_regular, locked, write_atomically
 from evcl.experiments.result import RESULT, Result, read_result, to_json
+from evcl.experiments.trunk import is_text
 
 if TYPE_CHECKING:
     from evcl.experiments.run import Config
@@ -21,6 +22,8 @@ def is_of(result: Result, config: Config) -> bool:
     """Whether a result belongs to a configuration. The preset's name may differ: only its settings count."""
     wanted = {**config.settings, "tasks": config.tasks, "precision": config.precision, "device": config.device}
     same = (result.benchmark, result.method, result.seeds) == (config.benchmark, config.method, list(config.seeds))
+    network = result.config.get("network")
+    same = same and (network == config.network if config.network else not is_text(network))
     return same and result.config | wanted == result.config
 
 

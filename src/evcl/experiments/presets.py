@@ -1,4 +1,6 @@
-"""Presets, named settings per benchmark and method: `tuned` (chosen on validation data), `default` and `paper`."""
+"""Presets, named settings per benchmark and method: `tuned` (chosen on validation data), `default`, `paper` and
+`authors`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
     "default": "the defaults only, the same for every benchmark",
     "paper": "exactly the protocol of the EVCL paper",
+    "authors": "the protocol of each method's own paper: network, tasks, epochs, optimiser, strengths",
 }
 """Maps each preset to a one-line summary."""
 
@@ -28,6 +31,8 @@ def _table() -> dict[str, Any]:
 
 def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) -> dict[str, Any]:
     """The settings that a preset gives a method on a benchmark; more specific tables win.
+
+    The preset `authors` also says which `network` and how many `tasks` the authors used.
 
     A benchmark may have tables for one number of tasks (`"permuted-mnist:10"`), which then replace its other tables.
 

@@ -34,6 +34,7 @@ def describe(config: Config) -> dict[str, Any]:
         "settings": {name: value for name, value in config.settings.items() if value is not False},
         "device": config.device,
         "precision": config.precision,
+        **({"network": config.network} if config.network else {}),
     }
 
 

@@ -28,6 +28,7 @@ from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
+from evcl.experiments.trunk import parsed
 from evcl.training import (
     Checkpointer,
     Checkpoints,
@@ -57,6 +58,7 @@ class Config:
     settings: Settings  # the method's, and `validation`
     device: str = "cpu"
     precision: str = "fp32"
+    network: str = ""  # a network in place of the benchmark's own, as text: see trunk.py
     log: Log | None = field(default=None, compare=False)  # does not affect the result
 
     @property
@@ -87,18 +89,27 @@ def configure(
 ) -> Config:
     """A checked configuration: the preset's settings, overridden by the `given` ones.
 
+    `given` may also contain `network`, such as "400x400", in place of the benchmark's own (see `experiments.trunk`). A
+    preset may name a network and a number of tasks, too.
+
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
     known = {**chosen.known_settings, "validation": VALIDATION}
     count = benchmarks.check_tasks(entry, tasks)
-    settings = resolve(method, known, {**get_preset(preset, benchmark, chosen, count), **(given or {})})
+    values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
+    usual = values.pop("tasks", None)
+    count = count if tasks is not None or usual is None else benchmarks.check_tasks(entry, usual)
+    network = str(values.pop("network", ""))
+    if network:
+        parsed(network)
+    settings = resolve(method, known, values)
     if not 0 < len(seeds) <= MOST_SEEDS:
         raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
     if len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
-    return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision))
+    return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network)
 
 
 def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
@@ -179,7 +190,7 @@ def execute_together(
         for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
     run = Run(
-        network(streams[0]),
+        network(streams[0], lead.network),
         [methods.get(cell.method) for cell in cells],
         [cell.settings for cell in cells],
         [cell.seed for cell in cells],
@@ -239,7 +250,7 @@ def execute_together(
             found = learn_stream(run, streams, observer, after_task, checkpointer)
             seconds = checkpointer.seconds
     seconds = round(seconds / len(cells), 3)
-    shape = {"tasks": tasks, **_trunk(streams[0]), "precision": lead.precision, "device": lead.device}
+    shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
     return [_result(cell, r, found, shape, seconds, machine) for r, cell in enumerate(cells)]
 
 
@@ -252,10 +263,14 @@ def _configurations(cells: Sequence[Config]) -> list[Config]:
     return configs
 
 
-def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
-    """The trunk that learns a stream. A stream's own network may draw from torch's generator, as torch's layers do: it
-    always draws the same numbers, and the generator's state is restored afterwards.
+def network(stream: benchmarks.Benchmark, text: str = "") -> torch.nn.Module:
+    """The trunk that learns a stream: its own, or that of the `text`.
+
+    A stream's own network may draw from torch's generator, as torch's layers do: it always draws the same numbers, and
+    the generator's state is restored afterwards.
     """
+    if text:
+        return nn.mlp(stream.inputs, **parsed(text))
     if stream.network is None:
         return nn.mlp(stream.inputs, stream.hidden)
     with _drawing, torch.random.fork_rng(devices=[]):
@@ -263,8 +278,10 @@ def network(stream: benchmarks.Benchmark) -> torch.nn.Module:
         return stream.network()
 
 
-def _trunk(stream: benchmarks.Benchmark) -> dict[str, Any]:
+def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, Any]:
     """The description of the trunk in a result."""
+    if text:
+        return {"hidden": parsed(text)["hidden"], "network": text}
     if stream.network is None:
         return {"hidden": list(stream.hidden)}
     return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}

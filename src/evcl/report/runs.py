@@ -7,6 +7,7 @@ from typing import Any
 
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, Result, preset
+from evcl.experiments.trunk import is_text
 from evcl.methods import METHODS
 
 SHAPE = ("tasks", "hidden", "network", "precision", "device")  # entries of a configuration that are not settings
@@ -48,6 +49,8 @@ def command(result: Result) -> str:
         words += ["--seed-list", ",".join(map(str, result.seeds))]
     if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != result.tasks:
         words += ["--tasks", str(result.tasks)]
+    if is_text(config.get("network")):
+        words += ["--network", config["network"]]
     given = _given(result)
     for name in ("epochs", "validation"):
         if name in given:
