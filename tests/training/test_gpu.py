@@ -203,7 +203,8 @@ def test_a_spread_fisher_is_a_cpus():
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "huber"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_everything_trains_in_every_precision(method, precision):
-    moves_as_on_a_cpu(0.2 if precision == "bf16" else 0.05, method=METHODS[method], precision=precision)
+    most = {"fp32": 0.05, "tf32": 0.1, "bf16": 0.2}[precision]  # 23, 10 and 7 bits of mantissa
+    moves_as_on_a_cpu(most, method=METHODS[method], precision=precision)
 
 
 @pytest.mark.parametrize("method", ["evcl", "ewc", "huber"])
