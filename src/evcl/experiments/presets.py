@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from evcl._core.errors import unknown
+from evcl._core.errors import EvclError, unknown
 from evcl._core.settings import CORESET, ELASTIC
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
         groups.append("coreset")
     found: dict[str, Any] = {}
     known = _table().get(name, {})
+    if name == "authors" and method.name not in known.get(benchmark, {}):
+        published = [one for one, tables in known.items() if method.name in tables]
+        has = f"it has one for {' and '.join(published)}" if published else "it has none for this method"
+        raise EvclError(f"the preset authors has no protocol for {method.name} on {benchmark}; {has}", setting="preset")
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
