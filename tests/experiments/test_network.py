@@ -100,9 +100,7 @@ def test_authors_of_imm_used_three_tasks_and_dropout():
 
 
 def test_a_method_without_a_protocol_says_where_there_is_one():
-    with pytest.raises(
-        EvclError, match=r"no protocol for si on split-digits; it has one for .*split-mnist"
-    ):
+    with pytest.raises(EvclError, match=r"no protocol for si on split-digits; it has one for .*split-mnist"):
         configure("split-digits", "si", "authors", [0])
     with pytest.raises(EvclError, match="none for this method"):
         configure("split-mnist", "naive", "authors", [0])
