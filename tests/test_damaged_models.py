@@ -52,6 +52,7 @@ def test_it_is_what_is_mutated_here(saved, tmp_path):
     gaussian = {"gaussian": ["tensor", "tensor"]}
     rows, beta = ({"dict": [[k, "tensor"] for k in keys]} for keys in ((0, 1), (-1, 0, 1)))
     inner = {"prior": gaussian, "importance": "tensor", "used": "tensor", "rows": rows, "beta": beta}
+    inner["factors"] = {"dict": []}  # of importance=kfac alone
     second = {"examples": {**example["examples"], "head": 1, "task": 1}}
     outline = {"fields": {"inner": {"fields": inner}, "kept": [example, second], "tuned": gaussian}}
     assert description["memory"] == [outline]
@@ -138,6 +139,7 @@ def test_the_outline_of_the_memory(saved, tmp_path):
         for at in (counted, betas)
         for one in ((at, {"dict": []}), ((*at, "dict"), []), ((*at, "dict"), {}))  # none were counted
     ]
+    none.append(((0, "fields", "inner", "fields", "factors", "dict"), {}))  # there are none
     assert taken == [*none, ((0, "fields", "kept"), [])]  # no examples at all: it goes on without
 
 

@@ -45,9 +45,14 @@ def task(number, n=N, head=0, weights=False):
     return TaskData(x, y, head, counts, number)
 
 
+def steady(known):
+    """A constant learning rate, for methods that have one."""
+    return {"lr_schedule": "constant"} if "lr_schedule" in known else {}
+
+
 def run_of(method, hidden=(4,), replicas=1, heads=(3,), **given):
     known = METHODS[method].known_settings
-    given = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
+    given = {**steady(known), "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
     network = evcl.nn.mlp(INPUTS, list(hidden)) if hidden else nn.Flatten()  # a head alone: logistic regression
     settings = [resolve(method, known, given)] * replicas
     run = Run(network, METHODS[method], settings, range(replicas), draw=True, dtype=F64)
@@ -254,7 +259,7 @@ def test_a_replica_that_has_stopped_stays_where_it_is(method):
         given = (
             {"epochs": 3, "tempering": 0.3} if method == "ekf" else {"epochs": epochs}
         )  # it needs to know all epochs
-        settings = [resolve(method, known, {**given, "lr_schedule": "constant", "stop_nll": stop}) for stop in stops]
+        settings = [resolve(method, known, {**given, **steady(known), "stop_nll": stop}) for stop in stops]
         run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS[method], settings, [0, 1], draw=True, dtype=F64)
         run.add_heads(4, [3])
         run.learn([task(0)])

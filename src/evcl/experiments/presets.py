@@ -19,7 +19,7 @@ SUMMARIES = {
     "tuned": "chosen on validation data, for each benchmark and method; the default",
     "default": "the defaults only, the same for every benchmark",
     "paper": "exactly the protocol of the EVCL paper",
-    "authors": "the protocol of each method's own paper: network, tasks, epochs, optimiser, strengths",
+    "authors": "the protocol of each method's own paper: network, epochs, optimiser, strength",
 }
 """Maps each preset to a one-line summary."""
 

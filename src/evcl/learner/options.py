@@ -52,7 +52,7 @@ class ElasticOptions(TypedDict, total=False):
 
     strength: float
     strength_scale: Literal["none", "examples"]
-    importance: Literal["fisher", "si", "mas"]
+    importance: Literal["fisher", "si", "mas", "kfac"]
     fisher: Literal["exact", "sampled", "empirical"]
     fisher_examples: int
     fisher_draws: int
@@ -61,6 +61,7 @@ class ElasticOptions(TypedDict, total=False):
     fisher_scale: Literal["none", "task", "examples"]
     fisher_decay: float
     fisher_floor: float
+    kfac_merge: Literal["nearest", "sum", "pi", "tasks"]
 
 
 class EWCOptions(NaiveOptions, ElasticOptions, DistillationOptions, total=False):

@@ -61,7 +61,7 @@ def _from_1(
             told[one.name] = {"gaussian": [None if part is None else "tensor" for part in parts]}
             pairs = zip(("mean", "log_std"), parts, strict=True)
             found |= {f"{at}/{part}": tensor for part, tensor in pairs if tensor is not None}
-        elif one.name in ("rows", "beta"):  # format 1 had no row counts, and beta was constant
+        elif one.name in ("rows", "beta", "factors"):  # format 1 had none, and beta was constant
             told[one.name] = {"dict": {}}
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
