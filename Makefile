@@ -52,6 +52,7 @@ $(VENV)/peers: $(VENV)/ready
 perf: $(VENV)/peers
 	$(BIN)/python perf/step.py
 	$(BIN)/python perf/lessons.py
+	$(BIN)/python perf/methods.py
 	$(BIN)/python perf/peers.py
 	$(BIN)/python perf/fisher.py
 	$(BIN)/python perf/growth.py

@@ -16,6 +16,8 @@ from rich.console import Console
 
 from evcl import experiments
 from evcl._core.errors import EvclError
+from evcl._core.facts import METHOD_FACTS, SHOWN, measured
+from evcl.cli import lists
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
 
@@ -342,6 +344,44 @@ def test_list_names_everything(evcl):
     assert all(len(line) < 100 for line in out.splitlines())
 
 
+def test_list_shows_one_kind(evcl):
+    whole = evcl("list")[1]
+    parts = {kind: evcl("list", kind) for kind in ("benchmarks", "presets")}
+    for kind, (status, out, _) in parts.items():
+        assert status == 0
+        assert out.startswith(f"{kind}\n")
+        assert out in whole
+    assert whole.endswith("".join(out for _, out, _ in parts.values()))
+    status, out, err = evcl("list", "method")
+    assert (status, out, err) == (2, "", "evcl: evcl list takes methods, benchmarks or presets, not 'method'\n")
+
+
+def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
+    status, out, _ = evcl("list", "methods")
+    assert status == 0
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    for name, facts in METHOD_FACTS.items():
+        assert facts.keeps in rows[name]
+        assert rows[name].split()[1] == str(facts.year or "-")
+        assert facts.authors in rows[name]
+        cost = measured()["costs"][SHOWN][name]
+        assert rows[name].split()[-2:] == [f"{cost['step']:.1f}", f"{cost['task']:.1f}"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_list_methods_fits_a_terminal(evcl, monkeypatch, width):
+    monkeypatch.setattr(lists, "console", lambda: Console(width=width, force_terminal=True, color_system=None))
+    _, out, _ = evcl("list", "methods")
+    *table, last = out.splitlines()
+    assert max(map(len, table)) <= width
+    assert SHOWN in last
+    assert "…" not in out
+    for facts in METHOD_FACTS.values():
+        assert facts.authors in out
+    if width == 120:
+        assert all(facts.keeps in out for facts in METHOD_FACTS.values())
+
+
 def test_a_users_method_runs_from_a_file(evcl, monkeypatch):
     monkeypatch.setenv("EVCL_PLUGINS", "")
     lines = ["from evcl.methods import Method, register", "register(Method('mine', 'of mine', bayesian=False))"]
@@ -350,6 +390,8 @@ def test_a_users_method_runs_from_a_file(evcl, monkeypatch):
     assert (status, err) == (0, "")
     assert Path("runs/split-digits/mine/result.json").exists()
     assert "of mine" in evcl("list", "--plugin", "mine.py")[1]
+    table = evcl("list", "methods", "--plugin", "mine.py")[1].splitlines()
+    assert ["mine", "-", "-", "-", "-", "-"] in [line.split() for line in table]
     Path("broken.py").write_text("raise ValueError('oh')")
     status, _, err = evcl("list", "--plugin", "broken.py")
     assert status == 1

@@ -19,14 +19,19 @@ import pytest
 import torch
 from msgspec import structs
 
+from evcl._core.facts import measured
 from evcl._core.settings import VALIDATION
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "experiments" / "paper"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = ("start", "models", "data", "training", "methods", "own-method", "command-line")
+DOCS = ROOT / "docs"
+DOCUMENTS = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "methods").glob("*.md")),
+]  # fmt: skip
+GUIDES = ("start", "models", "data", "training", "methods/index", "own-method", "command-line")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
 COMMANDS = {"README": 7, "start": 4, "data": 4, "own-method": 3}
 
@@ -88,17 +93,46 @@ def forget(modules, methods):
             del sys.modules[name]
 
 
+def table_after(text, start):
+    return re.findall(r"^\| (`.*?) \| (.*?) \|", text.partition(start)[2].partition("\n\n")[0], re.M)
+
+
 def test_the_defaults_in_the_documents_are_the_codes():
-    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
-    table = text.partition("| setting | default |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.M)
+    text = (DOCS / "methods" / "settings.md").read_text("utf-8")
     found = {}
-    for names, defaults in rows:
+    for names, defaults in table_after(text, "| setting | default |"):
         found |= dict(zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True))
     settings = {**METHODS["evcl"].known_settings, "validation": VALIDATION}
     assert found.keys() == settings.keys()
     for name, setting in settings.items():
         assert setting.check(name, found[name]) == setting.default, name
+
+
+def test_the_documents_name_what_other_methods_have_of_their_own():
+    text = (DOCS / "methods" / "settings.md").read_text("utf-8")
+    found = {
+        (method, name.strip("`"), METHODS[method].known_settings[name.strip("`")].check(name, default))
+        for name, defaults in table_after(text, "| setting | default of |")
+        for method, default in re.findall(r"`([\w-]+)` ([\w.]+)", defaults)
+    }
+    usual = {name: setting.default for name, setting in METHODS["evcl"].known_settings.items()}
+    assert found == {
+        (method, name, setting.default)
+        for method in METHOD_SUMMARIES
+        for name, setting in METHODS[method].known_settings.items()
+        if name not in usual or setting.default != usual[name]
+    }
+
+
+def test_every_method_is_on_the_page_of_methods():
+    text = (DOCS / "methods" / "index.md").read_text("utf-8").partition("## Which to choose")[0]
+    assert set(METHOD_SUMMARIES) <= set(re.findall(r"`([\w-]+)`", text))
+
+
+def test_the_table_of_costs_is_that_of_the_measuring_program(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "perf"))
+    made = runpy.run_path(str(ROOT / "perf" / "methods.py"))["table"](measured()["costs"])
+    assert made in (DOCS / "PERFORMANCE.md").read_text("utf-8"), "copy there what python perf/methods.py prints"
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ def without_extras(program):
         (["run", "--help"], "--method"),
         (["--version"], f"evcl {package.__version__}\n"),
         (["list"], "split-digits"),
+        (["list", "methods"], "Zenke et al."),
         (["data", "list"], "fashion-mnist"),
     ],
 )

@@ -13,13 +13,11 @@ from typing import Annotated
 
 import typer
 
-from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
-from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl._core.torchrun import own, world
-from evcl.cli import data, paper, sweep, tables
-from evcl.cli.options import Plugins, Usage
+from evcl.cli import data, lists, paper, sweep, tables
+from evcl.cli.options import Usage
 from evcl.cli.progress import console
 from evcl.cli.run import run
 
@@ -36,6 +34,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of evcl --help
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.command("list")(lists.list_)
 
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
@@ -43,27 +42,6 @@ UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ i
 
 def _interrupted(*_: object) -> None:
     raise Interrupted
-
-
-@app.command("list")
-def list_(
-    plugin: Plugins = None,
-) -> None:
-    """List the methods, benchmarks and presets, one per line."""
-    of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
-    if experiments.load_plugins(plugin or []):
-        from evcl import benchmarks, methods
-
-        of_methods = {m.name: m.summary for m in methods.METHODS.values()}
-        of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
-    for kind, entries in (
-        ("methods", of_methods),
-        ("benchmarks", of_benchmarks),
-        ("presets", experiments.SUMMARIES),
-    ):
-        typer.echo(kind)
-        for name, summary in entries.items():
-            typer.echo(f"  {name:<20} {summary}")
 
 
 @app.callback(invoke_without_command=True)

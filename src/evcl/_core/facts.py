@@ -1,0 +1,54 @@
+"""For each method: its paper, what it keeps of earlier tasks, and its measured cost. Without torch, for `evcl list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COSTS = Path(__file__).with_name("costs.json")  # written by perf/methods.py
+SHOWN = "784-256-256"  # the network whose costs `evcl list methods` shows
+
+
+class Facts(NamedTuple):
+    """`keeps`: the numbers stored besides the plain weights, except single numbers of a task or head; and examples."""
+
+    year: int
+    authors: str
+    keeps: str
+
+
+METHOD_FACTS = {
+    "evcl": Facts(2024, "Batra and Clark", "3 per weight"),
+    "evcl-film": Facts(2024, "Batra and Clark", "3 per weight, 2 per unit and task"),
+    "kfac-evcl": Facts(2024, "Batra and Clark", "3 per weight, 2 matrices per layer"),
+    "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),
+    "vcl-random-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),
+    "vcl-kcenter-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),
+    "gvcl": Facts(2021, "Loo et al.", "1 per weight"),
+    "gvcl-film": Facts(2021, "Loo et al.", "1 per weight, 2 per unit and task"),
+    "improved-vcl": Facts(2019, "Swaroop et al.", "1 per weight"),
+    "td-vcl": Facts(2024, "Melo et al.", "14 per weight, 200 examples of 4 tasks"),
+    "vogn": Facts(2019, "Osawa et al.", "1 per weight"),
+    "ivon": Facts(2024, "Shen et al.", "1 per weight"),
+    "ekf": Facts(2018, "Ollivier", "1 per weight"),
+    "ewc": Facts(2017, "Kirkpatrick et al.", "2 per weight"),
+    "ewc-offline": Facts(2017, "Kirkpatrick et al.", "2 per weight and task"),
+    "kfac-ewc": Facts(2018, "Ritter et al.", "2 per weight, 2 matrices per layer"),
+    "si": Facts(2017, "Zenke et al.", "1 per weight"),
+    "mas": Facts(2018, "Aljundi et al.", "1 per weight"),
+    "imm-mean": Facts(2017, "Lee et al.", "2 per weight"),
+    "imm-mode": Facts(2017, "Lee et al.", "2 per weight"),
+    "xdg": Facts(2018, "Masse et al.", "2 per weight, 1 per unit and task"),
+    "lwf": Facts(2016, "Li and Hoiem", "nothing"),
+    "random-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
+    "kcenter-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
+    "naive": Facts(0, "-", "nothing"),
+    "joint": Facts(0, "-", "all examples"),
+}
+
+
+def measured() -> dict[str, Any]:
+    """`costs`: network -> method -> `step`, in steps of naive, and `task`, in epochs of naive; `where`: the machine."""
+    found: dict[str, Any] = json.loads(COSTS.read_text("utf-8"))
+    return found

@@ -1,0 +1,65 @@
+"""`evcl list`: the methods, benchmarks and presets. It starts without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evcl import experiments
+from evcl._core.facts import METHOD_FACTS, SHOWN, measured
+from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl.cli.options import Plugins, Usage
+from evcl.cli.progress import console
+
+KINDS = ("methods", "benchmarks", "presets")
+WIDE = 200  # columns of the table of methods where there is no terminal: a line per method
+
+
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="methods (with year, authors, memory and cost), benchmarks or presets [all].")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """List the methods, benchmarks and presets, one per line."""
+    if what not in (None, *KINDS):
+        raise Usage(f"evcl list takes methods, benchmarks or presets, not {what!r}")
+    of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
+    if experiments.load_plugins(plugin or []):
+        from evcl import benchmarks, methods
+
+        of_methods = {m.name: m.summary for m in methods.METHODS.values()}
+        of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
+    if what == "methods":
+        _methods(list(of_methods))
+        return
+    for kind, entries in zip(KINDS, (of_methods, of_benchmarks, experiments.SUMMARIES), strict=True):
+        if what in (None, kind):
+            typer.echo(kind)
+            for name, summary in entries.items():
+                typer.echo(f"  {name:<20} {summary}")
+
+
+def _methods(names: list[str]) -> None:
+    """A table of the methods; what is not known of a user's own method is a dash."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found = measured()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for i, column in enumerate(("method", "year", "authors", "keeps", "step", "task")):
+        table.add_column(column, justify="right" if i > 3 else "left", no_wrap=column != "keeps")
+    for name in names:
+        facts, cost = METHOD_FACTS.get(name), found["costs"][SHOWN].get(name)
+        about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
+        table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
+    out = console() if console().is_terminal else Console(width=WIDE)
+    out.print(table, highlight=False)
+    for line in (
+        "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
+        "step:  time of a training step; naive takes 1",
+        "task:  time of a task besides its steps, in epochs of naive over 10,000 rows",
+        f"Measured on {SHOWN}, batches of 64 rows: {found['where']}",
+    ):
+        typer.echo(line)

@@ -1,0 +1,135 @@
+"""What `evcl list methods` says of the methods: all are there, keep what it says, and have a measured cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import evcl as package
+from evcl._core.facts import COSTS, METHOD_FACTS, SHOWN, measured
+from evcl._core.randomness import generator
+from evcl._core.settings import resolve
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods import METHODS, TaskData
+from evcl.methods.memory import Another, ByKey, Kept, PerWeight, hows, mapped
+from evcl.training import Run
+
+EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
+
+
+def test_every_method_has_its_facts_in_the_order_of_the_list():
+    assert list(METHOD_FACTS) == list(METHOD_SUMMARIES)
+    for name, facts in METHOD_FACTS.items():
+        assert (1990 < facts.year < 2100) != (name in ("naive", "joint"))
+
+
+def tensors(value):
+    found: list[Tensor] = []
+    mapped(value, lambda tensor: (found.append(tensor), tensor)[1])
+    return found
+
+
+def fields(memory):
+    """How each field is stored, and its value, in inner memories too."""
+    for name, how in hows(memory).items():
+        value = getattr(memory, name)
+        yield from fields(value) if how is None else [(how, value)]
+
+
+def numbers_per_weight(run):
+    """Those that are not the plain weights: sigma, and what in the memory is no copy of the posterior."""
+    q = run.network.posterior
+    own = [t for t in (q.mean, q.log_std) if t is not None]
+    kept = [t for how, value in fields(run.memory) if isinstance(how, PerWeight) for t in tensors(value)]
+    assert all(t.shape == q.mean.shape for t in kept)
+    return len(own) - 1 + sum(not any(torch.equal(t, one) for one in own) for t in kept)
+
+
+def kept_by(name):
+    """What a method keeps, counted when it has learned some tasks that share a head."""
+    method = METHODS[name]
+    known = method.known_settings
+    settings = resolve(name, known, {"epochs": 1, "batch_size": EXAMPLES})
+    run = Run(package.nn.mlp(INPUTS, HIDDEN), method, [settings], [0], draw=True)
+    run.add_head(HIDDEN[-1], 2)
+    for k in range(TASKS):
+        before = numbers_per_weight(run)
+        x = torch.randn(1, EXAMPLES, INPUTS, generator=generator(0, "task", k))
+        run.learn([TaskData(x, (x[:, :, 0] > 0).long(), 0, task=k)])
+    found, per_weight = [], numbers_per_weight(run)
+    if per_weight > before:
+        found.append(f"{per_weight - before} per weight and task")
+        assert TASKS * (per_weight - before) - per_weight in (0, 1)  # the newest may be the weights themselves
+    elif per_weight:
+        found.append(f"{per_weight} per weight")
+    for how, value in fields(run.memory):
+        assert not isinstance(how, Another)
+        if isinstance(how, ByKey) and how.key is str and value:
+            each = len(tensors(value)) / (1 + len(HIDDEN))
+            found.append(f"{each:g} matrices per layer")
+        elif isinstance(how, ByKey) and any(t.numel() > 1 for t in tensors(value)):
+            assert all(t.numel() == INPUTS + sum(HIDDEN) for t in tensors(value))
+            found.append(f"{len(value) / TASKS:g} per unit and task")
+        elif isinstance(how, Kept):
+            (each,) = {task.y.shape[1] for task in value}
+            found.append(f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks"))
+    if run.network.film is not None:
+        assert run.network.film.shape == (1, TASKS, 2, sum(HIDDEN))
+        found.append("2 per unit and task")
+    return ", ".join(found) or "nothing"
+
+
+@pytest.mark.parametrize("name", [name for name in METHOD_FACTS if not METHODS[name].jointly])
+def test_a_method_keeps_what_the_table_says(name):
+    assert kept_by(name) == METHOD_FACTS[name].keeps
+
+
+def test_joint_training_needs_every_tasks_examples():
+    assert [name for name in METHOD_FACTS if METHODS[name].jointly] == ["joint"]
+    assert METHOD_FACTS["joint"].keeps == "all examples"
+
+
+def test_every_method_has_a_measured_cost():
+    found = measured()
+    assert json.loads(COSTS.read_text("utf-8")) == found
+    assert SHOWN in found["costs"]
+    for network, costs in found["costs"].items():
+        assert list(costs) == list(METHOD_SUMMARIES), f"run python perf/methods.py NAME, for {network}"
+        assert all(math.isfinite(cost[key]) and cost[key] >= 0 for cost in costs.values() for key in ("step", "task"))
+        assert costs["naive"]["step"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.fixture
+def program():
+    return runpy.run_path(str(Path(__file__).parents[2] / "perf" / "methods.py"))
+
+
+def test_the_measuring_program_times_the_end_of_a_task(program):
+    """EWC makes a pass over the data there; SI and naive training do not."""
+    network = program["Network"](20, [30], 10, own_heads=False)
+    found = program["measure"](["naive", "si", "ewc"], network, rows=600, rounds=3)
+    assert found["ewc"]["task"] > 2 * found["si"]["task"] > 0
+    assert found["ewc"]["task"] > 2 * found["naive"]["task"]
+    assert all(0.3 < cost["step"] < 3 for cost in found.values())
+
+
+def test_fine_tuning_counts_as_often_as_there_are_epochs(program):
+    network = program["Network"](5, [6], 2, own_heads=False)
+    cost = program["second_task"]("vcl-random-coreset", network, 1000)()
+    assert cost.besides > 5 * cost.epoch  # 400 of 1000 rows, 50 times
+
+
+def test_a_method_measured_later_is_added(program, tmp_path):
+    path, some = tmp_path / "costs.json", {"step": 1.0, "task": 0.5}
+    program["write"](path, {"small": {"naive": some, "evcl": some}}, "here")
+    program["write"](path, {"small": {"si": {"step": 2.0, "task": 0.0}}}, None)
+    kept = json.loads(path.read_text("utf-8"))
+    assert kept["where"] == "here"
+    assert list(kept["costs"]["small"]) == ["evcl", "si", "naive"]
+    assert "| `si` | 2.00 | 0.00 |" in program["table"](kept["costs"]).splitlines()
