@@ -199,8 +199,7 @@ class Step:
             source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
         if film is not None:
-            self.update = WithFilm(self.update, film, s)
-            shared.append(film.grads)
+            shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
         self.source: Source = source if ranks is None else Shared(source, shared, ranks)
         self.beside: list[
             Tensor
