@@ -52,8 +52,8 @@ class Estimating(Rule, Protocol):
         """A step begins, on this many examples."""
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Any]) -> Callable[..., Any]:
-        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads`
-        and, if there are any, into `means`; processes that share a batch then average them.
+        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads` and `means`.
+        Processes that share a batch then average these.
 
         `pool` holds the examples. at(theta [1, R, P], into [1, R, P]) makes such a function for the gradient at point
         weights: it writes that of the mean NLL and the losses, at the present values of `theta`, into `into`.
