@@ -245,7 +245,7 @@ def test_ivons_curvature_stays_above_minus_the_damping(rate):
     assert bool((rule.curvature < 0.03).any())
 
 
-@pytest.mark.parametrize("method", ["vogn", "ivon", "noisy-kfac", "ekf"])
+@pytest.mark.parametrize("method", ["vogn", "ivon", "ekf"])
 def test_a_replica_that_has_stopped_stays_where_it_is(method):
     """After an epoch below `stop_nll`, while the other replica trains on."""
     known = METHODS[method].known_settings

@@ -15,7 +15,7 @@ from evcl._core.settings import resolve
 from evcl.curvature import Block, fisher
 from evcl.methods import METHODS
 from evcl.methods.matrix_normal import LayerPosterior, damped
-from evcl.methods.noisy_kfac import NoisyKfacRule
+from evcl.methods.noisy_kfac import Memory, NoisyKfacRule
 from evcl.nn import Layout
 from evcl.training import Run
 
@@ -216,6 +216,23 @@ def test_what_is_remembered_shares_no_memory_with_what_is_trained(monkeypatch):
     assert all(torch.equal(t, copy) for t, copy in kept.values())
 
 
+def test_a_replica_that_has_stopped_stays_where_it_is():
+    """After an epoch below `stop_nll`, while the other replica trains on; what is remembered of it stays too."""
+    known, found = METHODS["noisy-kfac"].known_settings, []
+    for stops, epochs in (((0.0, 0.0), 3), ((50.0, 0.0), 3), ((0.0, 0.0), 1)):
+        given = {"factor_every": 1, "inverse_every": 1, "lr_schedule": "constant", "epochs": epochs}
+        settings = [resolve("noisy-kfac", known, {**given, "stop_nll": stop}) for stop in stops]
+        run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS["noisy-kfac"], settings, [0, 1], draw=True, dtype=F64)
+        run.add_heads(4, [3])
+        run.learn([task(0)])
+        found.append(run.tensors())
+    longer, stopped, one_epoch = found
+    for name in [name for name in longer if "posterior" in name or "factors" in name]:
+        assert torch.equal(stopped[name][1], longer[name][1])
+        assert torch.equal(stopped[name][0], one_epoch[name][0])
+    assert not torch.equal(stopped["posterior.log_std"][0], longer["posterior.log_std"][0])
+
+
 def test_a_replica_that_diverges_leaves_the_other_as_it_is():
     s = resolve("noisy-kfac", METHODS["noisy-kfac"].known_settings, {"epochs": 2, "batch_size": 5})
     found = []
@@ -232,16 +249,21 @@ def test_a_replica_that_diverges_leaves_the_other_as_it_is():
         torch.testing.assert_close(found[0].tensors()[name][1:], wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_it_forgets_less_than_plain_training_and_tempering_matters():
+def test_it_forgets_less_than_without_its_memory():
+    """And than plain training, with two temperings, which make a difference."""
     benchmark = evcl.benchmarks.get("permuted-digits", seed=0, tasks=2)
-    found = []
-    for method, given in (("naive", {}), ("noisy-kfac", {"tempering": 0.02}), ("noisy-kfac", {"tempering": 0.1})):
+
+    def ended(method, forgets=False, **given):
         learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, seed=0, epochs=8, batch_size=25, **given)
         for k, one in enumerate(benchmark):
-            learner.learn((one.train.x[:500], one.train.y[:500]), str(k), head="new" if k == 0 else "0")
-        found.append([(learner.predict(one.test.x, task="1") == one.test.y).float().mean().item() for one in benchmark])
-    naive, *ours = found
-    for first, second in ours:
-        assert first > naive[0] + 0.1, found
+            learner.learn((one.train.x[:250], one.train.y[:250]), str(k), head="new" if k == 0 else "0")
+            if forgets:
+                learner._run.memories = (Memory(*2 * [torch.zeros_like(learner._run.memory.anchor)]),)
+        return [(learner.predict(one.test.x, task="1") == one.test.y).float().mean().item() for one in benchmark]
+
+    found = [ended("noisy-kfac", tempering=tempering) for tempering in (0.02, 0.1)]
+    without = [ended("noisy-kfac", forgets=True), ended("naive")]
+    for first, second in found:
+        assert first > max(other[0] for other in without) + 0.1, (found, without)
         assert second > 0.7, found
-    assert ours[0] != ours[1]
+    assert found[0] != found[1]
