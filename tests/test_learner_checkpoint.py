@@ -26,6 +26,7 @@ CASES = {
     "lwf": {},
     "vogn": {},
     "ivon": {},
+    "noisy-kfac": {},
     "ekf": {"rank": 2, "inner_steps": 2},
     "huber": {},
 }

@@ -31,6 +31,7 @@ METHOD_FACTS = {
     "td-vcl": Facts(2024, "Melo et al.", "14 per weight, 200 examples of 4 tasks"),
     "vogn": Facts(2019, "Osawa et al.", "1 per weight"),
     "ivon": Facts(2024, "Shen et al.", "1 per weight"),
+    "noisy-kfac": Facts(2018, "Zhang et al.", "2 per weight, 2 matrices per layer"),
     "ekf": Facts(2018, "Ollivier", "1 per weight"),
     "ewc": Facts(2017, "Kirkpatrick et al.", "2 per weight"),
     "ewc-offline": Facts(2017, "Kirkpatrick et al.", "2 per weight and task"),

@@ -13,6 +13,7 @@ METHOD_SUMMARIES = {
     "td-vcl": "VCL with the KL to the last few posteriors, and examples of their tasks",
     "vogn": "VCL with natural-gradient steps, from squared gradients of single examples",
     "ivon": "VCL with natural-gradient steps, from one draw of the weights per step",
+    "noisy-kfac": "VCL with a full covariance per layer, from Kronecker factors",
     "ekf": "an extended Kalman filter on the weights: one pass over the data",
     "ewc": "plain weights plus a Fisher-weighted penalty on changing them",
     "ewc-offline": "EWC with one anchor and one Fisher per task",

@@ -126,6 +126,34 @@ class _Sums:
         self.rows, self.learned = like.new_zeros(len(like)), like.new_zeros(1)
 
 
+class FactorSums:
+    """Sums over examples, from which the factors of all blocks and the diagonal of all other weights are made."""
+
+    def __init__(self, network: BayesianNetwork, layout: Layout, like: Tensor) -> None:
+        self.layout, self.blocks = layout, blocks(network, layout)
+        covered = {name for block in self.blocks.values() for name in (block.weight, block.bias)}
+        self.total = torch.zeros_like(like)
+        self.parts = {name: view for name, view in layout.views(self.total).items() if name not in covered}
+        self.each = {key: _Sums(block, layout, like) for key, block in self.blocks.items()}
+
+    def add(self, calls: list[Call], deltas: Sequence[Tensor | None], examples: int, first: bool) -> None:
+        """Add one target's output gradients; `first`: the inputs of these calls have not been added yet."""
+        for call, delta in zip(calls, deltas, strict=True):
+            if delta is not None:
+                _add(self.each, self.blocks, call, delta, self.layout, first)
+        add(torch.square, self.parts, calls, deltas, examples)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.total, *(t for one in self.each.values() for t in (one.a, one.g, one.rows, one.learned))]
+
+    def mean(self, examples: int) -> Kronecker:
+        """The factors of all blocks, 0 for a block that was not used."""
+        found: Factors = {}
+        for key, one in self.each.items():
+            found[key] = one.a / one.rows.clamp_min(1).view(-1, *[1] * (one.a.dim() - 1)), one.g / examples
+        return Kronecker(found, self.total / examples)
+
+
 def kfac(
     network: BayesianNetwork,
     mean: Tensor,
@@ -146,31 +174,23 @@ def kfac(
     """The factors of each block that these heads use, at the weights `mean` [R, P]; the arguments are those of
     `fisher`. An example with weight u in the loss has weight u in G.
     """
-    known = blocks(network, layout)
-    covered = {name for block in known.values() for name in (block.weight, block.bias)}
-    total = torch.zeros_like(mean)
-    parts = {name: view for name, view in layout.views(total).items() if name not in covered}
-    sums = {key: _Sums(block, layout, mean) for key, block in known.items()}
+    sums = FactorSums(network, layout, mean)
     seen: dict[BayesianLayer, bool] = {}
     wanted = likelihood_targets(mean, layout, heads, kind, generators, temperature, likelihood)
     for calls, targets, examples in passes(network, mean, layout, x, y, heads, wanted, chunk, weights, ranks, task):
         note_layers(seen, calls)
         for i, deltas in enumerate(output_gradients(calls, targets)):
-            for call, delta in zip(calls, deltas, strict=True):
-                if delta is not None:
-                    _add(sums, known, call, delta, layout, first=i == 0)
-            add(torch.square, parts, calls, deltas, examples)
+            sums.add(calls, deltas, examples, first=i == 0)
     if isinstance(spread, Tensor) or spread > 0:
-        add_neighbours(parts, seen, spread)
+        add_neighbours(sums.parts, seen, spread)
     if ranks is not None:
-        for tensor in (total, *(t for one in sums.values() for t in (one.a, one.g, one.rows, one.learned))):
+        for tensor in sums.tensors():
             ranks.sum_(tensor)
-    found: Factors = {}
-    for key, one in sums.items():
-        if bool(one.rows.any()):
-            a = one.a / one.rows.clamp_min(1).view(-1, *[1] * (one.a.dim() - 1))
-            found[key] = _damped(a, one.g / x.shape[1], spread, bool(one.learned), known[key])
-    return Kronecker(found, total / x.shape[1])
+    found, diagonal = sums.mean(x.shape[1])
+    used = {key: pair for key, pair in found.items() if bool(sums.each[key].rows.any())}
+    for key, (a, g) in used.items():
+        _damp(a, g, spread, bool(sums.each[key].learned), sums.blocks[key])
+    return Kronecker(used, diagonal)
 
 
 @torch.no_grad()
@@ -193,7 +213,7 @@ def _add(
             one.learned += call.learned
 
 
-def _damped(a: Tensor, g: Tensor, spread: Tensor | float, learned: bool, block: Block) -> tuple[Tensor, Tensor]:
+def _damp(a: Tensor, g: Tensor, spread: Tensor | float, learned: bool, block: Block) -> None:
     share = spread.view(-1, 1) if isinstance(spread, Tensor) else spread
     if g.shape[1] > 1:  # with one output, no other weight has the same input
         own = g.diagonal(dim1=1, dim2=2)
@@ -201,4 +221,3 @@ def _damped(a: Tensor, g: Tensor, spread: Tensor | float, learned: bool, block: 
     if learned and not block.table:  # the input of a bias is always 1
         own = a.diagonal(dim1=1, dim2=2)[:, : a.shape[1] - (block.bias is not None)]
         own += share * own.mean(1, keepdim=True)
-    return a, g

@@ -15,21 +15,31 @@ from torch import Tensor
 
 from evcl._core.randomness import Noise
 from evcl.curvature.fisher import Call, add, gradient_of, output_gradients, record, uses_of
+from evcl.curvature.kfac import FactorSums, Kronecker
 from evcl.likelihoods.categorical import foreign
 from evcl.nn import BayesianNetwork, Layout
 
 
 class StepCurvature:
     """Calling it with rows [R, B] of `pool` returns their mean NLL [R], and fills `gradient`, `squares` [R, P] and, if
-    `per_example`, `rows` [R, K, P]: K vectors whose outer products add up to the Fisher of the mean NLL.
+    `per_example`, `rows` [R, K, P]: K vectors whose outer products add up to the Fisher of the mean NLL. If `factored`,
+    `found` has the Kronecker factors of every layer, and `squares` is 0 for weights that have them.
     """
 
     rows: Tensor
+    found: Kronecker
 
     def __init__(
-        self, network: BayesianNetwork, layout: Layout, pool: Any, kind: str, per_example: bool = False
+        self,
+        network: BayesianNetwork,
+        layout: Layout,
+        pool: Any,
+        kind: str,
+        per_example: bool = False,
+        factored: bool = False,
     ) -> None:
-        self.network, self.layout, self.pool, self.kind, self.per_example = network, layout, pool, kind, per_example
+        self.network, self.layout, self.pool, self.kind = network, layout, pool, kind
+        self.per_example, self.factored = per_example, factored
 
     def __call__(self, theta: Tensor, rows: Tensor, gradient: Tensor, squares: Tensor, noise: Noise) -> Tensor:
         network, size = self.network, rows.shape[1]
@@ -48,6 +58,13 @@ class StepCurvature:
         finally:
             for handle in handles:
                 handle.remove()
+        if self.factored:
+            sums = FactorSums(network, self.layout, theta)
+            for i, deltas in enumerate(output_gradients(calls, targets)):
+                sums.add(calls, deltas, size, first=i == 0)
+            self.found = sums.mean(size)
+            squares.copy_(self.found.diagonal)
+            return mean
         parts, kept = self.layout.views(squares.zero_()), []
         for deltas in output_gradients(calls, targets):
             if self.per_example:

@@ -35,6 +35,7 @@ from evcl.methods.method import (
     register,
 )
 from evcl.methods.naive import NAIVE
+from evcl.methods.noisy_kfac import NOISY_KFAC
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -67,6 +68,7 @@ for _method in (
     TD_VCL,
     VOGN,
     IVON,
+    NOISY_KFAC,
     EKF,
     EWC,
     EWC_OFFLINE,

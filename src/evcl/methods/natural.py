@@ -1,4 +1,4 @@
-"""What the update rules of VOGN, IVON and the Kalman filter have in common.
+"""What the update rules of VOGN, IVON, noisy K-FAC and the Kalman filter have in common.
 
 With a KL term of weight w to the prior N(m, s), and with g and h the mean and the curvature of the mean NLL's gradient,
 the objective mean NLL + w KL(q || prior) is minimal where
@@ -46,6 +46,7 @@ class NaturalRule:
         self._base = lr.expand(len(q.mean), 1).clone(memory_format=torch.contiguous_format)
         self.lr = self._base.clone()  # [R, 1]; a CUDA graph reads it at each step
         self.moves = torch.ones_like(self._base, dtype=torch.bool)
+        self.means: list[Tensor] = []  # what `source` fills beside `grads`
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
         """Make the function that computes a step's gradient: see `evcl.training.rules.Estimating`."""

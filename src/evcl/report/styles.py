@@ -67,6 +67,7 @@ NAMES = {
     "kfac-ewc": "K-FAC EWC",
     "vogn": "VOGN",
     "ivon": "IVON",
+    "noisy-kfac": "noisy K-FAC",
     "ekf": "EKF",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.

@@ -197,10 +197,10 @@ class Step:
         if self.estimating is not None:
             self.by_kernels = False
             source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
-        both = [grads]
+        shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
         if film is not None:
-            both, self.update = [grads, film.grads], WithFilm(self.update, film, s)
-        self.source: Source = source if ranks is None else Shared(source, both, ranks)
+            shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
+        self.source: Source = source if ranks is None else Shared(source, shared, ranks)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights

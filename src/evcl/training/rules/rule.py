@@ -46,12 +46,14 @@ class Estimating(Rule, Protocol):
     """A rule that also computes the gradient that it uses, in place of the gradient by local reparameterisation."""
 
     passes: int  # how often a step computes the gradient and updates, on the same examples
+    means: list[Tensor]  # what `source` fills with means over the examples, beside `grads`
 
     def begin(self, examples: int) -> None:
         """A step begins, on this many examples."""
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Any]) -> Callable[..., Any]:
-        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads`.
+        """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads` and `means`.
+        Processes that share a batch then average these.
 
         `pool` holds the examples. at(theta [1, R, P], into [1, R, P]) makes such a function for the gradient at point
         weights: it writes that of the mean NLL and the losses, at the present values of `theta`, into `into`.

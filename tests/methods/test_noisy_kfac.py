@@ -1,0 +1,269 @@
+"""Noisy K-FAC does what its equations say: by whole Kronecker matrices and plain torch, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_natural import F64, INPUTS, Handed, N, gradients, run_of, start, task
+from torch import nn
+from torch.nn.utils import skip_init
+
+import evcl
+from evcl._core.settings import resolve
+from evcl.curvature import Block, fisher
+from evcl.methods import METHODS
+from evcl.methods.matrix_normal import LayerPosterior, damped
+from evcl.methods.noisy_kfac import Memory, NoisyKfacRule
+from evcl.nn import Layout
+from evcl.training import Run
+
+BETA, PRIOR = 0.3, 0.25  # the variance of the first prior is that of `run_of`
+
+
+def layers(run):
+    """The places of each layer's [W, b] among the weights: [o, i + 1] each."""
+    views = run.network.layout.views(torch.arange(run.network.layout.size))
+    weights = [name for name in views if name.endswith("weight")]
+    return [torch.cat([views[w], views[w.removesuffix("weight") + "bias"].unsqueeze(1)], 1) for w in weights]
+
+
+def factors(run, theta, x):
+    """A and G of each layer of a network with relus, for x [n, inputs]."""
+    inputs, outputs = [], []
+    for places in layers(run):
+        inputs.append(torch.cat([x.detach(), torch.ones(len(x), 1, dtype=F64)], 1))
+        weights = theta[places]
+        outputs.append((x @ weights[:, :-1].mT + weights[:, -1]).requires_grad_())
+        x = outputs[-1].relu()
+    log_p = outputs[-1].log_softmax(1)
+    found = [torch.zeros(o.shape[1], o.shape[1], dtype=F64) for o in outputs]
+    for c in range(log_p.shape[1]):
+        for total, g in zip(found, torch.autograd.grad(log_p[:, c].sum(), outputs, retain_graph=True), strict=True):
+            total += (log_p[:, c].detach().exp().unsqueeze(1) * g).mT @ g / len(x)
+    return [(a.mT @ a / len(a), g) for a, g in zip(inputs, found, strict=True)]
+
+
+def whole(a, g, c2):
+    """G_d (x) A_d, and L_G (x) L_A."""
+    pi, c = (a.diagonal().mean() / g.diagonal().mean()).sqrt(), c2**0.5
+    a, g = a / pi + c * torch.eye(len(a), dtype=F64), pi * g + c * torch.eye(len(g), dtype=F64)
+    roots = [torch.linalg.inv(torch.linalg.cholesky(f)).mT for f in (g, a)]
+    return torch.kron(g, a), torch.kron(*roots)
+
+
+def nearest(pairs):
+    """The nearest Kronecker product to a sum of them, by a singular value decomposition (Van Loan, 2000)."""
+    u, s, v = torch.linalg.svd(sum(torch.outer(a.flatten(), g.flatten()) for a, g in pairs))
+    found = [f.view_as(like) * s[0].sqrt() for f, like in zip((u[:, 0], v[0]), pairs[0], strict=True)]
+    return [f * f.trace().sign() for f in found]
+
+
+@pytest.mark.parametrize(("factor_every", "inverse_every", "clip"), [(1, 1, 1e6), (2, 3, 1e6), (1, 1, 0.002)])
+def test_it_is_what_plain_torch_makes_of_its_equations(factor_every, inverse_every, clip):
+    given = {"lr": 0.05, "tempering": BETA, "factor_rate": 0.3, "epochs": 4, "clip": clip}
+    run, noise, ours = (
+        run_of("noisy-kfac", factor_every=factor_every, inverse_every=inverse_every, **given),
+        Handed(),
+        Handed(),
+    )
+    (mu, v), places = start(run), layers(run)
+    w, anchor, old, clipped, posteriors = BETA / N, torch.zeros_like(mu), [None] * len(places), [], []
+    for k in range(2):
+        one = task(k)
+        run.learn([one], noise=noise)
+        seen = []
+        for step in range(4):
+            z = ours.normal_(torch.empty(1, len(mu), dtype=F64))[0]
+            theta = mu + v.sqrt() * z
+            for at, posterior in zip(places, posteriors, strict=True) if step else ():
+                theta[at] = (mu[at].flatten() + w**0.5 * posterior[1] @ z[at].flatten()).view_as(at)
+            if step % factor_every == 0:
+                seen.append(factors(run, theta, one.x[0]))
+            weights = torch.tensor([0.7 ** (len(seen) - 1 - j) for j in range(len(seen))], dtype=F64)
+            weights = weights / weights.sum()
+            mean = [
+                [sum(c * s[i][j] for c, s in zip(weights, seen, strict=True)) for j in (0, 1)]
+                for i in range(len(places))
+            ]
+            if step % inverse_every == 0:
+                posteriors = [
+                    whole(*(new if before is None else nearest([before, new])), w / PRIOR)
+                    for before, new in zip(old, mean, strict=True)
+                ]
+            g, change = gradients(run, theta, one.x[0], one.y[0]).mean(0), torch.zeros_like(mu)
+            for at, before, posterior in zip(places, old, posteriors, strict=True):
+                moved = (mu - anchor)[at].flatten()
+                g[at] += (w / PRIOR * moved if before is None else whole(*before, w / PRIOR)[0] @ moved).view_as(at)
+                change[at] = torch.linalg.solve(posterior[0], g[at].flatten()).view_as(at)
+            size = 0.05**2 * (g @ change)
+            clipped.append(float(size) > clip)
+            mu = mu - 0.05 * change * min(1.0, float(clip / size) ** 0.5)
+            for at, posterior in zip(places, posteriors, strict=True):
+                v[at] = w * torch.linalg.inv(posterior[0]).diagonal().view_as(at)
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(run.network.posterior.variance()[0], v, rtol=1e-6, atol=1e-10)
+        old = [
+            (a, g) if before is None else nearest([before, (a, g)]) for before, (a, g) in zip(old, mean, strict=True)
+        ]
+        anchor = mu
+    assert any(clipped) == (clip < 1)
+
+
+# --- one layer's matrix normal ---------------------------------------------------------------------------------------
+
+
+def posterior_of(table, generator, replicas):
+    """A layer with 4 inputs and a bias, or a table of 5 rows; 3 outputs."""
+    layout = Layout({"weight": (5, 3) if table else (3, 4), "bias": (3,)})
+    block = Block("weight", slice(None), None if table else "bias", slice(None), table)
+    prior = torch.full((replicas, 1, 1, 1), 0.05, dtype=F64)
+    one = LayerPosterior(block, layout, torch.zeros(replicas, layout.size, dtype=F64), None, prior)
+    roots = [torch.randn(size, 2, generator=generator, dtype=F64) for size in (5, 3)]
+    a, g = (root @ root.mT for root in roots)
+    a = a.diag() if table else a
+    one.a.copy_(a)
+    one.g.copy_(g)
+    one.refresh()
+    a, g = (f[0, 0] for f in damped(one.a[:1].unsqueeze(1), one.g[:1].unsqueeze(1), prior[:1]))
+    return one, layout, torch.linalg.inv(torch.kron(g, a.diag() if table else a))
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_draws_have_the_covariance_of_the_matrix_normal(table, generator):
+    """200,000 draws, each a replica; every entry is within five standard errors."""
+    count = 200_000
+    one, layout, covariance = posterior_of(table, generator, count)
+    draws = one.drawn(torch.randn(count, layout.size, generator=generator, dtype=F64)).flatten(1)
+    variances = covariance.diagonal()
+    error = ((variances * variances.unsqueeze(1) + covariance.square()) / count).sqrt()
+    assert float(((draws.mT @ draws / count - covariance) / error).abs().max()) < 5
+    off = covariance - variances.diag()
+    assert float((off / error).abs().max()) > 50  # a diagonal covariance would be found out
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_marginals_and_solutions_are_those_of_the_whole_matrix(table, generator):
+    one, layout, covariance = posterior_of(table, generator, 2)
+    torch.testing.assert_close(one.marginals()[1].flatten(), covariance.diagonal())
+    flat = torch.randn(2, layout.size, generator=generator, dtype=F64)
+    d = one.block.matrix(layout, flat, 3)[1].flatten()
+    torch.testing.assert_close(one.solved(flat)[1].flatten(), covariance @ d)
+
+
+# --- from task to task -----------------------------------------------------------------------------------------------
+
+STILL = {"lr": 1e-9, "tempering": BETA, "factor_every": 1, "inverse_every": 1, "epochs": 3}
+
+
+def test_the_precision_after_a_task_is_the_priors_and_the_datas():
+    """Of one linear layer whose curvature does not change; the same data twice count twice."""
+    run = run_of("noisy-kfac", hidden=(), **STILL)
+    one = task(0)
+    for times in (1, 2):
+        run.learn([one], noise=Handed(0.0))
+        mu, v = start(run)
+        ((a, g),), (at,) = factors(run, mu, one.x[0]), layers(run)
+        ((kept_a, kept_g),) = run.memory.factors.values()
+        data = times * N * torch.kron(g, a)
+        torch.testing.assert_close(torch.kron(kept_g[0, 0], kept_a[0, 0]), data, rtol=1e-6, atol=1e-6)
+        precision = whole(a, times * N * g / BETA, 1 / PRIOR)[0]
+        torch.testing.assert_close(v[at].flatten(), torch.linalg.inv(precision).diagonal(), rtol=1e-6, atol=1e-9)
+        more = (
+            precision - data / BETA - torch.eye(len(data), dtype=F64) / PRIOR
+        )  # what the damping of both factors adds
+        assert float(torch.linalg.eigvalsh(more).min()) > -1e-9
+    assert float(torch.linalg.eigvalsh(data / BETA).max()) > 10 / PRIOR
+
+
+def test_weights_without_factors_have_a_diagonal_precision():
+    """Those of a norm: N h / beta of every task, and the first prior's."""
+    network = nn.Sequential(skip_init(nn.Linear, INPUTS, 4), nn.LayerNorm(4), nn.ReLU())
+    s = resolve("noisy-kfac", METHODS["noisy-kfac"].known_settings, {"batch_size": N, "prior_std": 0.5, **STILL})
+    run = Run(network, METHODS["noisy-kfac"], [s], [0], draw=True, dtype=F64)
+    run.add_heads(4, [3])
+    layout, precision = run.network.layout, 1 / PRIOR
+    for k in range(2):
+        one = task(k)
+        run.learn([one], noise=Handed(0.0))
+        q = run.network.posterior
+        found = fisher(run.network, q.mean, layout, one.x, one.y, [0])
+        precision = precision + N / BETA * found
+        for name in ("1.weight", "1.bias"):
+            wanted = layout.view(precision, name)
+            torch.testing.assert_close(1 / layout.view(q.variance(), name), wanted, rtol=1e-5, atol=1e-6)
+    assert float((wanted * PRIOR).max()) > 1.1
+    assert not layout.view(run.memory.fisher, "0.weight").any()
+
+
+def test_what_is_remembered_shares_no_memory_with_what_is_trained(monkeypatch):
+    made, init = [], NoisyKfacRule.__init__
+
+    def noting(self, *args, **options):
+        init(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(NoisyKfacRule, "__init__", noting)
+    run = run_of("noisy-kfac", epochs=2, batch_size=5)
+    run.learn([task(0)])
+    kept = {name: (t, t.clone()) for name, t in run.tensors().items()}
+    live = {t.untyped_storage().data_ptr() for t in (*made[0].buffers(), *made[0].means)}
+    assert sum("factors" in name for name in kept) == 4
+    assert not live & {t.untyped_storage().data_ptr() for t, _ in kept.values()}
+    run.learn([task(1)])
+    assert len(made) == 2
+    assert all(torch.equal(t, copy) for t, copy in kept.values())
+
+
+def test_a_replica_that_has_stopped_stays_where_it_is():
+    """After an epoch below `stop_nll`, while the other replica trains on; what is remembered of it stays too."""
+    known, found = METHODS["noisy-kfac"].known_settings, []
+    for stops, epochs in (((0.0, 0.0), 3), ((50.0, 0.0), 3), ((0.0, 0.0), 1)):
+        given = {"factor_every": 1, "inverse_every": 1, "lr_schedule": "constant", "epochs": epochs}
+        settings = [resolve("noisy-kfac", known, {**given, "stop_nll": stop}) for stop in stops]
+        run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS["noisy-kfac"], settings, [0, 1], draw=True, dtype=F64)
+        run.add_heads(4, [3])
+        run.learn([task(0)])
+        found.append(run.tensors())
+    longer, stopped, one_epoch = found
+    for name in [name for name in longer if "posterior" in name or "factors" in name]:
+        assert torch.equal(stopped[name][1], longer[name][1])
+        assert torch.equal(stopped[name][0], one_epoch[name][0])
+    assert not torch.equal(stopped["posterior.log_std"][0], longer["posterior.log_std"][0])
+
+
+def test_a_replica_that_diverges_leaves_the_other_as_it_is():
+    s = resolve("noisy-kfac", METHODS["noisy-kfac"].known_settings, {"epochs": 2, "batch_size": 5})
+    found = []
+    for seeds in ([0, 1], [1]):
+        run = Run(
+            evcl.nn.mlp(INPUTS, [4]), METHODS["noisy-kfac"], [s] * len(seeds), seeds, draw=True, allow_divergence=True
+        )
+        run.add_heads(4, [3])
+        each = task(0).x.float() * torch.tensor([1e30, 1.0])[seeds].view(-1, 1, 1)
+        run.learn([replace(task(0), x=each, y=task(0).y.expand(len(seeds), -1))])
+        found.append(run)
+    assert found[0].diverged.tolist() == [True, False]
+    for name, wanted in found[1].tensors().items():
+        torch.testing.assert_close(found[0].tensors()[name][1:], wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_it_forgets_less_than_without_its_memory():
+    """And than plain training, with two temperings, which make a difference."""
+    benchmark = evcl.benchmarks.get("permuted-digits", seed=0, tasks=2)
+
+    def ended(method, forgets=False, **given):
+        learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, seed=0, epochs=8, batch_size=25, **given)
+        for k, one in enumerate(benchmark):
+            learner.learn((one.train.x[:250], one.train.y[:250]), str(k), head="new" if k == 0 else "0")
+            if forgets:
+                learner._run.memories = (Memory(*2 * [torch.zeros_like(learner._run.memory.anchor)]),)
+        return [(learner.predict(one.test.x, task="1") == one.test.y).float().mean().item() for one in benchmark]
+
+    found = [ended("noisy-kfac", tempering=tempering) for tempering in (0.02, 0.1)]
+    without = [ended("noisy-kfac", forgets=True), ended("naive")]
+    for first, second in found:
+        assert first > max(other[0] for other in without) + 0.1, (found, without)
+        assert second > 0.7, found
+    assert found[0] != found[1]
