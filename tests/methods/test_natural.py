@@ -47,7 +47,8 @@ def task(number, n=N, head=0, weights=False):
 
 def run_of(method, hidden=(4,), replicas=1, heads=(3,), **given):
     known = METHODS[method].known_settings
-    given = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2, **given}
+    usual = {"lr_schedule": "constant", "batch_size": N, "prior_std": 0.5, "init_std": 0.2}
+    given = {**{name: value for name, value in usual.items() if name in known}, **given}
     network = evcl.nn.mlp(INPUTS, list(hidden)) if hidden else nn.Flatten()  # a head alone: logistic regression
     settings = [resolve(method, known, given)] * replicas
     run = Run(network, METHODS[method], settings, range(replicas), draw=True, dtype=F64)
@@ -251,10 +252,10 @@ def test_a_replica_that_has_stopped_stays_where_it_is(method):
     known = METHODS[method].known_settings
     found = []
     for stops, epochs in (((0.0, 0.0), 3), ((50.0, 0.0), 3), ((0.0, 0.0), 1)):
-        given = (
-            {"epochs": 3, "tempering": 0.3} if method == "ekf" else {"epochs": epochs}
-        )  # it needs to know all epochs
-        settings = [resolve(method, known, {**given, "lr_schedule": "constant", "stop_nll": stop}) for stop in stops]
+        given = {"epochs": epochs, "lr_schedule": "constant"}
+        if method == "ekf":  # it needs to know all epochs
+            given = {"epochs": 3, "tempering": 0.3}
+        settings = [resolve(method, known, {**given, "stop_nll": stop}) for stop in stops]
         run = Run(evcl.nn.mlp(INPUTS, [4]), METHODS[method], settings, [0, 1], draw=True, dtype=F64)
         run.add_heads(4, [3])
         run.learn([task(0)])
@@ -315,6 +316,48 @@ def test_with_all_rows_the_filter_keeps_the_whole_precision():
         torch.testing.assert_close(
             run.network.posterior.variance()[0], torch.linalg.inv(precision).diagonal(), rtol=1e-8, atol=1e-9
         )
+
+
+class UnitNoise:
+    """y = output + noise of variance 1: regression."""
+
+    compiled = False
+
+    def nll(self, outputs, y, columns):
+        return 0.5 * (outputs - y).square().sum(1)
+
+    def fisher_targets(self, outputs, y, weights, kind, generators, temperature):
+        return [one.sum() for one in outputs.unbind(2)]  # the Fisher is J^T J
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, N])
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_linear_regression_it_is_the_exact_posterior(whole, batch_size, generator):
+    """Over two tasks, whatever the batches: that of all rows at once. With a diagonal precision, it is the filter that
+    keeps the diagonal after each batch.
+    """
+    run = run_of("ekf", hidden=(), heads=(1,), batch_size=batch_size, rank=INPUTS + 1 if whole else 0)
+    run.likelihood = UnitNoise()
+    mean, before = run.network.posterior.mean[0].clone(), 4 * torch.eye(INPUTS + 1, dtype=F64)
+    seen, mu, precision = [], mean, before
+    for k in range(2):
+        x = torch.randn(1, N, INPUTS, generator=generator, dtype=F64)
+        y = x[:, :, :1] - 2 * x[:, :, 1:2] + torch.randn(1, N, 1, generator=generator, dtype=F64)
+        run.learn([TaskData(x, y, 0, task=k)])
+        design = torch.cat([x[0], torch.ones(N, 1, dtype=F64)], 1)
+        seen.append((design, y[0, :, 0]))
+        if whole:
+            a, b = (torch.cat(parts) for parts in zip(*seen, strict=True))
+            precision = before + a.mT @ a
+            mu = torch.linalg.solve(precision, before @ mean + a.mT @ b)
+        else:
+            for rows in order(k, 0).split(batch_size):
+                a, b = design[rows], y[0, rows, 0]
+                precision = precision + torch.diag(a.square().sum(0))
+                mu = mu + torch.linalg.solve(precision, a.mT @ (b - a @ mu))
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-9)
+        wanted = torch.linalg.inv(precision).diagonal()
+        torch.testing.assert_close(run.network.posterior.variance()[0], wanted, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("rank", [1, 4])
