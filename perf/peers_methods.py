@@ -1,9 +1,12 @@
 """EWC and synaptic intelligence (SI) of Avalanche beside those of this library, on one core: accuracy and time.
 
-Both train the same network from the same initial weights, with Adam (restarted at each task), the same batches and
-epochs, on the same tasks. Each strength is chosen from as many values, on validation data and other seeds. Avalanche's
-SI is compared with its plain training too: on a CPU it does not copy the weights that it remembers, so it measures that
-no weight ever moves. The row "copied" is the same code with that copy.
+Both train the same network on the same tasks, from the same initial weights, with Adam (reset for each task) at the
+same constant rate, and as many epochs of batches of the same size. Each strength is the best of five on validation
+data, with other seeds. The time is that of learning, including the measurement of importance.
+
+On a CPU, Avalanche's SI does not copy the weights that it wants to remember, and so finds that no weight ever moves.
+The program therefore also compares its final weights with those of plain training, and has a row "copied": the same
+code with copies.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ GRID = (0.1, 0.3, 1.0, 3.0, 10.0)  # times a method's unit; all units were found
 
 @dataclass(frozen=True)
 class Ended:
-    """The accuracy on all tasks after the last one, seconds per step, and the weights."""
+    """The accuracy on all tasks after the last one, seconds of CPU time per step, and the weights."""
 
     accuracy: float
     seconds: float
@@ -222,6 +225,7 @@ def avalanche_version() -> str:
     part, but torchvision then fails to describe it to torch, in a module of its own: this leaves that module out.
     """
     sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))
+    warnings.filterwarnings("ignore", message="No loggers specified")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from packages that it imports
         import avalanche
@@ -267,13 +271,13 @@ def table(name: str, rows: list[Row]) -> None:
     print(f"\n{name}, {len(tasks)} tasks, {epochs(tasks)} epochs each: {steps(tasks)} steps")
     strengths = [chosen(row, tasks) for row in rows]
     runs = [[row.train(tasks, seed, strength) for row, strength in zip(rows, strengths, strict=True)] for seed in SEEDS]
-    print(f"{'library':<12}{'method':<14}{'strength':>9}{'accuracy':>15}{'ms per step':>14}")
+    print(f"{'library':<12}{'method':<14}{'strength':>9}{'accuracy':>15}{'CPU ms / step':>15}")
     ends = {(row.library, row.method): found for row, found in zip(rows, zip(*runs, strict=True), strict=True)}
     for row, strength in zip(rows, strengths, strict=True):
         found = ends[row.library, row.method]
         numbers, ms = [one.accuracy for one in found], 1e3 * median(one.seconds for one in found)
         spread, said = f"{fmean(numbers):.1f} ± {stdev(numbers):.1f}", "" if row.unit is None else f"{strength:g}"
-        print(f"{row.library:<12}{row.method:<14}{said:>9}{spread:>15}{ms:>14.3f}")
+        print(f"{row.library:<12}{row.method:<14}{said:>9}{spread:>15}{ms:>15.3f}")
     plain = ends.get(("Avalanche", "naive"))
     for method in (SI, COPIED) if plain else ():
         pairs = zip(ends["Avalanche", method], plain or (), strict=True)
