@@ -91,10 +91,10 @@ def normalised(method, training, **given):
     return run
 
 
-@pytest.mark.parametrize("name", MEASURES)
-def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(name):
+@pytest.mark.parametrize("measure", MEASURES)
+def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(measure):
     """That it does not change with the size of the batches it is measured in: tests/curvature."""
-    method, given = MEASURES[name]
+    method, given = MEASURES[measure]
     run, other = (normalised(method, training, **given) for training in (True, False))
     found, same = packing.tensors(run.memory), packing.tensors(other.memory)
     measured = [name for name in found if any(word in name for word in ("importance", "weight", "factors"))]
