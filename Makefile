@@ -43,17 +43,18 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The libraries that the programs of perf/ compare with. The last two depend on torchvision, which nothing here uses. If
-# a library cannot be installed, the programs say so and leave it out.
+# The libraries that the programs of perf/ compare with. bayesian-torch and BackPACK depend on torchvision, which they
+# do not use; Avalanche does. If a library cannot be installed, the programs say so and leave it out.
 $(VENV)/peers: $(VENV)/ready
 	$(PIP) -c constraints.txt -e '.[perf]' && $(PIP) --no-deps -c constraints.txt bayesian-torch backpack-for-pytorch \
-	  && touch $@ || echo "the libraries to compare with could not all be installed" >&2
+	  && $(PIP) -c constraints.txt avalanche-lib && touch $@ || echo "the libraries to compare with could not all be installed" >&2
 
 perf: $(VENV)/peers
 	$(BIN)/python perf/step.py
 	$(BIN)/python perf/lessons.py
 	$(BIN)/python perf/methods.py
 	$(BIN)/python perf/peers.py
+	$(BIN)/python perf/peers_methods.py
 	$(BIN)/python perf/fisher.py
 	$(BIN)/python perf/growth.py
 	$(BIN)/python perf/coreset.py

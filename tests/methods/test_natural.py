@@ -322,6 +322,48 @@ def test_with_all_rows_the_filter_keeps_the_whole_precision():
         )
 
 
+class UnitNoise:
+    """y = output + noise of variance 1: regression."""
+
+    compiled = False
+
+    def nll(self, outputs, y, columns):
+        return 0.5 * (outputs - y).square().sum(1)
+
+    def fisher_targets(self, outputs, y, weights, kind, generators, temperature):
+        return [one.sum() for one in outputs.unbind(2)]  # the Fisher is J^T J
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, N])
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_linear_regression_it_is_the_exact_posterior(whole, batch_size, generator):
+    """Over two tasks, whatever the batches: that of all rows at once. With a diagonal precision, it is the filter that
+    keeps the diagonal after each batch.
+    """
+    run = run_of("ekf", hidden=(), heads=(1,), batch_size=batch_size, rank=INPUTS + 1 if whole else 0)
+    run.likelihood = UnitNoise()
+    mean, before = run.network.posterior.mean[0].clone(), 4 * torch.eye(INPUTS + 1, dtype=F64)
+    seen, mu, precision = [], mean, before
+    for k in range(2):
+        x = torch.randn(1, N, INPUTS, generator=generator, dtype=F64)
+        y = x[:, :, :1] - 2 * x[:, :, 1:2] + torch.randn(1, N, 1, generator=generator, dtype=F64)
+        run.learn([TaskData(x, y, 0, task=k)])
+        design = torch.cat([x[0], torch.ones(N, 1, dtype=F64)], 1)
+        seen.append((design, y[0, :, 0]))
+        if whole:
+            a, b = (torch.cat(parts) for parts in zip(*seen, strict=True))
+            precision = before + a.mT @ a
+            mu = torch.linalg.solve(precision, before @ mean + a.mT @ b)
+        else:
+            for rows in order(k, 0).split(batch_size):
+                a, b = design[rows], y[0, rows, 0]
+                precision = precision + torch.diag(a.square().sum(0))
+                mu = mu + torch.linalg.solve(precision, a.mT @ (b - a @ mu))
+        torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-9)
+        wanted = torch.linalg.inv(precision).diagonal()
+        torch.testing.assert_close(run.network.posterior.variance()[0], wanted, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("rank", [1, 4])
 def test_a_low_rank_keeps_the_diagonal_of_the_precision(rank):
     """One batch: whatever the rank, the diagonal is that of prior plus Fisher, and the means are the exact ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import combinations, count
 
 import pytest
 import torch
@@ -12,8 +12,10 @@ from torch import nn
 import evcl
 from evcl._core.errors import EvclError
 from evcl._core.settings import resolve
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.methods import METHODS, Fit, Learned, Method, Tracker, packing, per_weight
+from evcl.methods.together import grouped, kind
 from evcl.training import Checkpointer, Run, TaskData, learn_stream
 from evcl.training.checkpoint import Checkpoints, newest
 from evcl.training.checkpointer import Stopped
@@ -31,6 +33,10 @@ PROGRAMS = [
     ["vcl-random-coreset", "vcl-kcenter-coreset"],
     ["random-coreset", "kcenter-coreset"],
     ["vcl", "evcl", "vcl", "evcl"],
+    ["evcl", "kfac-evcl", "gvcl"],
+    ["evcl-film", "gvcl-film"],
+    ["ewc", "kfac-ewc", "imm-mean", "imm-mode"],
+    *([name] * 2 for name in ("improved-vcl", "td-vcl", "vogn", "ivon", "ekf", "xdg")),  # of a kind of their own
 ]
 
 
@@ -63,7 +69,9 @@ def trained(names, replicas, network, shared, **given):
 @pytest.mark.parametrize("names", PROGRAMS, ids=" ".join)
 def test_each_is_its_run_alone(names, network, shared):
     """Its posterior, what layers measured, what is remembered of it, and what it predicts."""
-    close = {"rtol": 1e-9, "atol": 1e-9}
+    # while a batch norm measures, FiLM's shifts before it have no gradient: Adam moves them by rounding errors
+    most = 1e-6 if (names[0], network) == ("evcl-film", "batch norm") else 1e-9
+    close = {"rtol": most, "atol": most}
     run, predicted = trained(names, range(len(names)), network, shared)
     statistics = run.network.statistics()
     assert bool(statistics) == (network == "batch norm")
@@ -98,6 +106,23 @@ def test_what_several_methods_remember_is_saved_and_loaded():
     assert ours.keys() == theirs.keys()
     assert {"memory 0/prior/mean", "memory 1/importance"} <= ours.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_every_method_is_beside_another_or_refused():
+    """A program above has it, and every pair of different kinds is refused by name."""
+    built_in = [name for name in METHOD_SUMMARIES if not METHODS[name].jointly]
+    assert {name for names in PROGRAMS for name in names} == set(built_in)
+    refused = 0
+    for a, b in combinations(METHOD_SUMMARIES, 2):
+        pair = [METHODS[a], METHODS[b]]
+        each = [resolve(one.name, one.known_settings, {}) for one in pair]
+        if kind(pair[0]) == kind(pair[1]):
+            assert len(grouped(pair, each)) == 2
+        else:
+            with pytest.raises(EvclError, match=f"{a} and {b} cannot share a program"):
+                grouped(pair, each)
+            refused += 1
+    assert refused > 200
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 import torch
 from msgspec.structs import replace
+from strengths import STRENGTHS, check_strength
 
 import evcl
 from evcl._core.settings import resolve
@@ -45,6 +46,11 @@ def stream(method, replicas, device, epochs=30, batch_size=64):
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "vcl-kcenter-coreset", "random-coreset"])
 def test_a_gpu_learns_what_a_cpu_learns(method):
     torch.testing.assert_close(stream(method, 4, "cuda"), stream(method, 4, "cpu"), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("method", STRENGTHS)
+def test_a_methods_strength_changes_the_second_task(method):
+    check_strength(method, "cuda")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype

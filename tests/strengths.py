@@ -1,0 +1,83 @@
+"""What keeps each method from forgetting: a setting with a weak and a strong value, and a second task with either."""
+
+from __future__ import annotations
+
+import torch
+
+import evcl
+from evcl._core.randomness import generator
+from evcl._core.settings import resolve
+from evcl.methods import METHODS, TaskData
+from evcl.nn import Gaussian
+from evcl.training import Run
+
+INPUTS, HIDDEN, EXAMPLES = 6, 12, 60
+USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10}
+LR = 0.02  # of the means, for methods that have a rate of this unit
+OWN_STEPS = ("vogn", "ivon", "ekf")
+
+ELASTIC = ("strength", 0.1, 1000.0)
+KL = ("tempering", 0.01, 100.0)
+STRENGTHS = {
+    **dict.fromkeys(("evcl", "evcl-film", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
+    **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
+    **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
+    **dict.fromkeys(("vogn", "ivon"), KL),
+    "ekf": ("tempering", 0.5, 100.0),
+    **dict.fromkeys(("imm-mean", "imm-mode"), ("l2_transfer", 1e-3, 1.0)),
+}
+WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset")  # nothing holds their weights
+
+
+def task(number, head, device="cpu"):
+    """Labels at random, so that gradients stay large."""
+    source = generator(3, "task", number)
+    x = torch.randn(1, EXAMPLES, INPUTS, generator=source)
+    y = torch.randint(2, (1, EXAMPLES), generator=source)
+    return TaskData(x.to(device), y.to(device), head, task=number)
+
+
+def made(method, device="cpu", heads=(2, 2), **given):
+    known = METHODS[method].known_settings
+    usual = USUAL if method in OWN_STEPS else {**USUAL, "lr": LR, "lr_schedule": "constant"}
+    chosen = {**{name: value for name, value in usual.items() if name in known}, **given}
+    run = Run(
+        evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [resolve(method, known, chosen)], [0], draw=True, device=device
+    )
+    run.add_heads(HIDDEN, list(heads))
+    return run
+
+
+def second_task(method, device="cpu"):
+    """The first layer's weights after one task and, for each way to learn a second one from there, after that: plainly,
+    with the weak value, with the strong one and, if the method has point weights, with 0.
+    """
+    name, *values = STRENGTHS[method]
+    first = made(method, device)
+    first.learn([task(0, 0, device)])
+    start = first.network.posterior
+    plain = made("naive", device)
+    plain.network.posterior = Gaussian(start.mean.clone(), None)
+    plain.rounds, plain.seen = first.rounds, first.seen  # and so the same batches
+    runs = {"plain": plain}
+    for value in (*values, *([] if METHODS[method].bayesian else [0.0])):
+        run = runs[value] = made(method, device, **{name: value})
+        run.add_film(1)  # with FiLM, the first task has a row
+        run.load_tensors({key: t.clone() for key, t in first.tensors().items()}, first.outline(), 1, first.seen)
+    for run in runs.values():
+        run.learn([task(1, 1, device)])
+    layout = first.network.layout
+    ends = {key: layout.view(run.network.posterior.mean, "1.weight").double().cpu() for key, run in runs.items()}
+    return layout.view(start.mean, "1.weight").double().cpu(), ends
+
+
+def check_strength(method, device="cpu"):
+    """The stronger, the nearer to where the first task ended; without strength, where plain training ends."""
+    _, weak, strong = STRENGTHS[method]
+    start, ends = second_task(method, device)
+    moved = {key: float((end - start).norm()) for key, end in ends.items()}
+    assert moved["plain"] > 2 * moved[strong], moved
+    assert moved[weak] > 2 * moved[strong], moved
+    assert float((ends[weak] - ends["plain"]).norm()) > 1e-3 * moved["plain"]
+    if 0.0 in ends and method != "xdg" and device == "cpu":  # xdg trains a part of the units
+        torch.testing.assert_close(ends[0.0], ends["plain"], rtol=1e-3, atol=1e-3 * moved["plain"])
