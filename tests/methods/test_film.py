@@ -20,7 +20,7 @@ from evcl.methods import METHODS, Fit, Learned, Method
 from evcl.nn import bayesianize
 from evcl.nn.film import Mixture
 from evcl.training import Run, TaskData
-from evcl.training.film import FASTER
+from evcl.training.film import EPSILON, FASTER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 import models
@@ -164,7 +164,8 @@ def test_training_equals_plain_pytorch():
     for number in range(2):
         data = task(number)
         run.learn([data])
-        groups = [{"params": list(views.values())}, {"params": rows[number], "lr": FASTER * lr / narrowest}]
+        film = {"params": rows[number], "lr": FASTER * lr / narrowest, "eps": EPSILON}
+        groups = [{"params": list(views.values())}, film]
         adam = torch.optim.Adam(groups, lr=lr)
         for _ in range(3):
             a = data.x[0]
@@ -179,6 +180,17 @@ def test_training_equals_plain_pytorch():
     for number in range(2):
         torch.testing.assert_close(run.network.film[0, number], torch.cat(rows[number], 1).detach())
     assert (run.network.film[0, :, 0] - 1).abs().min(1).values.max() > 1e-3  # all have learned
+
+
+def test_a_shift_that_a_batch_norm_takes_away_does_not_move():
+    """In the first task, the norm subtracts the mean of the batch: the shift before it has no effect."""
+    network = drawn(lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()))
+    s = resolve("naive", METHODS["naive"].known_settings, {"film": True, "epochs": 60, "batch_size": 24, "lr": 0.01})
+    run = Run(network, METHODS["naive"], [s], [0], draw=True)
+    run.add_heads(6, [3])
+    data = task(0)
+    run.learn([TaskData(data.x.float(), data.y, 0, task=0)])
+    assert run.network.film[0, 0, 1].abs().max() < 0.01  # with torch's epsilon: 0.3
 
 
 def views_of(run):

@@ -12,6 +12,7 @@ from evcl.nn import BayesianNetwork
 from evcl.nn.film import FilmRows, Pair
 from evcl.training.rules import Adam, Rule
 
+EPSILON = 1e-5  # of Adam: a shift before a batch norm has no gradient but rounding errors, which must not move it
 FASTER = 2.0  # learning rate of the rows, as a multiple of lr / scale; chosen on validation data of the digits
 
 
@@ -73,7 +74,7 @@ class WithFilm:
         self.grads = film.grads.view_as(values)
         self.base = values.new_zeros(len(values), 1) + FASTER / film.scale * decided(s.lr)
         self.rate = self.base.clone()  # the current rate; a CUDA graph reads it at each step
-        self.adam, self.scratch, self.factor = Adam(values, self.rate), torch.zeros_like(values), 1.0
+        self.adam, self.scratch, self.factor = Adam(values, self.rate, EPSILON), torch.zeros_like(values), 1.0
         self._set_rates()
 
     def __call__(self) -> None:

@@ -13,8 +13,8 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 class Adam:
     """Updates `weights` [R, P] in place; `lr` is a number or [R, 1]."""
 
-    def __init__(self, weights: Tensor, lr: Tensor | float) -> None:
-        self.weights, self.lr = weights, lr
+    def __init__(self, weights: Tensor, lr: Tensor | float, epsilon: float = EPSILON) -> None:
+        self.weights, self.lr, self.epsilon = weights, lr, epsilon
         self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
         self.count = torch.zeros((), device=weights.device)
 
@@ -30,7 +30,7 @@ class Adam:
         self.first.lerp_(grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
         torch.sqrt(self.second, out=scratch)
-        scratch.div_((1 - BETA2**steps).sqrt()).add_(EPSILON)
+        scratch.div_((1 - BETA2**steps).sqrt()).add_(self.epsilon)
         torch.div(self.first, scratch, out=scratch)
         self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**steps)))
 
@@ -50,7 +50,7 @@ class Adam:
                 beta1=BETA1,
                 beta2=BETA2,
                 weight_decay=0.0,
-                eps=EPSILON,
+                eps=self.epsilon,
                 amsgrad=False,
                 maximize=False,
             )
