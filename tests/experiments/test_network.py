@@ -104,3 +104,17 @@ def test_a_method_without_a_protocol_says_where_there_is_one():
         configure("split-digits", "si", "authors", [0])
     with pytest.raises(EvclError, match="none for this method"):
         configure("split-mnist", "naive", "authors", [0])
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "why"),
+    [
+        ("xdg", {"importance": "kfac"}, "a matrix ties weights of closed units"),
+        ("ewc-offline", {"importance": "kfac"}, "use kfac-ewc with kfac_merge=tasks"),
+        ("vogn", {"film": "true"}, "FiLM's numbers are not part of it"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(method, asked, why):
+    ((name, value),) = asked.items()
+    with pytest.raises(EvclError, match=f"{name}={value} cannot be used here: .*{why}"):
+        configure("split-digits", method, "default", [0], given=asked)

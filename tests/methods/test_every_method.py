@@ -113,8 +113,8 @@ def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(me
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_film_works_or_is_refused(method):
     """The first task's row stays as it was, and its predictions change with it."""
-    if "film" not in METHODS[method].known_settings:
-        with pytest.raises(EvclError, match=f"unknown setting of {method} 'film'"):
+    if METHODS[method].known_settings["film"].refuses:
+        with pytest.raises(EvclError, match=r"film=True cannot be used here: .* FiLM's numbers"):
             evcl.Learner(evcl.nn.mlp(INPUTS, [HIDDEN]), method, film=True)
         return
     run = made(method, heads=(2,), film=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from evcl._core.errors import EvclError, unknown
@@ -33,9 +33,12 @@ class Setting:
     open_low: bool = False  # True: values must be above `low`, not equal to it
     choices: tuple[str, ...] = ()
     auto: bool = False  # True: "auto" is allowed too, and a rule chooses the value
+    refuses: Mapping[str, str] = field(default_factory=dict)  # values that other methods take -> why this one does not
 
     def check(self, name: str, value: Any) -> Value:
         """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
+        if str(value).lower() in self.refuses:
+            raise EvclError(f"{name}={value} cannot be used here: {self.refuses[str(value).lower()]}", setting=name)
         if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
         if isinstance(self.default, bool):

@@ -75,7 +75,11 @@ EWC_OFFLINE = Method(
     memory=Memory,
     settings={
         **{name: one for name, one in ELASTIC.items() if name not in ("fisher_decay", "fisher_floor")},
-        "importance": replace(ELASTIC["importance"], choices=tuple(IMPORTANCE)),
+        "importance": replace(
+            ELASTIC["importance"],
+            choices=tuple(IMPORTANCE),
+            refuses={"kfac": "use kfac-ewc with kfac_merge=tasks, which keeps the matrices of every task"},
+        ),
         "fisher_temperature": replace(ELASTIC["fisher_temperature"], default=8.0),
     },
     apart=True,

@@ -9,6 +9,7 @@ the objective mean NLL + w KL(q || prior) is minimal where
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl._core.settings import Settings, decided
+from evcl._core.settings import TRAINING, Setting, Settings, decided
 from evcl.methods.doubt import tempering
 from evcl.methods.method import Round
 from evcl.methods.teacher import Number, Past, more_rows
@@ -92,8 +93,13 @@ class NaturalRule:
         return self.pull.mean.c, self.pull.linear.c, d
 
 
-# Settings of the usual update rule and of FiLM, whose scales and shifts it would train.
-WITHOUT = dict.fromkeys(("optimizer", "std_update", "std_rate", "std_lr_scale", "film"))
+WITHOUT: dict[str, Setting | None] = {
+    **dict.fromkeys(("optimizer", "std_update", "std_rate", "std_lr_scale")),  # of the usual update rule
+    "film": replace(
+        TRAINING["film"],
+        refuses={"true": "the method updates the posterior alone, and FiLM's numbers are not part of it"},
+    ),
+}
 NOTHING = Past([], 1.0, 1.0)
 
 

@@ -131,8 +131,9 @@ XDG = Method(
         "importance": Setting(
             "fisher",
             "what protects the weights that several tasks use: the elastic term with this measure of importance, or "
-            "nothing (none). Not kfac: a matrix would tie the weights of closed units to those of open ones",
+            "nothing (none)",
             choices=("none", *IMPORTANCE),
+            refuses={"kfac": "a matrix ties weights of closed units to those of open ones; use fisher, si or mas"},
         ),
     },
     predictor=predictor,
