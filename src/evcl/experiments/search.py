@@ -101,11 +101,10 @@ def read_search(path: Path) -> Search:
 def trials(search: Search, method: str) -> list[dict[str, Any]]:
     """The settings of a method's trials: one for each alternative that searches nothing; the others share the rest."""
     spaces = search.spaces[method]
-    fixed = [space for space in spaces if not _searched(space)]
-    rest = [space for space in spaces if _searched(space)]
-    share, more = divmod(search.trials - len(fixed), len(rest) or 1)
-    each = [*((space, share + (i < more)) for i, space in enumerate(rest)), *((space, 1) for space in fixed)]
-    return [trial for space, count in each for trial in points(space, count, 0)]
+    searching = sum(bool(_searched(space)) for space in spaces)
+    share, more = divmod(search.trials - (len(spaces) - searching), searching or 1)
+    shares = iter([share + (i < more) for i in range(searching)])
+    return [trial for space in spaces for trial in points(space, next(shares) if _searched(space) else 1, 0)]
 
 
 def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
