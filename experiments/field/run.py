@@ -122,7 +122,7 @@ def kept_bytes(config: Config) -> int:
     return sum(sizes.values())
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = {"search": search, "test": test, "memory": memory}
     parser.add_argument("command", choices=commands)
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--precision", help="of matrix products: fp32, tf32 or bf16 [tf32 on a GPU]")
     parser.add_argument("--data-dir", help="a local folder with the data sets")
     parser.add_argument("--folder", type=Path, default=HERE, help="where the files are read and written [here]")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.data_dir:
         os.environ["EVCL_DATA"] = args.data_dir
     torch.set_num_threads(1)
