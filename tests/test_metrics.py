@@ -27,6 +27,11 @@ def test_backward_transfer_is_against_the_first_measurement():
     assert metrics.backward_transfer(MATRIX) == pytest.approx(((0.8 - 0.9) + (0.6 - 0.8)) / 2)
 
 
+def test_learning_accuracy_is_measured_before_anything_is_forgotten():
+    assert metrics.learning_accuracy(MATRIX) == pytest.approx((0.9 + 0.8 + 1.0) / 3)
+    assert math.isnan(metrics.learning_accuracy([[NAN, NAN], [0.9, 0.7]]))  # joint training
+
+
 def test_a_single_task_has_neither():
     assert math.isnan(metrics.forgetting([[0.9]]))
     assert math.isnan(metrics.backward_transfer([[0.9]]))

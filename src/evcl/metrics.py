@@ -15,6 +15,7 @@ __all__ = [
     "backward_transfer",
     "expected_calibration_error",
     "forgetting",
+    "learning_accuracy",
     "nll",
 ]
 
@@ -58,6 +59,13 @@ def backward_transfer(accuracy: ArrayLike) -> float:
     if last == 0:
         return float("nan")
     return float(np.mean(a[last, :last] - np.diag(a)[:last]))
+
+
+def learning_accuracy(accuracy: ArrayLike) -> float:
+    """The mean accuracy on each task just after it is learned (Riemer et al., 2019): `mean_k a[k][k]`. It is low for a
+    method that protects earlier tasks so much that it learns too little of new ones.
+    """
+    return float(np.diag(_matrix(accuracy)).mean())
 
 
 def _probabilities(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:

@@ -57,6 +57,8 @@ def test_alternatives_share_a_methods_trials(search):
     both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]") + '[[methods.ewc]]\nfisher_scale = "task"\nepochs = 1\n'
     tried = trials(read_search(search(both)), "ewc")
     assert [trial.get("fisher_scale") for trial in tried] == [None, None, "task"]
+    more = read_search(search(both.replace("trials = 3", "trials = 6")))  # nothing is searched in the second table
+    assert [trial.get("fisher_scale") for trial in trials(more, "ewc")] == [None] * 5 + ["task"]
     with pytest.raises(EvclError, match="for one method"):
         read_search(search(both + 'method = "evcl"\n'))
     with pytest.raises(EvclError, match="no more than its trials"):

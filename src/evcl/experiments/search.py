@@ -15,8 +15,8 @@ date, the machine and the search itself:
     std_update = "natural"                  # fixed
 
 The name of a table is that of its method, unless the table has `method = "evcl"`. Several tables of one name,
-`[[methods.evcl]]`, are alternatives that share the method's trials. The trials are points of a Sobol sequence, which
-cover a space evenly.
+`[[methods.evcl]]`, are alternatives that share the method's trials; one that searches nothing takes a single trial. The
+trials are points of a Sobol sequence, which cover a space evenly.
 
 - `refine = 12` adds 12 trials per method and benchmark. They cover a quarter of each range (of its logarithm) around
   the best trial so far, with the choices of that trial.
@@ -99,10 +99,12 @@ def read_search(path: Path) -> Search:
 
 
 def trials(search: Search, method: str) -> list[dict[str, Any]]:
-    """The settings of a method's trials, divided equally among its alternatives."""
-    alternatives = search.spaces[method]
-    share, more = divmod(search.trials, len(alternatives))
-    return [trial for i, space in enumerate(alternatives) for trial in points(space, share + (i < more), 0)]
+    """The settings of a method's trials: one for each alternative that searches nothing; the others share the rest."""
+    spaces = search.spaces[method]
+    searching = sum(bool(_searched(space)) for space in spaces)
+    share, more = divmod(search.trials - (len(spaces) - searching), searching or 1)
+    shares = iter([share + (i < more) for i in range(searching)])
+    return [trial for space in spaces for trial in points(space, next(shares) if _searched(space) else 1, 0)]
 
 
 def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -117,7 +119,7 @@ def refinement(search: Search, method: str, tried: Sequence[Trial]) -> list[dict
 def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     """`count` points that cover a space evenly; a single one if no setting is searched."""
     space = {name: value for name, value in space.items() if name != "method"}
-    searched = [name for name, value in space.items() if isinstance(value, dict)]
+    searched = _searched(space)
     if not searched:
         return [dict(space)]
     found = []
@@ -125,6 +127,11 @@ def points(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
         chosen = {name: _value(name, space[name], at) for name, at in zip(searched, point, strict=True)}
         found.append({name: chosen.get(name, value) for name, value in space.items()})
     return found
+
+
+def _searched(space: Space) -> list[str]:
+    """The settings of a space that have several values."""
+    return [name for name, value in space.items() if isinstance(value, dict)]
 
 
 def _fits(space: Space, settings: Mapping[str, Any]) -> bool:

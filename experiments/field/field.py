@@ -1,0 +1,61 @@
+"""What `field.toml` says: the searches of the table of the field, what they chose, and where their files are."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evcl.experiments import Config, best_trial, configure, read_found, result_name
+from evcl.experiments.search import Search, named_tasks
+from evcl.methods import METHODS
+
+HERE = Path(__file__).parent
+FIELD: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text("utf-8"))
+BENCHMARKS: list[str] = list(FIELD["benchmarks"])
+RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
+
+
+def methods_on(benchmark: str) -> list[str]:
+    """The methods that are compared on a benchmark."""
+    return [*FIELD["fast"], *(FIELD["slow"] if FIELD["benchmarks"][benchmark]["slow"] else ())]
+
+
+def search_of(benchmark: str, methods: Sequence[str]) -> Search:
+    """The search for these methods' settings: their defaults first, which win a tie, then their ranges."""
+    spaces = {}
+    for method in methods:
+        known = METHODS[method].known_settings
+        common = {name: value for name, value in FIELD["benchmarks"][benchmark].items() if name in known}
+        space = common | RANGES[method]
+        spaces[method] = [{name: value for name, value in space.items() if not isinstance(value, dict)}, space]
+    return Search(
+        benchmarks=(benchmark,),
+        validation=FIELD["validation"],
+        seeds=tuple(FIELD["search_seeds"]),
+        trials=FIELD["trials"],
+        preset="default",
+        methods=spaces,
+    )
+
+
+def place(benchmark: str) -> str:
+    """The name of a benchmark's folder."""
+    return result_name(benchmark).removesuffix(".json")
+
+
+def search_file(folder: Path, benchmark: str, method: str) -> Path:
+    return folder / "search" / place(benchmark) / f"{method}.json"
+
+
+def result_folder(folder: Path, benchmark: str, method: str) -> Path:
+    return folder / "results" / place(benchmark) / method
+
+
+def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", precision: str | None = None) -> Config:
+    """The configuration that meets the test data: the best trial of the method's search."""
+    found = read_found(search_file(folder, benchmark, method), search_of(benchmark, [method]))
+    name, tasks = named_tasks(benchmark)
+    settings = best_trial(found, method)["settings"]
+    return configure(name, method, "default", FIELD["test_seeds"], tasks, settings, device, precision)

@@ -1,0 +1,115 @@
+"""Write the tables of the field into docs/RESULTS.md, from the files in `results/`.
+
+    python experiments/field/write_tables.py
+
+They stand between `<!-- field -->` and `<!-- end field -->`. The tests check that they are as this writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from field import BENCHMARKS, HERE, place
+
+from evcl._core.files import in_lines
+from evcl.experiments import RESULT, Summary
+from evcl.experiments.result import summarise
+from evcl.methods import METHODS
+from evcl.metrics import learning_accuracy
+from evcl.report import Group, Line, by_benchmark, find_results, paired_difference, percent
+from evcl.report.tables import plus_minus, reference
+
+RESULTS = HERE / "results"
+DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
+BEGIN, END = "<!-- field -->\n", "<!-- end field -->"
+COLUMNS = ("accuracy", "EVCL minus", "forgetting", "learning accuracy", "NLL", "ECE", "MB", "seconds")
+
+
+def groups(folder: Path) -> dict[str, Group]:
+    """The results of each benchmark that has some, in the order of field.toml."""
+    found = {}
+    for benchmark in BENCHMARKS:
+        if any((folder / place(benchmark)).glob(f"*/{RESULT}")):
+            ((_, found[benchmark]),) = by_benchmark(find_results(folder / place(benchmark))).items()
+    return found
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def lines(group: Group) -> list[Line]:
+    """The methods in the order of `evcl list`."""
+    order = list(METHODS)
+    return sorted(group.lines, key=lambda line: order.index(line.result.method))
+
+
+def overview(found: dict[str, Group]) -> str:
+    """The accuracy of every method on every benchmark."""
+    cells = {(b, line.result.method): line for b, group in found.items() for line in lines(group)}
+    labels = {line.result.method: line.label for line in cells.values()}
+    rows = []
+    for method in (name for name in METHODS if name in labels):
+        each = (cells.get((benchmark, method)) for benchmark in found)
+        rows.append([labels[method], *("-" if x is None else percent(x.result.average_accuracy) for x in each)])
+    return table(["method", *(group.name for group in found.values())], rows)
+
+
+def difference(a: Line, b: Line) -> str:
+    """In points; bold if it is larger than twice its standard error."""
+    _, mean, error = paired_difference(a, b)
+    text = f"{100 * mean:+.2f} ± {100 * (error or 0):.2f}".replace("-", "\N{MINUS SIGN}")
+    return f"**{text}**" if abs(mean) > 2 * (error or 0) else text
+
+
+def learned(line: Line) -> Summary:
+    return summarise([learning_accuracy(matrix) for matrix in line.accuracy])
+
+
+def details(group: Group, kept: dict[str, int]) -> str:
+    """Every measure on one benchmark."""
+    first = reference(group)
+    rows = []
+    for line in lines(group):
+        result, method = line.result, METHODS[line.result.method]
+        size = "all data" if method.jointly else f"{kept[method.name] / 1e6:.2f}" if method.name in kept else "-"
+        rows.append(
+            [
+                line.label,
+                percent(result.average_accuracy),
+                "-" if first is None or line is first else difference(first, line),
+                percent(result.forgetting),
+                percent(learned(line)),
+                plus_minus(result.nll.mean, result.nll.std, 3),
+                percent(result.ece),
+                size,
+                f"{result.seconds / len(result.seeds):.1f}",
+            ]
+        )
+    return table(["method", *COLUMNS], rows)
+
+
+def made(folder: Path = RESULTS) -> str:
+    """All tables: the overview, then one per benchmark."""
+    path = folder / "memory.json"
+    kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    found = groups(folder)
+    parts = [overview(found)]
+    parts += [f"### {group.name}, every measure\n\n{details(group, kept.get(b, {}))}" for b, group in found.items()]
+    return "\n\n".join(parts)
+
+
+def filled(text: str, folder: Path = RESULTS) -> str:
+    """A document with its tables written again."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{made(folder)}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    for benchmark in BENCHMARKS:
+        for path in (RESULTS / place(benchmark)).glob(f"*/{RESULT}"):
+            path.write_text(f"{in_lines(json.loads(path.read_text('utf-8')), 1)}\n", "utf-8")  # one line per key
+    DOCUMENT.write_text(filled(DOCUMENT.read_text("utf-8")), "utf-8")
