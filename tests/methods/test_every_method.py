@@ -114,7 +114,7 @@ def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(me
 def test_film_works_or_is_refused(method):
     """The first task's row stays as it was, and its predictions change with it."""
     if METHODS[method].known_settings["film"].refuses:
-        with pytest.raises(EvclError, match=r"film=True cannot be used here: .* FiLM's numbers"):
+        with pytest.raises(EvclError, match=r"film=True cannot be used with this method: .* FiLM's scales"):
             evcl.Learner(evcl.nn.mlp(INPUTS, [HIDDEN]), method, film=True)
         return
     run = made(method, heads=(2,), film=True)

@@ -59,7 +59,8 @@ def _methods(names: list[str]) -> None:
     for line in (
         "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
         "step:  time of a training step; naive takes 1",
-        "task:  time of a task besides its steps, in epochs of naive over 10,000 rows",
-        f"Measured on {SHOWN}, batches of 64 rows: {found['where']}",
+        "task:  time of a task besides its steps; a naive epoch of 10,000 rows takes 1",
+        f"Measured on the network {SHOWN} with batches of 64 rows:",
+        found["where"],
     ):
         typer.echo(line)

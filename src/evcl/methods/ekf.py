@@ -172,7 +172,7 @@ EKF = Method(
         "batch_size": Setting(8, "examples per update of the filter", low=1, high=1_000_000),
         "tempering": Setting(1.0, "each example counts 1 / tempering times", high=1e6, open_low=True),
         "rank": Setting(0, "number of rows of the precision's low-rank part; 0: the precision is diagonal", high=1000),
-        "inner_steps": Setting(1, "updates per batch, all from the belief before the batch", low=1, high=100),
+        "inner_steps": Setting(1, "updates per batch, each from the posterior before the batch", low=1, high=100),
     },
     apart=True,
     shares="ekf",
