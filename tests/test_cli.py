@@ -355,7 +355,7 @@ def test_list_shows_one_kind(evcl):
         assert out in whole
     assert whole.endswith("".join(out for _, out, _ in parts.values()))
     status, out, err = evcl("list", "method")
-    assert (status, out, err) == (2, "", "evcl: evcl list takes methods, benchmarks or presets, not 'method'\n")
+    assert (status, out, err) == (2, "", "evcl: evcl list takes methods, benchmarks, presets or the name of a method, not 'method'\n")
 
 
 def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
@@ -381,6 +381,15 @@ def test_list_methods_fits_a_terminal(evcl, monkeypatch, width):
         assert facts.authors in out
     if width == 120:
         assert all(facts.keeps in out for facts in METHOD_FACTS.values())
+
+
+def test_list_shows_the_settings_of_a_method(evcl):
+    status, out, _ = evcl("list", "si")
+    assert status == 0
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line and not line.startswith(" ")}
+    assert {rows[name] for name in ("xi", "lr")} == {"auto"}
+    assert (rows["strength"], rows["film"]) == ("1.0", "false")
+    assert "weight of the penalty" in out
 
 
 def test_a_users_method_runs_from_a_file(evcl, monkeypatch):
