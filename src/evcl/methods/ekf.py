@@ -85,7 +85,8 @@ class KalmanRule(NaturalRule):
         rows = torch.cat([self.last, new], 1)  # [R, rank + K, P]
         wanted = (new.mT @ (new @ moved)).squeeze(2) - g
         mean = self.first + solved(wanted, self.spread, rows)
-        _, vectors = torch.linalg.eigh(rows @ rows.mT)  # ascending
+        inner = (rows @ rows.mT).nan_to_num(0.0, 0.0, 0.0)  # eigh would raise where a replica has diverged
+        _, vectors = torch.linalg.eigh(inner)  # ascending
         kept = vectors[:, :, -self.rows.shape[1] :].mT @ rows
         torch.where(self.moves.unsqueeze(2), kept, self.rows, out=self.rows)
         rest = (rows.square().sum(1) - kept.square().sum(1)).clamp_min(0)
