@@ -355,7 +355,8 @@ def test_list_shows_one_kind(evcl):
         assert out in whole
     assert whole.endswith("".join(out for _, out, _ in parts.values()))
     status, out, err = evcl("list", "method")
-    assert (status, out, err) == (2, "", "evcl: evcl list takes methods, benchmarks, presets or the name of a method, not 'method'\n")
+    wanted = "evcl list takes methods, benchmarks, presets or the name of a method, not 'method'"
+    assert (status, out, err) == (2, "", f"evcl: {wanted}\n")
 
 
 def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
