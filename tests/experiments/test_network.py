@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from evcl.methods import METHODS
 from evcl.report.runs import command
 
 SHORT = {"epochs": 1}
+AUTHORS = Path(__file__).parents[2] / "experiments" / "authors"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,13 @@ def test_authors_protocols_are_complete_configurations(benchmark, method):
     assert config.settings.epochs >= 10
     assert configure(benchmark, method, "authors", [0], tasks=2, given={"network": "20"}).tasks == 2
     assert configure(benchmark, method, "authors", [0], given={"network": "20"}).network == "20"
+
+
+def test_the_table_of_the_authors_protocols_is_made_from_the_results():
+    made = runpy.run_path(str(AUTHORS / "reproduce.py"))
+    text = made["DOCUMENT"].read_text("utf-8")
+    assert made["filled"](text) == text, "run python experiments/authors/reproduce.py table"
+    assert {(one.benchmark, one.method) for one in made["PROTOCOLS"]} == set(authors())
 
 
 def test_authors_of_imm_used_three_tasks_and_dropout():
