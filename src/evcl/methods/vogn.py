@@ -88,7 +88,7 @@ VOGN = Method(
         "lr": Setting(
             "auto",
             "learning rate of the natural-gradient step on the means; auto: "
-            "0.01, or 8 / number of steps in the task if that is larger, limited to 0.2",
+            "0.01, or 8 / number of steps in the task if that is larger, limited to 0.16",
             high=10.0,
             open_low=True,
             auto=True,
@@ -97,7 +97,7 @@ VOGN = Method(
         "curvature_rate": Setting(
             "auto",
             "b2, the fraction of the curvature that each step replaces; auto: "
-            "0.01, or 8 / number of steps in the task if that is larger, limited to 0.2",
+            "0.01, or 800 / (number of steps in the task)^2 if that is larger, limited to 0.16",
             high=1.0,
             open_low=True,
             auto=True,
