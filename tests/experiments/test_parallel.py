@@ -57,6 +57,10 @@ def test_what_can_share_a_program():
     assert programs(configs[:4], replicas=6) == [[0, 1], [2], [3]]
     coresets = [some(name) for name in ("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "random-coreset")]
     assert programs([*coresets, some("kcenter-coreset")], replicas=100) == [[0], [1, 2], [3, 4]]
+    for method in ("noisy-kfac", "td-vcl"):  # each of their fits has a rule or a sampler of its own
+        assert programs([some(method, {"coreset": kind}) for kind in ("random", "kcenter")], replicas=100) == [[0], [1]]
+    rates = [some("ivon", {"curvature_rate": rate}) for rate in ("auto", 0.1, 0.2)]
+    assert programs(rates, replicas=100) == [[0], [1, 2]]
 
 
 BAYESIAN = {"epochs": 3, "init_std": 0.05}

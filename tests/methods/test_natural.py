@@ -216,6 +216,7 @@ def test_ivon_is_what_plain_torch_makes_of_its_equations():
         one = task(k)
         run.learn([one], noise=noise)
         m, h = torch.zeros_like(mu), torch.full_like(mu, 0.05)
+        empty = h  # without data
         d = 0.3 / (N * prior_v)
         for step in range(1, 4):
             theta = mu + v.sqrt() * ours.normal_(torch.empty(1, len(mu), dtype=F64))[0]
@@ -225,16 +226,33 @@ def test_ivon_is_what_plain_torch_makes_of_its_equations():
             h = 0.8 * h + 0.2 * seen + 0.2**2 * (h - seen) ** 2 / (2 * (h + d))
             mu = mu - 0.02 * (m / (1 - 0.8**step) + d * (mu - prior_mean)) / (h + d)
             v = 0.3 / (N * (h + d))
+            empty = 0.8 * empty + 0.2**2 * empty**2 / (2 * (empty + d))
+        assert float((h - empty).min()) < 0 < float((h - empty).max())  # the end keeps h where it is below 0
+        v = 0.3 / (N * (torch.where(h < 0, h, (h - empty).clamp_min(0)) + d))
         prior_mean, prior_v = mu, v
         torch.testing.assert_close(run.network.posterior.mean[0], mu, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(run.network.posterior.variance()[0], v, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["vogn", "ivon"])
+@pytest.mark.parametrize("epochs", [1, 10])
+def test_a_weight_without_data_ends_at_its_priors_sigma(method, epochs):
+    """Of two tasks whose input 2 is always 0, however few steps they have; the other weights become narrower."""
+    run = run_of(method, tempering=0.3, epochs=epochs)
+    for k in range(2):
+        one = task(k)
+        one.x[:, :, 2] = 0.0
+        run.learn([one])
+    std = run.network.layout.view(run.network.posterior.log_std, "1.weight")[0].exp()  # [4, INPUTS]
+    torch.testing.assert_close(std[:, 2], torch.full_like(std[:, 2], 0.5), rtol=1e-9, atol=0)
+    assert float((std - 0.5).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.5, 1.0])
 def test_ivons_curvature_stays_above_minus_the_damping(rate):
     """Even if every estimate says that it is far below."""
     known = METHODS["ivon"].known_settings
-    s = resolve("ivon", known, {"curvature_rate": rate})
+    s = resolve("ivon", known, {"lr": 0.02, "curvature_rate": rate})
     mean, one = torch.zeros(1, 50, dtype=F64), torch.ones(1, 50, dtype=F64)
     damping = torch.logspace(-6, 1, 50, dtype=F64).unsqueeze(0)
     grads = torch.zeros(2, 1, 50, dtype=F64)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from evcl import methods
-from evcl._core.settings import BAYESIAN, TRAINING
+from evcl._core.settings import BAYESIAN, TRAINING, Setting
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
 from evcl.methods.together import kind
@@ -49,7 +49,7 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         method = methods.for_settings(methods.get(config.method), config.settings)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision, config.network)
         key = (*where, config.settings.validation, *kind(method))
-        each = {name: _shared(name, value) for name, value in config.settings.items()}
+        each = {name: _shared(name, value, method.known_settings.get(name)) for name, value in config.settings.items()}
         fixed = {name: value for name, value in each.items() if value is not None}
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())
@@ -62,13 +62,13 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     return [members for _, _, members in found]
 
 
-def _shared(name: str, value: Any) -> Any:
+def _shared(name: str, value: Any, setting: Setting | None) -> Any:
     """The part of a setting that all replicas of a program must share, or None: integers, text that training itself
     reads and, for a setting that may be "auto", whether it is a number.
     """
+    auto = setting is not None and setting.auto
     if isinstance(value, str):
-        return value if name in TRAINING or name in BAYESIAN else None
+        return value if auto or name in TRAINING or name in BAYESIAN else None
     if isinstance(value, float):
-        known = (TRAINING | BAYESIAN).get(name)
-        return "a number" if known is not None and known.auto else None
+        return "a number" if auto else None
     return value

@@ -56,13 +56,16 @@ def with_coreset(method: Method, **changes: Any) -> Method:
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
     wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, stages=method.stages + 1)
-    return replace(wrapped, shares=f"{method.shares} and coresets", **changes)
+    return replace(wrapped, **{"shares": f"{method.shares} and coresets", **changes})
 
 
 def for_settings(method: Method, s: Settings) -> Method:
     """The method, with coresets added if the settings ask for them and the method does not always have them."""
     chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices
-    return with_coreset(method) if chosen else method
+    if not chosen:
+        return method
+    kind = "" if method.shares == Method.shares else f"{s.coreset} "  # the fits of other methods may not be merged
+    return with_coreset(method, shares=f"{method.shares} and {kind}coresets")
 
 
 def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Settings) -> Tensor:

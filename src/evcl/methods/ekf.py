@@ -32,6 +32,8 @@ from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
 from evcl.methods.natural import WITHOUT, NaturalRule, Source
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
+ROUNDING = 1e-6
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -154,7 +156,8 @@ def marginal(q: Gaussian, rows: Tensor) -> Gaussian:
     scaled = rows * spread.unsqueeze(1)
     inner = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device) + scaled @ rows.mT
     less = (scaled * torch.linalg.solve(inner, scaled)).sum(1)
-    return Gaussian(q.mean, 0.5 * (spread - less).log())
+    left = (spread - less).maximum(ROUNDING * spread)  # above 0 but for rounding
+    return Gaussian(q.mean, 0.5 * left.log())
 
 
 EKF = Method(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evcl._core.settings import Settings
 from evcl.curvature import Factors
+from evcl.methods.importance import divisor
 from evcl.methods.memory import per_layer, per_task, per_weight
 from evcl.methods.method import Fitted, Round
 from evcl.methods.teacher import Number, more_rows
@@ -44,5 +45,4 @@ def elastic(memory: Memory, s: Settings, n: int, part: Number = 1.0) -> Elastic:
     if `strength_scale` or `fisher_scale` is "examples".
     """
     importance = part * (s.strength * memory.importance + s.fisher_floor * memory.used)
-    over = "examples" in (s.strength_scale, s.fisher_scale)
-    return Elastic(memory.prior, importance / n if over else importance)
+    return Elastic(memory.prior, importance / divisor(n, s))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.importance import IMPORTANCE
+from evcl.methods.importance import IMPORTANCE, divisor
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.terms import Spring, Springs
@@ -58,10 +58,9 @@ class Anchors:
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     importance = IMPORTANCE[s.importance]
-    over = round_.n if "examples" in (s.strength_scale, s.fisher_scale) else 1
     none = Spring(torch.zeros_like(round_.posterior.mean), round_.posterior.mean)
     pairs = zip(memory.importance, memory.anchors, strict=True)
-    term = Anchors.of([none, *(Spring(s.strength * f / over, anchor) for f, anchor in pairs)])
+    term = Anchors.of([none, *(Spring(s.strength * f / divisor(round_.n, s), anchor) for f, anchor in pairs)])
     fitted = yield Fit(round_.tasks, terms=[term], trackers=importance.trackers())
     found = importance.measure(fitted, round_, s)
     return Learned(fitted.q, Memory((*memory.anchors, fitted.q.mean.clone()), (*memory.importance, found)))

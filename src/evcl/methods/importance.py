@@ -29,6 +29,7 @@ from evcl import curvature
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
 from evcl.methods.method import Fitted, Round, Tracker
+from evcl.methods.teacher import Number
 from evcl.methods.terms import Gradients
 from evcl.nn import Gaussian
 
@@ -61,12 +62,21 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
 def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], round_: Round, s: Settings) -> Tensor:
     """The Fisher of one task over the fit's weights."""
     found = torch.stack(estimates(curvature.fisher, fitted, task, generators, round_, s)).mean(0)
+    return found * scale(found.sum(1, keepdim=True), fitted, task, s)
+
+
+def scale(total: Tensor, fitted: Fitted, task: TaskData, s: Settings) -> Number:
+    """What `fisher_scale` multiplies a task's Fisher by; `total` [R, 1] is its sum over the fit's weights."""
     if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
-        found = found * task.y.shape[1] * s.fisher_temperature**2
+        return task.y.shape[1] * s.fisher_temperature**2
     if s.fisher_scale == "task":
-        weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
-        found = found / (found.sum(1, keepdim=True) / weights).clamp_min(1e-30)
-    return found
+        return sum(prod(shape) for shape in fitted.layout.shapes.values()) / total.clamp_min(1e-30)
+    return 1.0
+
+
+def divisor(n: int, s: Settings) -> int:
+    """What a penalty on a task of n rows is divided by: n, or 1."""
+    return n if "examples" in (s.strength_scale, s.fisher_scale) else 1
 
 
 def estimates(

@@ -8,8 +8,10 @@ L_t = mean NLL + beta/N_t KL(q_t || q_{t-1}), minimised by natural-gradient step
     sigma^2 = (beta / N_t) / (h + d),   d = beta / (N_t sigma_{t-1}^2)
 
 h^ is an unbiased estimate of the curvature (Price's theorem). The last term of h keeps h + d positive: a step at most
-halves it. m is corrected for its start at 0, as in Adam; h starts each task at `first_curvature`. The paper's lr is
-this one divided by h + d at the start, and its prior is the same for all weights; here it is the last posterior.
+halves it. m is corrected for its start at 0, as in Adam. h starts each task at `first_curvature`, which keeps the first
+steps short. When a task has ended, what is left of it is subtracted: the h that a weight without data has by then, but
+not so much that h becomes negative. Such a weight ends at sigma_{t-1}. The paper's lr is this one divided by h + d at
+the start, and its prior is the same for all weights; here it is the last posterior.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ import torch
 from torch import Tensor
 
 from evcl._core.randomness import Noise
-from evcl._core.settings import BAYESIAN, Setting, Settings
+from evcl._core.settings import BAYESIAN, Setting
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.natural import WITHOUT, NaturalRule, Source, kl_to_last, remembered
+from evcl.methods.method import Method
+from evcl.methods.natural import WITHOUT, NaturalRule, Source, learn_with
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
 
@@ -36,6 +38,7 @@ class IvonRule(NaturalRule):
         self.centre, self.width, self.damping = self.prior()
         self.momentum = torch.zeros_like(self.mean)
         self.curvature = torch.zeros_like(self.mean) + self.settings.first_curvature
+        self.start = self.curvature.clone()  # what the curvature would be without data
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:
         theta, found, z = (torch.zeros_like(self.grads[:1]) for _ in range(3))
@@ -55,37 +58,52 @@ class IvonRule(NaturalRule):
     def step(self) -> tuple[Tensor, Tensor]:
         s, (g, seen), d, rate = self.settings, self.grads, self.damping, self.settings.curvature_rate
         self.momentum.lerp_(g, 1 - s.momentum)
-        off = rate * (seen - self.curvature)
-        self.curvature.add_(off + off.square() / (2 * (self.curvature + d)))
+        for h, new in ((self.curvature, seen), (self.start, 0.0)):
+            off = rate * (new - h)
+            torch.where(self.moves, h + off + off.square() / (2 * (h + d)), h, out=h)
         stiff = self.curvature + d
         m = self.momentum / (1 - s.momentum**self.count) + d * (self.mean - self.centre)
         return self.mean - self.lr * m / stiff, self.width * (d / stiff)
 
+    def end(self) -> None:
+        h = self.curvature.clamp(max=0).maximum(self.curvature - self.start)
+        torch.mul(self.width, self.damping / (h + self.damping), out=self.variance)
+        torch.mul(self.variance.log(), 0.5, out=self.log_std)
+
     def state(self) -> list[Tensor]:
-        return [self.momentum, self.curvature]
-
-
-def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    term, beta = kl_to_last(memory, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[term], rule=IvonRule)
-    return Learned(fitted.q, remembered(fitted.q, memory, beta, round_, s))
+        return [self.momentum, self.curvature, self.start]
 
 
 IVON = Method(
     name="ivon",
     summary=METHOD_SUMMARIES["ivon"],
     bayesian=True,
-    learn=learn,
+    learn=learn_with(IvonRule, tempering=0.1, lr=0.02, curvature_rate=0.003),
     memory=Memory,
     settings={
         **WITHOUT,
         # the best of lr 0.01 and 0.03, rate 0.001 to 0.01, first_curvature 0.003 to 0.03, tempering 0.03 and 0.1, on
         # held-out data of permuted-digits; a smaller first_curvature makes the first steps unstable
-        "tempering": replace(BAYESIAN["tempering"], default=0.1),
-        "lr": Setting(0.02, "learning rate of the natural-gradient step on the means", high=10.0, open_low=True),
+        "tempering": replace(
+            BAYESIAN["tempering"],
+            help="beta, the weight of the KL term; auto: 0.1, and 0.1 sqrt(n / 1000) for n < 1000 rows",
+        ),
+        "lr": Setting(
+            "auto",
+            "learning rate of the natural-gradient step on the means; auto: "
+            "0.02, or 8 / number of steps in the task if that is larger, limited to 0.16",
+            high=10.0,
+            open_low=True,
+            auto=True,
+        ),
         "momentum": Setting(0.9, "b1, the fraction of the last step's direction that is kept", high=0.9999),
         "curvature_rate": Setting(
-            0.003, "b2, the fraction of the curvature that each step replaces", high=1.0, open_low=True
+            "auto",
+            "b2, the fraction of the curvature that each step replaces; auto: "
+            "0.003, or 800 / (number of steps in the task)^2 if that is larger, limited to 0.16",
+            high=1.0,
+            open_low=True,
+            auto=True,
         ),
         "first_curvature": Setting(0.03, "h, the curvature, before the first step of a task", open_low=True),
     },

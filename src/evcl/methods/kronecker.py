@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import ClassVar
 
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 from evcl._core.settings import Setting, Settings
 from evcl.curvature import Block, Factors, blocks, kfac
 from evcl.methods.elastic_memory import Memory, elastic
-from evcl.methods.importance import IMPORTANCE, estimates
+from evcl.methods.importance import IMPORTANCE, divisor, estimates, scale
 from evcl.methods.method import Fitted, Round
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Elastic, Gradients, Term
@@ -120,7 +119,7 @@ def penalty(memory: Memory, s: Settings, round_: Round, part: Number = 1.0) -> l
     rest = elastic(memory, s, round_.n, part)
     layout, variances = round_.network.layout, rest.importance.clone()
     known, scaled, ones = blocks(round_.network, layout), {}, torch.ones_like(variances[:, :1])
-    weight = ones * part * s.strength / (round_.n if "examples" in (s.strength_scale, s.fisher_scale) else 1)
+    weight = ones * part * s.strength / divisor(round_.n, s)
     for key, (a, g) in memory.factors.items():
         scaled[key] = a, g * weight.view(-1, 1, 1, 1)
         left, right = diagonal(scaled[key][1]), a if known[key].table else diagonal(a)
@@ -167,16 +166,12 @@ def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tupl
         pairs = {
             key: tuple(map(_mean, zip(*(one.factors[key] for one in found), strict=True))) for key in found[0].factors
         }
-        scale = ones
-        if s.fisher_scale == "examples":
-            scale = ones * task.y.shape[1] * s.fisher_temperature**2
-        if s.fisher_scale == "task":
-            traces = [_trace(a.unsqueeze(1)) * _trace(g.unsqueeze(1)) for a, g in pairs.values()]
-            weights = sum(prod(shape) for shape in fitted.layout.shapes.values())
-            scale = weights / (torch.cat(traces, 1).sum(1, keepdim=True) + rest.sum(1, keepdim=True)).clamp_min(1e-30)
-        total = total + scale * rest
+        sums = [_trace(a.unsqueeze(1)) * _trace(g.unsqueeze(1)) for a, g in pairs.values()]
+        whole_sum = torch.cat([rest.sum(1, keepdim=True), *sums], 1).sum(1, keepdim=True)
+        by = ones * scale(whole_sum, fitted, task, s)
+        total = total + by * rest
         for key, (a, g) in pairs.items():
-            new = a.unsqueeze(1), (scale.unsqueeze(2) * g).unsqueeze(1)
+            new = a.unsqueeze(1), (by.unsqueeze(2) * g).unsqueeze(1)
             factors[key] = merged(factors[key], new, s.kfac_merge) if key in factors else new
     fitted.network.layout.scatter_(whole, fitted.layout, total)
     return factors, whole

@@ -102,6 +102,7 @@ class Fit:
         model: a second network from the memory, to be trained in place of the learner's own
         likelihood: how the outputs are interpreted; None: the learner's likelihood
         rule: makes the update rule; None: the one named by `optimizer`, and for sigma the rule named by `std_update`
+        rates: the values of rates that are auto, if the method has a rule of its own for them
         capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
         film: False if the FiLM rows of the round's tasks stay as they are
         stage: the name under which its epochs are reported
@@ -118,6 +119,7 @@ class Fit:
     model: Model | None = None
     likelihood: Likelihood | None = None
     rule: Callable[..., Any] | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
     capture: bool = True
     film: bool = True
     stage: str = "task"

@@ -18,10 +18,9 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import TRAINING, Setting, Settings, decided
-from evcl.methods.doubt import tempering
-from evcl.methods.method import Round
-from evcl.methods.teacher import Number, Past, more_rows
-from evcl.methods.terms import KL, Springs
+from evcl.methods.method import Fit, Learned, Learning, Round
+from evcl.methods.teacher import Past, more_rows
+from evcl.methods.terms import Springs
 from evcl.methods.vcl import Memory, betas, kl
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 
@@ -60,6 +59,9 @@ class NaturalRule:
     def begin(self, examples: int) -> None:
         """A step begins."""
         self.count.add_(1)
+
+    def end(self) -> None:
+        """The fit has ended."""
 
     def __call__(self) -> None:
         mean, variance = self.step()
@@ -100,15 +102,36 @@ WITHOUT: dict[str, Setting | None] = {
         refuses={"true": "its steps change the posterior alone, and FiLM's scales and shifts are not part of it"},
     ),
 }
+ENOUGH = 1000  # rows; beta is smaller for fewer
+MOST = 0.16  # of a rate that was raised for a short task
 NOTHING = Past([], 1.0, 1.0)
 
 
-def kl_to_last(memory: Memory, round_: Round, s: Settings) -> tuple[KL, Number]:
-    """VCL's KL term, and its beta."""
-    beta = tempering(s, round_)
-    return kl(memory.prior, beta, memory.beta, NOTHING, round_, s), beta
+def learn_with(
+    rule: type[NaturalRule], tempering: float, lr: float, curvature_rate: float
+) -> Callable[[Memory, Round, Settings], Learning]:
+    """VCL's algorithm with this rule. The numbers are what its settings of these names are when they are auto, if a
+    task has many rows and steps.
 
+    A task of few rows has a smaller KL term, so that q does not stay at the prior, and larger rates, so that few steps
+    suffice. On held-out data of permuted-digits (5 tasks, 4 seeds), accuracy in % with the numbers alone, and with this
+    rule:
 
-def remembered(q: Gaussian, memory: Memory, beta: Number, round_: Round, s: Settings) -> Memory:
-    """VCL's memory after a round that ended at q."""
-    return Memory(q, more_rows(memory.rows, round_), betas(beta, memory.beta, NOTHING, round_, s))
+        rows per task      30        100       400       1120
+        vogn            14, 37    20, 47    57, 62    68, 68
+        ivon            15, 44    42, 59    67, 70    77, 77
+    """
+
+    def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+        beta = s.tempering
+        if isinstance(beta, str):
+            beta = tempering * min(1.0, round_.n / ENOUGH) ** 0.5
+        steps = s.epochs * -(-round_.n // s.batch_size)
+        usual = {"lr": (lr, 8 / steps), "curvature_rate": (curvature_rate, 800 / steps**2)}
+        rates = {name: max(long, min(MOST, short)) for name, (long, short) in usual.items() if isinstance(s[name], str)}
+        term = kl(memory.prior, beta, memory.beta, NOTHING, round_, s)
+        fitted = yield Fit(round_.tasks, terms=[term], rule=rule, rates=rates)
+        rows, kept = more_rows(memory.rows, round_), betas(beta, memory.beta, NOTHING, round_, s)
+        return Learned(fitted.q, Memory(fitted.q, rows, kept))
+
+    return learn

@@ -116,6 +116,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         sampler=same("sampler"),
         likelihood=same("likelihood"),
         rule=same("rule"),
+        rates=same("rates"),
         capture=all(fit.capture for fit in fits),
         film=same("film"),
         stage=same("stage"),

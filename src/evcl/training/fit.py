@@ -128,7 +128,7 @@ class Fitting:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
         length = self._length(fit, context.pool)
-        s = self._decided(s, stage, context, s.epochs * -(-length // s.batch_size))
+        s = self._decided(Settings({**s, **fit.rates}), stage, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
             fit.trackers, moves, fit.rule, context.film,
@@ -141,6 +141,8 @@ class Fitting:
         optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
         if watching.best is not None:
             watching.best.restore()
+        if step.estimating is not None:
+            step.estimating.end()
         if run.ranks is not None:
             for measured in step.statistics:
                 run.ranks.broadcast_(measured)

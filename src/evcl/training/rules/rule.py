@@ -51,6 +51,9 @@ class Estimating(Rule, Protocol):
     def begin(self, examples: int) -> None:
         """A step begins, on this many examples."""
 
+    def end(self) -> None:
+        """The fit has ended."""
+
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Any]) -> Callable[..., Any]:
         """Return (rows [R, B], noise) -> NLL [R], which writes means over these examples into `grads` and `means`.
         Processes that share a batch then average these.
