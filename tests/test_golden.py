@@ -27,7 +27,7 @@ CASES = [f"{form} {name} {method}" for form in ("paper", "default") for name in 
 CASES += [f"paper-conv split-digits {method}" for method in ("evcl", "vcl", "ewc")]
 # The compiled update is float32's; on the permuted digits rounding alone moves too much there to say anything.
 CASES = [*(f"float64 {case}" for case in CASES), *(f"float32 {case}" for case in CASES if "permuted" not in case)]
-# The others, in float64 and with their defaults. joint and naive are above; LwF learns the permuted digits as naive does.
+# The others, in float64 and with their defaults.
 CASES += [
     f"float64 default {name} {method}" for name in BENCHMARKS for method in METHOD_SUMMARIES if method not in METHODS
 ]
