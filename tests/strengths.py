@@ -14,7 +14,7 @@ from evcl.training import Run
 INPUTS, HIDDEN, EXAMPLES = 6, 12, 60
 USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10}
 LR = 0.02  # of the means, for methods that have a rate of this unit
-OWN_STEPS = ("vogn", "ivon", "ekf")
+OWN_STEPS = ("vogn", "ivon", "noisy-kfac", "ekf")
 
 ELASTIC = ("strength", 0.1, 1000.0)
 KL = ("tempering", 0.01, 100.0)
@@ -22,7 +22,7 @@ STRENGTHS = {
     **dict.fromkeys(("evcl", "evcl-film", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
     **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
-    **dict.fromkeys(("vogn", "ivon"), KL),
+    **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
     **dict.fromkeys(("imm-mean", "imm-mode"), ("l2_transfer", 1e-3, 1.0)),
 }

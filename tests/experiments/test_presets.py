@@ -9,6 +9,7 @@ import pytest
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.experiments import RESULT, best_trial, configure, preset, read_result
 from evcl.methods import METHODS
 from evcl.methods.teacher import DISTILLATION
@@ -92,6 +93,18 @@ def test_the_paper_names_every_setting(method, benchmark):
     fixed = {name for name, setting in known.items() if len(setting.choices) == 1}
     assert fixed == ({"coreset"} if "coreset" in method else set())
     assert preset("paper", benchmark, METHODS[method]).keys() == known.keys() - fixed
+
+
+@pytest.mark.parametrize("name", ["paper", "default"])
+@pytest.mark.parametrize("method", METHOD_SUMMARIES)
+def test_a_preset_leaves_a_method_what_its_name_says(method, name):
+    """A table for all methods must not switch off what one of them is about."""
+    known = METHODS[method].known_settings
+    found = {key: setting.default for key, setting in known.items()} | preset(name, "split-mnist", METHODS[method])
+    assert (found.get("importance") == "kfac") == method.startswith("kfac-")
+    assert found["film"] == method.endswith("-film")
+    if method in ("vogn", "ivon"):  # its momentum is not that of SGD
+        assert found["momentum"] == known["momentum"].default > 0
 
 
 def test_what_the_paper_leaves_open_is_what_the_defaults_were():

@@ -68,6 +68,34 @@ def test_what_it_remembers_is_no_view_of_live_weights_or_data(method):
     assert all(held[name].shape == q.mean.shape for name in changed(held, before))
 
 
+class StopAfter(evcl.Callback):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def end_epoch(self, epoch):
+        return epoch.epoch == self.epochs
+
+
+@pytest.mark.parametrize("method", [name for name in BUILT_IN if METHODS[name].stages == 1])
+def test_early_stopping_remembers_the_best_epoch_and_no_later_one(method):
+    """What is remembered is that of a task which ended with its best epoch: its path, its factors, its statistics."""
+    layers = nn.utils.skip_init(nn.Linear, INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU()
+    given = {"rank": 2} if method == "ekf" else {"importance": "si"} if method in ("ewc", "xdg") else {}
+    one = task(0, 0)
+
+    def learned(**options):
+        learner = evcl.Learner(nn.Sequential(*layers), method, init="draw", epochs=12, batch_size=10, **given)
+        learner.learn((one.x[0], one.y[0]), "task", validation=0.3, **options)
+        return learner
+
+    early = learned(patience=12)
+    nll = [epoch.validation_nll for epoch in early.history["task"]]
+    best = 1 + nll.index(min(nll))
+    assert (len(nll), best < 12) == (12, True)
+    found, wanted = early._run.tensors(), learned(callbacks=[StopAfter(best)])._run.tensors()
+    assert changed(found, wanted) == []
+
+
 # --- importance ------------------------------------------------------------------------------------------------------
 
 MEASURES = {name: (name, {}) for name in ("si", "mas", "imm-mode")}
@@ -114,7 +142,7 @@ def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(me
 def test_film_works_or_is_refused(method):
     """The first task's row stays as it was, and its predictions change with it."""
     if METHODS[method].known_settings["film"].refuses:
-        with pytest.raises(EvclError, match=r"film=True cannot be used here: .* FiLM's numbers"):
+        with pytest.raises(EvclError, match=r"film=True cannot be used with this method: .* FiLM's scales"):
             evcl.Learner(evcl.nn.mlp(INPUTS, [HIDDEN]), method, film=True)
         return
     run = made(method, heads=(2,), film=True)

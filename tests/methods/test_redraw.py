@@ -13,6 +13,7 @@ from evcl._core.settings import resolve
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData
 from evcl.methods.redraw import redrawn
+from evcl.nn import outputs
 from evcl.training import Run
 
 F64 = torch.float64
@@ -110,6 +111,17 @@ def means(method, **given):
     for k in range(2):
         run.learn([data(0, k)])
     return run.network.posterior.mean
+
+
+def test_a_plain_network_made_of_it_has_the_padding_row_of_the_first():
+    """That row is not a weight, so that what is drawn for it must not show."""
+    learner = evcl.Learner(Layers(), "improved-vcl", epochs=1, dtype=F64)
+    x = torch.tensor([[0.0, 1.0, 2.0], [2.0, 2.0, 1.0]] * 5, dtype=F64)
+    for _ in range(2):
+        learner.learn(x, [0, 1] * 5)
+    q = learner._run.network.posterior
+    wanted = outputs(learner._run.network, q.mean, learner._run.network.layout, x.unsqueeze(0), [1])[0]
+    torch.testing.assert_close(learner.mean_network("1")(x), wanted)
 
 
 def test_a_later_task_starts_there_and_the_first_does_not():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import F64, logits, named, plain, run_of, task, used_by
+from small_runs import F64, HIDDEN, INPUTS, logits, named, plain, run_of, task, used_by
 
 import evcl
-from evcl.methods import Gradients
+from evcl._core.settings import resolve
+from evcl.methods import METHODS, Gradients
 from evcl.methods.importance import XI, PathIntegral
 from evcl.nn import Gaussian
+from evcl.training import Run
 
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]  # of different sizes; the last comes back to the first one's head
 
@@ -90,6 +94,22 @@ def test_the_anchor_is_not_the_live_weights():
     assert torch.equal(anchor, before[0])
     assert torch.equal(importance, before[1])
     assert not torch.equal(run.network.posterior.mean, anchor)
+
+
+def test_a_replica_that_diverges_leaves_the_other_as_it_is():
+    s = resolve("si", METHODS["si"].known_settings, {"epochs": 2, "batch_size": 10, "optimizer": "sgd"})
+    found = []
+    for seeds in ([0, 1], [1]):
+        run = Run(
+            evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS["si"], [s] * len(seeds), seeds, draw=True, allow_divergence=True
+        )
+        run.add_heads(HIDDEN, [2])
+        each = TASKS[0].x.float() * torch.tensor([1e30, 1.0])[seeds].view(-1, 1, 1)
+        run.learn([replace(TASKS[0], x=each, y=TASKS[0].y.expand(len(seeds), -1))])
+        found.append(run)
+    assert found[0].diverged.tolist() == [True, False]
+    for name, wanted in found[1].tensors().items():
+        torch.testing.assert_close(found[0].tensors()[name][1:], wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_importance_counts_rows_and_not_batches():

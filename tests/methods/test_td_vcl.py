@@ -91,6 +91,16 @@ def test_its_objective_is_that_of_the_definition(decay):
     torch.testing.assert_close(sum(term.loss(q) for term in fit.terms) * sizes[3] / 0.5, kls)
 
 
+@pytest.mark.parametrize("rows", [2, 8, 9, 30])
+def test_a_task_smaller_than_a_batch_counts_as_much_as_its_rows(rows):
+    """Half of every batch is new, also of the last one, which has fewer rows: the weights of kept rows rely on it."""
+    run = made(memory=20)
+    run.learn([data(0, 40)])
+    fit = first_fit(run, [data(1, rows)])
+    order = fit.sampler([rows, 20], 16, torch.Generator().manual_seed(0))
+    assert [int((batch < rows).sum()) * 2 for batch in order.split(16)] == [len(batch) for batch in order.split(16)]
+
+
 def test_kept_rows_stand_for_all_rows_of_their_task():
     run = made(memory=8)
     run.learn([data(0, 40)])

@@ -13,15 +13,15 @@ SHOWN = "784-256-256"  # the network whose costs `evcl list methods` shows
 class Facts(NamedTuple):
     """`keeps`: the numbers stored besides the plain weights, except single numbers of a task or head; and examples."""
 
-    year: int
+    year: int  # 0: no paper
     authors: str
     keeps: str
 
 
 METHOD_FACTS = {
     "evcl": Facts(2024, "Batra and Clark", "3 per weight"),
-    "evcl-film": Facts(2024, "Batra and Clark", "3 per weight, 2 per unit and task"),
-    "kfac-evcl": Facts(2024, "Batra and Clark", "3 per weight, 2 matrices per layer"),
+    "evcl-film": Facts(0, "this library", "3 per weight, 2 per unit and task"),
+    "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer"),
     "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),
     "vcl-random-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),
     "vcl-kcenter-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),

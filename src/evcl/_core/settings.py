@@ -37,8 +37,8 @@ class Setting:
 
     def check(self, name: str, value: Any) -> Value:
         """Return `value` converted to this setting's type; if it is invalid, raise an error saying what is expected."""
-        if str(value).lower() in self.refuses:
-            raise EvclError(f"{name}={value} cannot be used here: {self.refuses[str(value).lower()]}", setting=name)
+        if why := self.refuses.get(str(value).lower()):
+            raise EvclError(f"{name}={value} cannot be used with this method: {why}", setting=name)
         if self.auto and isinstance(value, str) and value == "auto":
             return "auto"
         if isinstance(self.default, bool):
@@ -104,7 +104,7 @@ TRAINING: dict[str, Setting] = {
         choices=("adam", "sgd"),
     ),
     "momentum": Setting(
-        0.0, "with optimizer=sgd, the factor by which the last step's velocity is kept; 0: no momentum", high=0.999
+        0.0, "with optimizer=sgd, the fraction of the last step's velocity that is kept; 0: no momentum", high=0.999
     ),
     "batch_size": Setting(64, "examples per step", low=1, high=1_000_000),
     "epochs": Setting(50, "maximum number of passes over a task's data", low=1, high=1_000_000),
@@ -171,9 +171,9 @@ ELASTIC: dict[str, Setting] = {
     ),
     "importance": Setting(
         "fisher",
-        "what says how important a weight is: the Fisher; the path integral of synaptic intelligence (si); or the "
-        "sensitivity of the outputs, as in memory aware synapses (mas); or a Kronecker-factored Fisher, a matrix per "
-        "layer (kfac). si and mas are scaled to the Fisher's sum",
+        "how the importance of a weight is measured: by the Fisher; by the path integral of synaptic intelligence "
+        "(si); by the sensitivity of the outputs, as in memory aware synapses (mas); or by a Kronecker-factored "
+        "Fisher, a matrix per layer (kfac). si and mas are scaled to the Fisher's sum",
         choices=("fisher", "si", "mas", "kfac"),
     ),
     "fisher": Setting(

@@ -18,19 +18,26 @@ WIDE = 200  # columns of the table of methods where there is no terminal: a line
 
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="methods (with year, authors, memory and cost), benchmarks or presets [all].")
+        str | None,
+        typer.Argument(
+            help="methods (with year, authors, memory and cost), benchmarks or presets [all]; or the name of a method: "
+            "its settings."
+        ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the methods, benchmarks and presets, one per line."""
-    if what not in (None, *KINDS):
-        raise Usage(f"evcl list takes methods, benchmarks or presets, not {what!r}")
+    """List the methods, benchmarks and presets, one per line; or the settings of one method."""
     of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
     if experiments.load_plugins(plugin or []):
         from evcl import benchmarks, methods
 
         of_methods = {m.name: m.summary for m in methods.METHODS.values()}
         of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
+    if what in of_methods:
+        _settings(what)
+        return
+    if what not in (None, *KINDS):
+        raise Usage(f"evcl list takes methods, benchmarks, presets or the name of a method, not {what!r}")
     if what == "methods":
         _methods(list(of_methods))
         return
@@ -39,6 +46,22 @@ def list_(
             typer.echo(kind)
             for name, summary in entries.items():
                 typer.echo(f"  {name:<20} {summary}")
+
+
+def _settings(name: str) -> None:
+    """A table of a method's settings."""
+    from rich.table import Table
+
+    from evcl.methods import METHODS
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("setting", "default", "meaning"):
+        table.add_column(column, no_wrap=column == "setting")
+    for key, setting in METHODS[name].known_settings.items():
+        default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
+        table.add_row(key, default, setting.help)
+    typer.echo(f"{name}: {METHODS[name].summary}")
+    console().print(table, highlight=False)
 
 
 def _methods(names: list[str]) -> None:
@@ -59,7 +82,8 @@ def _methods(names: list[str]) -> None:
     for line in (
         "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
         "step:  time of a training step; naive takes 1",
-        "task:  time of a task besides its steps, in epochs of naive over 10,000 rows",
-        f"Measured on {SHOWN}, batches of 64 rows: {found['where']}",
+        "task:  time of a task besides its steps; a naive epoch of 10,000 rows takes 1",
+        f"Measured on the network {SHOWN} with batches of 64 rows:",
+        found["where"],
     ):
         typer.echo(line)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from evcl.methods import Method
 
 SUMMARIES = {
-    "tuned": "chosen on validation data, for each benchmark and method; the default",
+    "tuned": "chosen on validation data; used if no preset is named",
     "default": "the defaults only, the same for every benchmark",
     "paper": "exactly the protocol of the EVCL paper",
-    "authors": "the protocol of each method's own paper: network, epochs, optimiser, strength",
+    "authors": "the published protocol of each method, where there is one",
 }
 """Maps each preset to a one-line summary."""
 
@@ -57,8 +57,9 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     known = _table().get(name, {})
     if name == "authors" and method.name not in known.get(benchmark, {}):
         published = [one for one, tables in known.items() if method.name in tables]
-        has = f"it has one for {' and '.join(published)}" if published else "it has none for this method"
-        raise EvclError(f"the preset authors has no protocol for {method.name} on {benchmark}; {has}", setting="preset")
+        others = sorted({one for scope, tables in known.items() if scope != "*" for one in tables})
+        has = f"{method.name} only on {' and '.join(published)}" if published else f"only {', '.join(others)}"
+        raise EvclError(f"the preset authors has no {method.name} on {benchmark}; it has {has}", setting="preset")
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})

@@ -8,7 +8,10 @@ from typing import Any
 from evcl._core.errors import EvclError
 
 WIDTHS = re.compile(r"\d+(x\d+)*")
-WANTED = "the widths of its hidden layers, such as 400x400, and if wanted: 400x400, dropout 0.5, input dropout 0.2"
+WANTED = (
+    "the widths of the hidden layers, such as 400x400, optionally with dropout rates below 1: "
+    "'400x400, dropout 0.5, input dropout 0.2'"
+)
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -32,4 +35,4 @@ def is_text(network: object) -> bool:
 
 
 def _wrong(text: str) -> EvclError:
-    return EvclError(f"network must be {WANTED}; not {text!r}", setting="network")
+    return EvclError(f"network must be {WANTED}, not {text!r}", setting="network")

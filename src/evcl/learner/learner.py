@@ -308,6 +308,9 @@ class Learner(Predictor):
             for name, parameter in trunk.named_parameters():
                 if name in network.trunk_names:
                     parameter.copy_(views[name][0])
+            for module, plain in zip(trunk.modules(), self._plain.modules(), strict=True):
+                if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
+                    module.weight[module.padding_idx] = plain.get_parameter("weight")[module.padding_idx]
             statistics = network.statistics()
             for name, buffer in trunk.named_buffers():
                 if name in statistics:

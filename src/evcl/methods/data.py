@@ -105,7 +105,7 @@ def shuffled(sizes: Sequence[int], batch: int, source: torch.Generator) -> Tenso
 @dataclass(frozen=True)
 class Mixed:
     """Every example of the new tasks once; in each batch, a fraction `share` is drawn from earlier examples, with
-    replacement.
+    replacement. The last batch may be smaller, and has the same fraction.
 
     The fit's first `tasks` tasks are new; its other tasks hold the kept examples.
     """
@@ -120,4 +120,5 @@ class Mixed:
         if not old:
             return torch.cat(pieces)
         drawn = torch.randint(new, new + kept, (len(pieces), old), generator=source)
-        return torch.cat([part for pair in zip(pieces, drawn, strict=True) for part in pair])
+        counts = [round(old * len(part) / (batch - old)) for part in pieces]
+        return torch.cat([t for part, n, row in zip(pieces, counts, drawn, strict=True) for t in (part, row[:n])])

@@ -85,7 +85,8 @@ class KalmanRule(NaturalRule):
         rows = torch.cat([self.last, new], 1)  # [R, rank + K, P]
         wanted = (new.mT @ (new @ moved)).squeeze(2) - g
         mean = self.first + solved(wanted, self.spread, rows)
-        _, vectors = torch.linalg.eigh(rows @ rows.mT)  # ascending
+        inner = (rows @ rows.mT).nan_to_num(0.0, 0.0, 0.0)  # eigh would raise where a replica has diverged
+        _, vectors = torch.linalg.eigh(inner)  # ascending
         kept = vectors[:, :, -self.rows.shape[1] :].mT @ rows
         torch.where(self.moves.unsqueeze(2), kept, self.rows, out=self.rows)
         rest = (rows.square().sum(1) - kept.square().sum(1)).clamp_min(0)
@@ -172,7 +173,7 @@ EKF = Method(
         "batch_size": Setting(8, "examples per update of the filter", low=1, high=1_000_000),
         "tempering": Setting(1.0, "each example counts 1 / tempering times", high=1e6, open_low=True),
         "rank": Setting(0, "number of rows of the precision's low-rank part; 0: the precision is diagonal", high=1000),
-        "inner_steps": Setting(1, "updates per batch, all from the belief before the batch", low=1, high=100),
+        "inner_steps": Setting(1, "updates per batch, each from the posterior before the batch", low=1, high=100),
     },
     apart=True,
     shares="ekf",

@@ -87,7 +87,7 @@ IVON = Method(
         "curvature_rate": Setting(
             0.003, "b2, the fraction of the curvature that each step replaces", high=1.0, open_low=True
         ),
-        "first_curvature": Setting(0.03, "h before the first step of a task", open_low=True),
+        "first_curvature": Setting(0.03, "h, the curvature, before the first step of a task", open_low=True),
     },
     shares="ivon",
 )

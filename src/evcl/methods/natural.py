@@ -97,7 +97,7 @@ WITHOUT: dict[str, Setting | None] = {
     **dict.fromkeys(("optimizer", "std_update", "std_rate", "std_lr_scale")),  # of the usual update rule
     "film": replace(
         TRAINING["film"],
-        refuses={"true": "the method updates the posterior alone, and FiLM's numbers are not part of it"},
+        refuses={"true": "its steps change the posterior alone, and FiLM's scales and shifts are not part of it"},
     ),
 }
 NOTHING = Past([], 1.0, 1.0)

@@ -159,8 +159,7 @@ class Kept(Tracker):
 
     def result(self) -> Tensor:
         rule = self.made[-1]
-        found = rule.squares if self.i is None else rule.packed()[:, self.i]
-        return found.nan_to_num(0.0, 0.0, 0.0)  # of a replica that has diverged
+        return rule.squares if self.i is None else rule.packed()[:, self.i]
 
 
 def of_block(block: Block, layout: Layout, prior: Tensor) -> Tensor:

@@ -127,13 +127,13 @@ XDG = Method(
         **ELASTIC,
         # 0.5 and 0.65 were the best of 0.2, 0.5, 0.65 and 0.8 on validation data of permuted-digits; split-digits has
         # no preference
-        "gated": Setting(0.5, "fraction of the hidden units that each task closes, drawn at random", high=0.99),
+        "gated": Setting(0.5, "fraction of the hidden units that each task sets to 0, drawn at random", high=0.99),
         "importance": Setting(
             "fisher",
             "what protects the weights that several tasks use: the elastic term with this measure of importance, or "
             "nothing (none)",
             choices=("none", *IMPORTANCE),
-            refuses={"kfac": "a matrix ties weights of closed units to those of open ones; use fisher, si or mas"},
+            refuses={"kfac": "a matrix couples weights of units that a task closes with others; use fisher, si or mas"},
         ),
     },
     predictor=predictor,

@@ -154,6 +154,8 @@ class Fitting:
                 film.values[run.diverged] = first[run.diverged]
         results = [tracker.result() for tracker in fit.trackers]
         tracked = {f"tracked {i}": result for i, result in enumerate(results) if result is not None}
+        if start is not None:  # what was tracked of a diverged replica must not stop the others
+            tracked = {name: result.nan_to_num(0.0, 0.0, 0.0) for name, result in tracked.items()}
         return _ended(step.q, context) | tracked
 
     def _decided(self, s: Settings, stage: int, context: FitContext, steps: int) -> Settings:
