@@ -24,7 +24,8 @@ def test_task_is_the_split_benchmarks_own():
 
 
 def test_domain_has_one_head_with_the_same_outputs():
-    plain, stream = get("split-digits", validation=0.2), get("split-digits", validation=0.2, scenario="domain")
+    plain = get("split-digits", validation=0.2)
+    stream = plain.in_scenario("domain")
     assert {(t.head, t.classes) for t in stream} == {("0/1", (0, 1))}
     for before, task in zip(plain, stream, strict=True):
         assert task.name == before.name
