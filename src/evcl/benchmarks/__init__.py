@@ -15,12 +15,14 @@ from evcl.benchmarks.benchmark import (
 )
 from evcl.benchmarks.own import from_arrays, from_datasets, permute, split
 from evcl.benchmarks.registered import ENTRIES
+from evcl.benchmarks.scenario import SCENARIOS
 
 for _entry in ENTRIES:
     register(_entry)
 
 __all__ = [
     "BENCHMARKS",
+    "SCENARIOS",
     "Benchmark",
     "Entry",
     "Examples",

@@ -137,6 +137,12 @@ class Benchmark(Sequence[Task]):
             tasks.append(replace(task, train=rest, validation=validation))
         return self._of(tasks) if part else self
 
+    def in_scenario(self, scenario: str) -> Benchmark:
+        """The same tasks in the scenario `task`, `domain` or `class`: see `evcl.benchmarks.scenario`."""
+        from evcl.benchmarks.scenario import in_scenario  # it needs Task
+
+        return self._of(in_scenario(self._tasks, scenario))
+
     def _of(self, tasks: Sequence[Task]) -> Benchmark:
         hidden = self.hidden if self.network is None else None
         return Benchmark(self.name, tasks, hidden=hidden, network=self.network, seed=self.seed)
@@ -186,12 +192,14 @@ def get(
     validation: float = 0.0,
     classes: Sequence[Sequence[int]] | None = None,
     data_dir: str | Path | None = None,
+    scenario: str | None = None,
 ) -> Benchmark:
     """Build the benchmark with this name, fetching its data if needed.
 
     `tasks` is the number of tasks. `validation` is the fraction to hold out of every training set, stratified.
     `classes` gives a split benchmark other groups, or another order: [[4, 9], [0, 1, 2]]. `data_dir` is a local folder
-    with data files.
+    with data files. `scenario` is `task`, `domain` or `class` (see `evcl.benchmarks.scenario`); None: the benchmark's
+    own, which is `task` for a split benchmark and `domain` for a permuted one.
     """
     entry = BENCHMARKS[name]
     groups = None if classes is None else check_groups(classes)
@@ -207,7 +215,8 @@ def get(
     made = entry.build(request)
     if len(made) < request.tasks:
         raise EvclError(f"{name} has {len(made)} tasks, not {request.tasks}: set tasks and most_tasks in its Entry")
-    return made[: request.tasks].hold_out(validation)
+    made = made[: request.tasks].hold_out(validation)
+    return made if scenario is None else made.in_scenario(scenario)
 
 
 def check_tasks(entry: Entry, tasks: int | None) -> int:

@@ -49,6 +49,9 @@ def run(
     validation: Annotated[
         float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
     ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="task (given), domain or class (not given) [the benchmark's own].")
+    ] = None,
     network: Annotated[
         str | None, typer.Option(help="Hidden layers in place of the benchmark's: 400x400 [, dropout 0.5].")
     ] = None,
@@ -79,7 +82,7 @@ def run(
         os.environ["EVCL_DATA"] = str(data_dir)
     experiments.load_plugins(plugin or [])
     given: dict[str, Any] = settings(set_ or [])
-    for name, value in (("epochs", epochs), ("validation", validation), ("network", network)):
+    for name, value in (("epochs", epochs), ("validation", validation), ("network", network), ("scenario", scenario)):
         if value is not None:
             if name in given:
                 raise Usage(f"--{name} and --set {name} cannot be used together")

@@ -24,6 +24,7 @@ def is_of(result: Result, config: Config) -> bool:
     same = (result.benchmark, result.method, result.seeds) == (config.benchmark, config.method, list(config.seeds))
     network = result.config.get("network")
     same = same and (network == config.network if config.network else not is_text(network))
+    same = same and result.config.get("scenario", "") == config.scenario
     return same and result.config | wanted == result.config
 
 

@@ -47,8 +47,9 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
         method = methods.for_settings(methods.get(config.method), config.settings)
-        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision, config.network)
-        key = (*where, config.settings.validation, *kind(method))
+        chosen = (config.network, config.scenario)
+        where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
+        key = (*where, *chosen, config.settings.validation, *kind(method))
         each = {name: _shared(name, value, method.known_settings.get(name)) for name, value in config.settings.items()}
         fixed = {name: value for name, value in each.items() if value is not None}
         for other, known, members in found:

@@ -35,6 +35,7 @@ def describe(config: Config) -> dict[str, Any]:
         "device": config.device,
         "precision": config.precision,
         **({"network": config.network} if config.network else {}),
+        **({"scenario": config.scenario} if config.scenario else {}),
     }
 
 

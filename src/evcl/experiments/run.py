@@ -59,6 +59,7 @@ class Config:
     device: str = "cpu"
     precision: str = "fp32"
     network: str = ""  # a network in place of the benchmark's own, as text: see trunk.py
+    scenario: str = ""  # task, domain or class; empty: the benchmark's own
     log: Log | None = field(default=None, compare=False)  # does not affect the result
 
     @property
@@ -89,8 +90,8 @@ def configure(
 ) -> Config:
     """A checked configuration: the preset's settings, overridden by the `given` ones.
 
-    `given` may also contain `network`, such as "400x400", in place of the benchmark's own (see `experiments.trunk`). A
-    preset may name a network and a number of tasks, too.
+    `given` may also contain `network`, such as "400x400", in place of the benchmark's own (see `experiments.trunk`),
+    and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
 
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
@@ -103,13 +104,17 @@ def configure(
     network = str(values.pop("network", ""))
     if network:
         parsed(network)
+    scenario = str(values.pop("scenario", ""))
+    if scenario and scenario not in benchmarks.SCENARIOS:
+        known_ones = ", ".join(benchmarks.SCENARIOS)
+        raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
     settings = resolve(method, known, values)
     if not 0 < len(seeds) <= MOST_SEEDS:
         raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
     if len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
-    return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network)
+    return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network, scenario)
 
 
 def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
@@ -186,7 +191,7 @@ def execute_together(
     groups = [range(i, i + count) for i in range(0, len(cells), count)]  # the cells of each configuration
     seeded = benchmarks.BENCHMARKS[lead.benchmark].seeded
     streams = [
-        benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation)
+        benchmarks.get(lead.benchmark, seed, lead.tasks, lead.settings.validation, scenario=lead.scenario or None)
         for seed in (lead.seeds if seeded else lead.seeds[:1])
     ]
     run = Run(
@@ -251,6 +256,8 @@ def execute_together(
             seconds = checkpointer.seconds
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
+    if lead.scenario:
+        shape["scenario"] = lead.scenario
     return [_result(cell, r, found, shape, seconds, machine) for r, cell in enumerate(cells)]
 
 

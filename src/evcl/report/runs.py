@@ -10,7 +10,8 @@ from evcl.experiments import SUMMARIES, Result, preset
 from evcl.experiments.trunk import is_text
 from evcl.methods import METHODS
 
-SHAPE = ("tasks", "hidden", "network", "precision", "device")  # entries of a configuration that are not settings
+# entries of a configuration that are not settings
+SHAPE = ("tasks", "scenario", "hidden", "network", "precision", "device")
 UNUSED = ("validation", 0.0)
 
 
@@ -49,6 +50,8 @@ def command(result: Result) -> str:
         words += ["--seed-list", ",".join(map(str, result.seeds))]
     if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != result.tasks:
         words += ["--tasks", str(result.tasks)]
+    if "scenario" in config:
+        words += ["--scenario", config["scenario"]]
     if is_text(config.get("network")):
         words += ["--network", config["network"]]
     given = _given(result)
