@@ -15,8 +15,8 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Elastic, Fitted, Round, TaskData
-from evcl.methods.doubt import RIDGE, _error, doubt, tempering
-from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, held, more_rows, unlearned
+from evcl.methods.label_noise import RIDGE, _error, label_noise, tempering
+from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, more_rows, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
 from evcl.training import Run
@@ -59,8 +59,8 @@ def test_agreement_by_hand():
 
 def test_heads_that_the_task_does_not_use_are_taught_by_their_rows():
     run, s = run_of(classes=(3, 2, 2))
-    past = held(counted(h0=80, h1=4000), round_of(run, rows(2, 40, classes=2), [0, 1]), s)
-    (lesson,) = past.lessons
+    past = protection(counted(h0=80, h1=4000), round_of(run, rows(2, 40, classes=2), [0, 1]), s)
+    (lesson,) = past.losses
     assert list(lesson.heads) == [0, 1]
     assert [float(w) for w in lesson.strength] == pytest.approx(
         [2.0 * USUAL, 10.0 * USUAL]
@@ -73,28 +73,29 @@ def test_where_new_rows_contradict_the_old_weights_hold_on_and_nothing_is_taught
     task = rows(0, 200)
     run.learn([task])
     turned = replace(task, y=2 - task.y)
-    past = held(run.memory.rows, round_of(run, turned, [0]), s)
+    past = protection(run.memory.rows, round_of(run, turned, [0]), s)
     knows, surprised = agreement(turned, round_of(run, turned, [0]))
     assert float(surprised) > 0.9
     assert float(past.elastic) == pytest.approx(UNTAUGHT * float(surprised))
     assert float(past.prior) == pytest.approx(float(surprised))
-    assert float(past.lessons[0].strength[0]) == float(knows) < 0.1
+    assert float(past.losses[0].strength[0]) == float(knows) < 0.1
 
 
 def test_where_new_rows_agree_with_the_old_the_teacher_holds_and_the_elastic_term_lets_go():
     run, s = run_of(epochs=60)
     run.learn([rows(0, 200)])
     again = rows(0, 200, seed=1)
-    past = held(run.memory.rows, round_of(run, again, [0]), s)
+    past = protection(run.memory.rows, round_of(run, again, [0]), s)
     knows, surprised = agreement(again, round_of(run, again, [0]))
     assert float(knows) > 0.5
     assert float(past.elastic) == pytest.approx(UNTAUGHT * float(surprised))
     assert float(surprised) < 0.2
     assert float(past.prior) == pytest.approx(float(knows))
-    (lesson,) = past.lessons
+    (lesson,) = past.losses
     assert (list(lesson.heads), float(lesson.strength[0])) == ([0], float(knows))
-    twice = held({0: run.memory.rows[0] / 4}, round_of(run, again, [0]), s)  # as many rows as it had count, and no more
-    assert float(twice.lessons[0].strength[0]) == pytest.approx(float(knows) / 4)
+    # as many rows as it had count, and no more
+    twice = protection({0: run.memory.rows[0] / 4}, round_of(run, again, [0]), s)
+    assert float(twice.losses[0].strength[0]) == pytest.approx(float(knows) / 4)
 
 
 def test_what_other_heads_have_learned_is_held_in_any_case():
@@ -102,7 +103,7 @@ def test_what_other_heads_have_learned_is_held_in_any_case():
     run.learn([rows(0, 200)])
     again = rows(0, 200, seed=1)
     alone, both = (
-        held(past, round_of(run, again, seen), s)
+        protection(past, round_of(run, again, seen), s)
         for past, seen in ((counted(h0=100), [0]), (counted(h0=100, h1=300), [0, 1]))
     )
     assert 1 - float(both.prior) == pytest.approx((1 - float(alone.prior)) / 4)
@@ -115,7 +116,7 @@ def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
     run, s = run_of(epochs=5, tempering=0.01, **given)
     run.learn([rows(0)])
     task, prior = rows(0, seed=1), run.memory.prior
-    past = held(run.memory.rows, round_of(run, task, [0]), s)
+    past = protection(run.memory.rows, round_of(run, task, [0]), s)
     term = kl(prior, s.tempering, run.memory.beta, past, round_of(run, task, [0]), s)
     share = float(past.prior)
     assert 0 < share < 1
@@ -132,7 +133,7 @@ def test_a_posterior_that_lets_go_is_nearer_to_the_first_prior(given):
 def test_without_distillation_nothing_is_asked_and_everything_held():
     run, s = run_of(distill=0.0, tempering=0.01)
     run.learn([rows(0)])
-    past = held(run.memory.rows, round_of(run, rows(0), [0]), s)
+    past = protection(run.memory.rows, round_of(run, rows(0), [0]), s)
     assert past == ([], 1.0, 1.0)
     prior = run.memory.prior
     term = kl(prior, s.tempering, run.memory.beta, past, round_of(run, rows(0), [0]), s)
@@ -156,30 +157,30 @@ def test_a_row_is_predicted_from_the_others():
     assert float(_error(task.x, labels.unsqueeze(0))) == pytest.approx(sum(wrong) / 12)
 
 
-def test_doubt_bears_wide_inputs_and_numbers_that_overflow(monkeypatch):
+def test_label_noise_bears_wide_inputs_and_numbers_that_overflow(monkeypatch):
     task = rows(0, 100, classes=2)
     labels = F.one_hot(task.y, 2).to(F64)
     whole = float(_error(task.x, labels))
-    monkeypatch.setattr("evcl.methods.doubt.COLUMNS", 3)  # in pieces it is the same
+    monkeypatch.setattr("evcl.methods.label_noise.COLUMNS", 3)  # in pieces it is the same
     assert float(_error(task.x, labels)) == whole
     broken = torch.where(torch.arange(100).view(1, -1, 1) == 7, torch.inf, task.x)
     assert 0 <= float(_error(broken, labels)) <= 1
     assert 0 <= float(_error(torch.zeros_like(task.x), labels)) <= 1
 
 
-def test_clear_labels_are_not_doubted_and_drawn_ones_are():
+def test_clear_labels_have_no_noise_and_drawn_ones_have():
     run, _ = run_of(classes=(2,))
     task = rows(0, 400, classes=2)
     drawn = replace(task, y=torch.randint(2, task.y.shape, generator=torch.Generator().manual_seed(1)))
     same = replace(task, y=torch.zeros_like(task.y))
-    clear, doubtful, none = (float(doubt(one, round_of(run, one, []))) for one in (task, drawn, same))
+    clear, noisy, none = (float(label_noise(one, round_of(run, one, []))) for one in (task, drawn, same))
     assert clear < 0.1
-    assert doubtful > 0.8
+    assert noisy > 0.8
     assert none == 0
 
 
-def test_tempering_follows_the_rows_and_their_doubt():
-    """Clear labels are fitted closely, doubtful ones are not learned by heart."""
+def test_tempering_follows_the_rows_and_the_noise_of_their_labels():
+    """Clear labels are fitted closely, noisy ones are not learned by heart."""
     run, s = run_of(classes=(2,))
     assert tempering(run_of(tempering=0.4)[1], round_of(run, rows(0), [])) == 0.4
     for n in (100, 1000):
@@ -187,7 +188,7 @@ def test_tempering_follows_the_rows_and_their_doubt():
         wrong = torch.rand(task.y.shape, generator=torch.Generator().manual_seed(1)) < 0.15
         task = replace(task, y=torch.where(wrong, 1 - task.y, task.y))
         round_ = round_of(run, task, [])
-        wanted = 0.2 * float(doubt(task, round_)) ** 2 * math.sqrt(n / 10_000)
+        wanted = 0.2 * float(label_noise(task, round_)) ** 2 * math.sqrt(n / 10_000)
         assert 0.001 < wanted < 0.03
         assert float(tempering(s, round_)) == pytest.approx(wanted)
 
@@ -197,7 +198,7 @@ def test_the_past_counts_once_whatever_its_tempering():
     run, s = run_of(distill=0.0)
     run.learn([rows(0)])
     prior, task = run.memory.prior, rows(0, n=40)
-    past = held(run.memory.rows, round_of(run, task, [0]), s)
+    past = protection(run.memory.rows, round_of(run, task, [0]), s)
     before = float(run.memory.beta[0])
     term = kl(prior, 3 * before, run.memory.beta, past, round_of(run, task, [0]), s)
     first = torch.full_like(prior.mean, he_std(5))
@@ -304,7 +305,7 @@ def test_of_the_precision_that_a_fit_added_only_the_part_of_the_labels_stays():
     run, s = run_of(classes=(3, 2))
     task, layout = rows(1, n=15, classes=2), run.network.layout
     round_ = round_of(run, task, [0])
-    past = held(counted(h0=45), round_, s)
+    past = protection(counted(h0=45), round_, s)
     prior = Gaussian(run.network.posterior.mean, torch.full_like(run.network.posterior.mean, -2.0), layout)
     log_std = torch.full_like(prior.mean, -3.0)
     log_std[:, :3] = -1.0  # where a fit has made a variance larger, there is nothing to take back
@@ -330,7 +331,7 @@ def test_without_a_teacher_nothing_is_taken_back():
     round_ = round_of(run, task, [0])
     q = run.network.posterior
     fitted = Fitted(run.network, q, q, run.network.layout, torch.ones_like(q.mean[0]))
-    assert unlearned(fitted, q, held(counted(h0=40), round_, s), round_) is fitted
+    assert unlearned(fitted, q, protection(counted(h0=40), round_, s), round_) is fitted
 
 
 @pytest.mark.parametrize("seed", [0, 1])

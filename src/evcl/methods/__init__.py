@@ -3,7 +3,6 @@
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
 from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
-from evcl.methods.doubt import tempering
 from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
@@ -18,6 +17,7 @@ from evcl.methods.ivon import IVON
 from evcl.methods.joint import JOINT
 from evcl.methods.kfac_evcl import KFAC_EVCL
 from evcl.methods.kfac_ewc import KFAC_EWC
+from evcl.methods.label_noise import tempering
 from evcl.methods.lwf import LWF
 from evcl.methods.mas import MAS
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight

@@ -18,22 +18,22 @@ from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.doubt import tempering
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, factored, penalty, remembered
+from evcl.methods.label_noise import tempering
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, USUAL, held, unlearned
+from evcl.methods.teacher import DISTILLATION, USUAL, protection, unlearned
 from evcl.methods.vcl import betas, kl
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past, beta = held(memory.rows, round_, s), tempering(s, round_)
+    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     if memory.factors:
         to_prior = replace(to_prior, means=1 - factored(memory, round_))
     terms = [to_prior, *penalty(memory, s, round_, past.elastic)]
-    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=trackers(s))
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.losses, trackers=trackers(s))
     fitted = unlearned(fitted, to_prior.prior, past, round_)
     return Learned(fitted.q, remembered(memory, fitted, round_, s, betas(beta, memory.beta, past, round_, s)))
 

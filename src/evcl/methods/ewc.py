@@ -16,13 +16,13 @@ from evcl.methods.elastic_memory import Memory
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, penalty, remembered
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, held
+from evcl.methods.teacher import DISTILLATION, protection
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past = held(memory.rows, round_, s)
+    past = protection(memory.rows, round_, s)
     terms = penalty(memory, s, round_, past.elastic)
-    fitted = yield Fit(round_.tasks, terms=terms, losses=past.lessons, trackers=trackers(s))
+    fitted = yield Fit(round_.tasks, terms=terms, losses=past.losses, trackers=trackers(s))
     return Learned(fitted.q, remembered(memory, fitted, round_, s))
 
 

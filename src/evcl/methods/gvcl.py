@@ -18,10 +18,10 @@ from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.doubt import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.redraw import REDRAW, redrawn
-from evcl.methods.teacher import DISTILLATION, Number, held, unlearned
+from evcl.methods.teacher import DISTILLATION, Number, protection, unlearned
 from evcl.methods.terms import Spring, Springs
 from evcl.methods.vcl import Memory, first_precision, kl
 from evcl.nn import Gaussian
@@ -60,10 +60,10 @@ class ScaledKL:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    past, beta = held(memory.rows, round_, s), tempering(s, round_)
+    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
     to = kl(memory.prior, beta, memory.beta, past, round_, s)
     term = ScaledKL(to.prior, first_precision(round_, s), s.strength, to.weight)
-    fitted = yield Fit(round_.tasks, terms=[term], losses=past.lessons, start=redrawn(round_, s))
+    fitted = yield Fit(round_.tasks, terms=[term], losses=past.losses, start=redrawn(round_, s))
     fitted = unlearned(fitted, to.prior, past, round_)
     return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
 

@@ -36,8 +36,8 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import Block, Factors, StepCurvature, blocks
-from evcl.methods.doubt import tempering
 from evcl.methods.kronecker import TINY, Factored, Pair, merged
+from evcl.methods.label_noise import tempering
 from evcl.methods.matrix_normal import LayerPosterior, damped, shapes
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker

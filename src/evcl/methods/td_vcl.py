@@ -26,7 +26,7 @@ from torch import Tensor
 from evcl._core.settings import TRAINING, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Mixed, TaskData, shuffled
-from evcl.methods.doubt import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import examples, per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import Number

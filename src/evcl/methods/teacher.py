@@ -143,12 +143,12 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
 class Past(NamedTuple):
     """How a round protects what was learned before."""
 
-    lessons: list[Loss]  # distillation losses
+    losses: list[Loss]  # distillation losses
     prior: Number  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
     elastic: Number  # factor on the elastic term: one number, or [R, 1]
 
 
-def held(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
+def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     """Decide how this round protects the past. `rows` is the number of rows that each head has learned, [R, 1] each.
 
     The past must count only once. If a head is used again, distillation protects the fraction `knows`, and the
@@ -184,10 +184,10 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
     part r = H / (H + D). H is the diagonal Fisher of the NLL and D is that of the distillation loss, both at the means.
     """
     log_std = fitted.q.log_std
-    lessons = [loss for loss in past.lessons if isinstance(loss, Distillation)]
-    if log_std is None or prior.log_std is None or not lessons:
+    distilled = [loss for loss in past.losses if isinstance(loss, Distillation)]
+    if log_std is None or prior.log_std is None or not distilled:
         return fitted
-    classes = sum(round_.network.classes(k) for loss in lessons for k in [round_.tasks[0].head, *loss.heads])
+    classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
@@ -201,7 +201,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
 
         share = n / round_.n
         labels += share * curvature_of(task.head, task.task, 1.0)
-        for loss in lessons:
+        for loss in distilled:
             film = loss.tasks or [task.task] * len(loss.heads)
             for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
                 taught += share * strength * loss.temperature**2 * curvature_of(k, row, loss.temperature)

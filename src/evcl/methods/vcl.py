@@ -15,10 +15,10 @@ from torch import Tensor
 
 from evcl._core.settings import Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.doubt import tempering
+from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
-from evcl.methods.teacher import DISTILLATION, Number, Past, held, more_rows, unlearned
+from evcl.methods.teacher import DISTILLATION, Number, Past, more_rows, protection, unlearned
 from evcl.methods.terms import KL
 from evcl.nn import Gaussian, log_stds
 from evcl.nn.slots import head_names
@@ -39,9 +39,9 @@ class Memory:
 
 def learn(memory: Memory, round_: Round, s: Settings, start: Gaussian | None = None) -> Learning:
     """`start`: the weights that the fit starts from, if not the last posterior."""
-    past, beta = held(memory.rows, round_, s), tempering(s, round_)
+    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
-    fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.lessons, start=start)
+    fitted = yield Fit(round_.tasks, terms=[to_prior], losses=past.losses, start=start)
     fitted = unlearned(fitted, to_prior.prior, past, round_)
     return Learned(fitted.q, memory.after(fitted, beta, past, round_, s))
 
@@ -89,7 +89,7 @@ def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: R
 
 def used_heads(past: Past, round_: Round) -> list[int]:
     """The heads that a round trains: those of its tasks and those that are distilled."""
-    return list(dict.fromkeys([*(task.head for task in round_.tasks), *(k for one in past.lessons for k in one.heads)]))
+    return list(dict.fromkeys([*(task.head for task in round_.tasks), *(k for one in past.losses for k in one.heads)]))
 
 
 def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round, s: Settings) -> dict[int, Tensor]:

@@ -38,14 +38,14 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
-    doubts = sum(task.y.shape[1] * doubt(task, round_) for task in round_.tasks) / max(1, round_.n)
-    beta = 0.2 * doubts**2 * min(1.0, round_.n / ENOUGH) ** 0.5
+    noise = sum(task.y.shape[1] * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
+    beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)
     return found
 
 
 @torch.no_grad()
-def doubt(task: TaskData, round_: Round) -> Tensor:
+def label_noise(task: TaskData, round_: Round) -> Tensor:
     """[R, 1]: d, how noisy a task's labels are."""
     mean = round_.posterior.mean
     if round_.likelihood is not CATEGORICAL or task.y.shape[1] < 2:
