@@ -236,7 +236,7 @@ def avalanche_version() -> str:
 
 @dataclass(frozen=True)
 class Row:
-    library: str
+    package: str
     method: str
     train: Train
     unit: float | None = None  # of its strength; None: it has none
@@ -272,12 +272,12 @@ def table(name: str, rows: list[Row]) -> None:
     strengths = [chosen(row, tasks) for row in rows]
     runs = [[row.train(tasks, seed, strength) for row, strength in zip(rows, strengths, strict=True)] for seed in SEEDS]
     print(f"{'library':<12}{'method':<14}{'strength':>9}{'accuracy':>15}{'CPU ms / step':>15}")
-    ends = {(row.library, row.method): found for row, found in zip(rows, zip(*runs, strict=True), strict=True)}
+    ends = {(row.package, row.method): found for row, found in zip(rows, zip(*runs, strict=True), strict=True)}
     for row, strength in zip(rows, strengths, strict=True):
-        found = ends[row.library, row.method]
+        found = ends[row.package, row.method]
         numbers, ms = [one.accuracy for one in found], 1e3 * median(one.seconds for one in found)
         spread, said = f"{fmean(numbers):.1f} ± {stdev(numbers):.1f}", "" if row.unit is None else f"{strength:g}"
-        print(f"{row.library:<12}{row.method:<14}{said:>9}{spread:>15}{ms:>15.3f}")
+        print(f"{row.package:<12}{row.method:<14}{said:>9}{spread:>15}{ms:>15.3f}")
     plain = ends.get(("Avalanche", "naive"))
     for method in (SI, COPIED) if plain else ():
         pairs = zip(ends["Avalanche", method], plain or (), strict=True)

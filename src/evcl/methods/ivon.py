@@ -17,17 +17,16 @@ the start, and its prior is the same for all weights; here it is the last poster
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import Noise
-from evcl._core.settings import BAYESIAN, Setting
+from evcl._core.settings import Setting
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
-from evcl.methods.natural import WITHOUT, NaturalRule, Source, learn_with
+from evcl.methods.natural import NaturalRule, Rates, Source, learn_with
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
 
@@ -74,37 +73,17 @@ class IvonRule(NaturalRule):
         return [self.momentum, self.curvature, self.start]
 
 
+# The best of lr 0.01 and 0.03, rate 0.001 to 0.01, first_curvature 0.003 to 0.03, tempering 0.03 and 0.1, on held-out
+# data of permuted-digits; a smaller first_curvature makes the first steps unstable.
+RATES = Rates(tempering=0.1, lr=0.02, curvature_rate=0.003)
 IVON = Method(
     name="ivon",
     summary=METHOD_SUMMARIES["ivon"],
     bayesian=True,
-    learn=learn_with(IvonRule, tempering=0.1, lr=0.02, curvature_rate=0.003),
+    learn=learn_with(IvonRule, RATES),
     memory=Memory,
     settings={
-        **WITHOUT,
-        # the best of lr 0.01 and 0.03, rate 0.001 to 0.01, first_curvature 0.003 to 0.03, tempering 0.03 and 0.1, on
-        # held-out data of permuted-digits; a smaller first_curvature makes the first steps unstable
-        "tempering": replace(
-            BAYESIAN["tempering"],
-            help="beta, the weight of the KL term; auto: 0.1, and 0.1 sqrt(n / 1000) for n < 1000 rows",
-        ),
-        "lr": Setting(
-            "auto",
-            "learning rate of the natural-gradient step on the means; auto: "
-            "0.02, or 8 / number of steps in the task if that is larger, limited to 0.16",
-            high=10.0,
-            open_low=True,
-            auto=True,
-        ),
-        "momentum": Setting(0.9, "b1, the fraction of the last step's direction that is kept", high=0.9999),
-        "curvature_rate": Setting(
-            "auto",
-            "b2, the fraction of the curvature that each step replaces; auto: "
-            "0.003, or 800 / (number of steps in the task)^2 if that is larger, limited to 0.16",
-            high=1.0,
-            open_low=True,
-            auto=True,
-        ),
+        **RATES.settings(),
         "first_curvature": Setting(0.03, "h, the curvature, before the first step of a task", open_low=True),
     },
     shares="ivon",

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl._core.settings import TRAINING, Setting, Settings, decided
+from evcl._core.settings import BAYESIAN, TRAINING, Setting, Settings, decided
 from evcl.methods.method import Fit, Learned, Learning, Round
 from evcl.methods.teacher import Past, more_rows
 from evcl.methods.terms import Springs
@@ -107,11 +107,42 @@ MOST = 0.16  # of a rate that was raised for a short task
 NOTHING = Past([], 1.0, 1.0)
 
 
-def learn_with(
-    rule: type[NaturalRule], tempering: float, lr: float, curvature_rate: float
-) -> Callable[[Memory, Round, Settings], Learning]:
-    """VCL's algorithm with this rule. The numbers are what its settings of these names are when they are auto, if a
-    task has many rows and steps.
+class Rates(NamedTuple):
+    """What the settings of these names are when they are auto, if a task has many rows and steps."""
+
+    tempering: float
+    lr: float
+    curvature_rate: float
+
+    def settings(self) -> dict[str, Setting | None]:
+        beta, often = self.tempering, "number of steps in the task"
+        usual: dict[str, Any] = {"open_low": True, "auto": True}
+        return {
+            **WITHOUT,
+            "tempering": replace(
+                BAYESIAN["tempering"],
+                help=f"beta, the weight of the KL term; auto: {beta:g}, and {beta:g} sqrt(n / 1000) for n < 1000 rows",
+            ),
+            "lr": Setting(
+                "auto",
+                "learning rate of the natural-gradient step on the means; auto: "
+                f"{self.lr:g}, or 8 / {often} if that is larger, limited to {MOST:g}",
+                high=10.0,
+                **usual,
+            ),
+            "momentum": Setting(0.9, "b1, the fraction of the last step's direction that is kept", high=0.9999),
+            "curvature_rate": Setting(
+                "auto",
+                "b2, the fraction of the curvature that each step replaces; auto: "
+                f"{self.curvature_rate:g}, or 800 / ({often})^2 if that is larger, limited to {MOST:g}",
+                high=1.0,
+                **usual,
+            ),
+        }
+
+
+def learn_with(rule: type[NaturalRule], numbers: Rates) -> Callable[[Memory, Round, Settings], Learning]:
+    """VCL's algorithm with this rule.
 
     A task of few rows has a smaller KL term, so that q does not stay at the prior, and larger rates, so that few steps
     suffice. On held-out data of permuted-digits (5 tasks, 4 seeds), accuracy in % with the numbers alone, and with this
@@ -125,9 +156,9 @@ def learn_with(
     def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         beta = s.tempering
         if isinstance(beta, str):
-            beta = tempering * min(1.0, round_.n / ENOUGH) ** 0.5
+            beta = numbers.tempering * min(1.0, round_.n / ENOUGH) ** 0.5
         steps = s.epochs * -(-round_.n // s.batch_size)
-        usual = {"lr": (lr, 8 / steps), "curvature_rate": (curvature_rate, 800 / steps**2)}
+        usual = {"lr": (numbers.lr, 8 / steps), "curvature_rate": (numbers.curvature_rate, 800 / steps**2)}
         rates = {name: max(long, min(MOST, short)) for name, (long, short) in usual.items() if isinstance(s[name], str)}
         term = kl(memory.prior, beta, memory.beta, NOTHING, round_, s)
         fitted = yield Fit(round_.tasks, terms=[term], rule=rule, rates=rates)

@@ -14,18 +14,17 @@ al. have beta / sigma_{t-1}^2 there, which is the same for beta = 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.randomness import Noise
-from evcl._core.settings import BAYESIAN, Setting
+from evcl._core.settings import Setting
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.method import Method
-from evcl.methods.natural import WITHOUT, NaturalRule, Source, learn_with
+from evcl.methods.natural import NaturalRule, Rates, Source, learn_with
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
 from evcl.nn.chain import Chain
@@ -71,37 +70,17 @@ class VognRule(NaturalRule):
         return [self.momentum, self.squares]
 
 
+# Chosen among lr 0.01 to 0.05, rate 0.003 to 0.1 and tempering 0.05 to 0.3, on held-out data of permuted-digits and
+# split-digits. With a smaller tempering, tasks that are fitted exactly leave no curvature behind.
+RATES = Rates(tempering=0.2, lr=0.01, curvature_rate=0.01)
 VOGN = Method(
     name="vogn",
     summary=METHOD_SUMMARIES["vogn"],
     bayesian=True,
-    learn=learn_with(VognRule, tempering=0.2, lr=0.01, curvature_rate=0.01),
+    learn=learn_with(VognRule, RATES),
     memory=Memory,
     settings={
-        **WITHOUT,
-        # Chosen among lr 0.01 to 0.05, rate 0.003 to 0.1 and tempering 0.05 to 0.3, on held-out data of permuted-digits
-        # and split-digits. With a smaller tempering, tasks that are fitted exactly leave no curvature behind.
-        "tempering": replace(
-            BAYESIAN["tempering"],
-            help="beta, the weight of the KL term; auto: 0.2, and 0.2 sqrt(n / 1000) for n < 1000 rows",
-        ),
-        "lr": Setting(
-            "auto",
-            "learning rate of the natural-gradient step on the means; auto: "
-            "0.01, or 8 / number of steps in the task if that is larger, limited to 0.16",
-            high=10.0,
-            open_low=True,
-            auto=True,
-        ),
-        "momentum": Setting(0.9, "b1, the fraction of the last step's direction that is kept", high=0.9999),
-        "curvature_rate": Setting(
-            "auto",
-            "b2, the fraction of the curvature that each step replaces; auto: "
-            "0.01, or 800 / (number of steps in the task)^2 if that is larger, limited to 0.16",
-            high=1.0,
-            open_low=True,
-            auto=True,
-        ),
+        **RATES.settings(),
         "draws": Setting(1, "number of draws of the weights per step", low=1, high=1000),
     },
     apart=True,
