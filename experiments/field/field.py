@@ -19,7 +19,14 @@ RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
 
 def methods_on(benchmark: str) -> list[str]:
     """The methods that are compared on a benchmark."""
-    return [*FIELD["fast"], *(FIELD["slow"] if FIELD["benchmarks"][benchmark]["slow"] else ())]
+    about = FIELD["benchmarks"][benchmark]
+    return about.get("methods", [*FIELD["fast"], *(FIELD["slow"] if about.get("slow") else ())])
+
+
+def searched(benchmark: str) -> str:
+    """The benchmark whose searches chose the settings for this one: itself, unless it has a line `settings_of`."""
+    found: str = FIELD["benchmarks"][benchmark].get("settings_of", benchmark)
+    return found
 
 
 def search_of(benchmark: str, methods: Sequence[str]) -> Search:
@@ -55,7 +62,8 @@ def result_folder(folder: Path, benchmark: str, method: str) -> Path:
 
 def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", precision: str | None = None) -> Config:
     """The configuration that meets the test data: the best trial of the method's search."""
-    found = read_found(search_file(folder, benchmark, method), search_of(benchmark, [method]))
+    source = searched(benchmark)
+    found = read_found(search_file(folder, source, method), search_of(source, [method]))
     name, tasks = named_tasks(benchmark)
     settings = best_trial(found, method)["settings"]
     return configure(name, method, "default", FIELD["test_seeds"], tasks, settings, device, precision)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from field import BENCHMARKS, FIELD, HERE, chosen, methods_on, result_folder, search_file, search_of
+from field import BENCHMARKS, FIELD, HERE, chosen, methods_on, result_folder, search_file, search_of, searched
 
 from evcl import benchmarks, methods
 from evcl._core.files import write_atomically
@@ -51,6 +51,8 @@ def say(text: str) -> None:
 
 def search(folder: Path, benchmark: str, wanted: Sequence[str], device: str, precision: str | None) -> None:
     """Run the trials, and write one file per method: a method that is added later does not change the others'."""
+    if searched(benchmark) != benchmark:
+        return
     todo = [method for method in wanted if not search_file(folder, benchmark, method).exists()]
     for method in wanted:
         if method not in todo:  # raises if field.toml has changed since
@@ -92,7 +94,7 @@ def memory(folder: Path, benchmark: str, wanted: Sequence[str], device: str, pre
     for method in wanted:
         if method not in own:
             name, tasks = named_tasks(benchmark)
-            settings = trials(search_of(benchmark, [method]), method)[0]
+            settings = trials(search_of(searched(benchmark), [method]), method)[0]
             own[method] = kept_bytes(configure(name, method, "default", (0,), tasks, settings))
             say(f"{benchmark} {method}: {own[method]:,} bytes")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def test_every_method_is_in_the_table_once(programs):
 
 def test_every_method_has_as_many_trials_its_defaults_among_them(programs):
     field, _, _ = programs
-    for benchmark in field.BENCHMARKS:
+    for benchmark in (one for one in field.BENCHMARKS if field.searched(one) == one):
         name, tasks = named_tasks(benchmark)
         common = {"batch_size", "epochs"}
         for method in field.methods_on(benchmark):
