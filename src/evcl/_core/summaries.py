@@ -36,6 +36,9 @@ BENCHMARK_SUMMARIES = {
     "split-fashion-mnist": "Fashion-MNIST, top/trouser to bag/boot",
     "split-cifar10": "CIFAR-10 as 28x28 grey, plane/car to ship/truck",
     "split-cifar10-rgb": "CIFAR-10 in colour, the same pairs",
+    "split-cifar10-conv": "the same, for a convolutional network",
+    "split-cifar100": "CIFAR-100 of your own folder, 10 tasks of 10 classes",
+    "five-datasets": "MNIST, notMNIST, Fashion-MNIST, CIFAR-10, digits",
     "permuted-digits": "8x8 digits, one random pixel order per task, one head",
     "split-digits": "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task",
 }

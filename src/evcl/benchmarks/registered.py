@@ -1,25 +1,30 @@
-"""The registered benchmarks: those of the paper, from verified data sets, and those of the built-in digits."""
+"""The registered benchmarks: those of the paper, from verified data sets, those of the built-in digits, and others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from evcl import data
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, stratified
+from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task, stratified
+from evcl.benchmarks.networks import reduced_resnet18
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)  # pixel ranges
+MOST_CIFAR100 = 50  # tasks, of two classes each
 
 
 def _examples(images: np.ndarray, labels: np.ndarray, pixels: tuple[float, float]) -> Examples:
@@ -71,18 +76,87 @@ def _digits(_: Path | None = None) -> Parts:
 def _split(
     name: str,
     load: Load,
-    hidden: tuple[int, ...],
+    trunk: tuple[int, ...] | Callable[[], nn.Module],
     groups: tuple[tuple[int, ...], ...] = PAIRS,
     words: str = "",
 ) -> Entry:
-    """A benchmark with one task, and one head, for each group of classes."""
+    """A benchmark with one task, and one head, for each group of classes. `trunk`: the widths of an MLP, or a function
+    that makes another network.
+    """
 
     def build(request: Request) -> Benchmark:
         wanted = (groups if request.classes is None else request.classes)[: request.tasks]
         made = split_tasks(*load(request.data_dir), wanted, words.split() or None)
-        return Benchmark(name, made, hidden=hidden, seed=request.seed)
+        return _benchmark(name, made, trunk, request.seed)
 
     return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(groups), most_tasks=len(groups))
+
+
+def _benchmark(
+    name: str, tasks: list[Task], trunk: tuple[int, ...] | Callable[[], nn.Module], seed: int
+) -> Benchmark:
+    if callable(trunk):
+        return Benchmark(name, tasks, network=trunk, seed=seed)
+    return Benchmark(name, tasks, hidden=trunk, seed=seed)
+
+
+def _split_cifar100(name: str) -> Entry:
+    """CIFAR-100, with its classes in their own order, as many in every task."""
+
+    def build(request: Request) -> Benchmark:
+        groups = request.classes
+        if groups is None:
+            size, rest = divmod(data.CIFAR100_CLASSES, request.tasks)
+            if rest:
+                even = [str(n) for n in range(1, MOST_CIFAR100 + 1) if data.CIFAR100_CLASSES % n == 0]
+                raise EvclError(
+                    f"{name} has {data.CIFAR100_CLASSES} classes, as many in every task: tasks must be one of "
+                    f"{', '.join(even)}, not {request.tasks}",
+                    setting="tasks",
+                )
+            groups = tuple(tuple(range(k, k + size)) for k in range(0, data.CIFAR100_CLASSES, size))
+        found = data.load_cifar100(request.data_dir)
+        parts = (
+            _examples(found.train_images, found.train_labels, SIGNED),
+            _examples(found.test_images, found.test_labels, SIGNED),
+        )
+        return _benchmark(name, split_tasks(*parts, groups), reduced_resnet18, request.seed)
+
+    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=10, most_tasks=MOST_CIFAR100)
+
+
+def _five_datasets(name: str, hidden: tuple[int, ...]) -> Entry:
+    """Five data sets of ten classes each, as 28 x 28 grey images. Data set k has the labels 10 k to 10 k + 9."""
+    loads = {
+        "MNIST": _mnist,
+        "notMNIST": _notmnist,
+        "Fashion-MNIST": _fashion,
+        "CIFAR-10": _grey_cifar10,
+        "digits": _large_digits,
+    }
+
+    def build(request: Request) -> Benchmark:
+        if request.classes is not None:
+            raise EvclError(f"{name} shows all classes of a data set in its task: leave classes out")
+        made = []
+        for k, (task, load) in enumerate(list(loads.items())[: request.tasks]):
+            parts = (replace(part, labels=part.labels + 10 * k, pixels=UNIT) for part in load(request.data_dir))
+            made.append(Task(task, task, tuple(range(10 * k, 10 * k + 10)), *parts))
+        return Benchmark(name, made, hidden=hidden, seed=request.seed)
+
+    return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(loads), most_tasks=len(loads))
+
+
+def _large_digits(data_dir: Path | None) -> Parts:
+    """The 8 x 8 digits, enlarged to 28 x 28 by bilinear interpolation."""
+
+    def enlarged(part: Examples) -> Examples:
+        images = part.inputs.view(-1, 1, 8, 8)
+        large = F.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
+        return Examples((255 * large).round().to(torch.uint8), part.labels, pixels=UNIT)
+
+    train, test = _digits(data_dir)
+    return enlarged(train), enlarged(test)
 
 
 def _permuted(name: str, load: Load, hidden: tuple[int, ...]) -> Entry:
@@ -116,6 +190,9 @@ ENTRIES = (  # the order of `evcl list`
     _split("split-fashion-mnist", _fashion, DEEP, words=FASHION),
     _split("split-cifar10", _grey_cifar10, DEEP, words=CIFAR10),
     _split("split-cifar10-rgb", _cifar10, DEEP, words=CIFAR10),
+    _split("split-cifar10-conv", _cifar10, reduced_resnet18, words=CIFAR10),
+    _split_cifar100("split-cifar100"),
+    _five_datasets("five-datasets", (256, 256)),
     _permuted("permuted-digits", _digits, (100, 100)),
     _split("split-digits", _digits, (100, 100)),
 )

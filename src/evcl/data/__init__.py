@@ -1,12 +1,14 @@
 """Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays."""
 
 from evcl.data.catalog import CATALOG
+from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
 from evcl.data.datasets import Dataset, Status, Verified, fetch, load, load_grey28, status, verify
 from evcl.data.digits import digits
 from evcl.data.formats import grey28
 
 __all__ = [
     "CATALOG",
+    "CIFAR100_CLASSES",
     "Dataset",
     "Status",
     "Verified",
@@ -14,6 +16,7 @@ __all__ = [
     "fetch",
     "grey28",
     "load",
+    "load_cifar100",
     "load_grey28",
     "status",
     "verify",

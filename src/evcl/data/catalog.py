@@ -40,6 +40,7 @@ class Form:
 
     kind      idx       `members` are the files for ARRAYS, in that order, plain or with .gz
               cifar     `members` are CIFAR-10 binary files; the last one is the test set
+              cifar100  the same of CIFAR-100, whose images have two labels
               sheets    `members` are PNG files with one image per row, the last one the test set, then two JSON files
                         of labels
               letters   `members` are folders of PNG files, one per class

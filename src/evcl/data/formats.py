@@ -86,8 +86,9 @@ def decode(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Array
     blobs = [contents[name] for name in form.members]
     if form.kind == "idx":
         return {name: _idx(blob, member) for name, blob, member in zip(ARRAYS, blobs, form.members, strict=True)}
-    if form.kind == "cifar":
-        return _join([_cifar(blob, member) for blob, member in zip(blobs, form.members, strict=True)])
+    if form.kind in ("cifar", "cifar100"):
+        labels = 1 if form.kind == "cifar" else 2
+        return _join([_cifar(blob, member, labels) for blob, member in zip(blobs, form.members, strict=True)])
     if form.kind == "sheets":
         return _sheets(blobs, form, entry)
     with _reading(form.members[0]):
@@ -175,13 +176,15 @@ def _idx(blob: bytes, name: str) -> UInt8:
     return np.frombuffer(blob, np.uint8, offset=start).reshape(shape)
 
 
-def _cifar(blob: bytes, name: str) -> tuple[UInt8, UInt8]:
-    """CIFAR-10 binary: a label byte, then the red, green and blue planes of 32 x 32; images come out colour last."""
-    size = 1 + 3 * 32 * 32
+def _cifar(blob: bytes, name: str, labels: int = 1) -> tuple[UInt8, UInt8]:
+    """CIFAR-10 binary: a label byte, then the red, green and blue planes of 32 x 32; images come out colour last.
+    CIFAR-100 binary has two label bytes, of which the second is the class.
+    """
+    size = labels + 3 * 32 * 32
     if not blob or len(blob) % size:
         raise SourceFailed(f"{name} holds {len(blob)} bytes, which is not a multiple of {size}")
     rows = np.frombuffer(blob, np.uint8).reshape(-1, size)
-    return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
+    return rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, labels - 1]
 
 
 def _sheets(blobs: list[bytes], form: Form, entry: CatalogEntry) -> Arrays:

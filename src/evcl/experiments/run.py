@@ -28,7 +28,7 @@ from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
-from evcl.experiments.trunk import parsed
+from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.training import (
     Checkpointer,
     Checkpoints,
@@ -273,25 +273,31 @@ def _configurations(cells: Sequence[Config]) -> list[Config]:
 def network(stream: benchmarks.Benchmark, text: str = "") -> torch.nn.Module:
     """The trunk that learns a stream: its own, or that of the `text`.
 
-    A stream's own network may draw from torch's generator, as torch's layers do: it always draws the same numbers, and
-    the generator's state is restored afterwards.
+    A network may draw from torch's generator, as torch's layers do: it always draws the same numbers, and the
+    generator's state is restored afterwards.
     """
     if text:
-        return nn.mlp(stream.inputs, **parsed(text))
+        return _made(lambda: trunk(text, stream[0].train.inputs.shape[1:]))
     if stream.network is None:
         return nn.mlp(stream.inputs, stream.hidden)
+    return _made(stream.network)
+
+
+def _made(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     with _drawing, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return stream.network()
+        return make()
 
 
 def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, Any]:
     """The description of the trunk in a result."""
     if text:
-        return {"hidden": parsed(text)["hidden"], "network": text}
+        hidden = parsed(text).get("hidden")
+        return {"network": text} if hidden is None else {"hidden": hidden, "network": text}
     if stream.network is None:
         return {"hidden": list(stream.hidden)}
-    return {"network": getattr(stream.network, "__name__", type(stream.network).__name__)}
+    name = getattr(stream.network, "__name__", type(stream.network).__name__)
+    return {"network": f"own {name}" if is_text(name) else name}
 
 
 def environment(device: str) -> Environment:

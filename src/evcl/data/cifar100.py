@@ -1,0 +1,47 @@
+"""CIFAR-100 from a folder of the user's. It is in no package registry, so it is not fetched, and has no published hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evcl._core.errors import EvclError
+from evcl.data.catalog import MIB, CatalogEntry, Form
+from evcl.data.datasets import Dataset
+from evcl.data.formats import SourceFailed
+from evcl.data.sources import from_folder, user_folder
+
+CIFAR100_CLASSES = 100
+WEB = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+ENTRY = CatalogEntry(
+    name="cifar100",
+    summary="100 kinds of animals, plants, people and things, 32x32 colour: 50,000 to train, 10,000 to test",
+    licence="not stated by its authors, who ask to be cited",
+    citation="A. Krizhevsky: Learning multiple layers of features from tiny images. University of Toronto, 2009",
+    arrays={},
+    files=(),
+    mirrors=(),
+    forms=(Form("cifar100", ("train.bin", "test.bin"), ("cifar-100-binary.tar.gz", "cifar-100-binary.tar")),),
+    folders=("cifar100", "cifar-100-binary", ""),
+    most_bytes=256 * MIB,
+)
+
+
+def load_cifar100(data_dir: Path | None = None) -> Dataset:
+    """CIFAR-100 in its binary version, with the 100 classes as labels, from `data_dir` or else EVCL_DATA.
+
+    The files are train.bin and test.bin, or the archive that holds them. The version for Python is a pickle, which is
+    never read.
+    """
+    place = user_folder(data_dir)
+    wanted = f"cifar-100-binary.tar.gz (from {WEB}), or train.bin and test.bin from it"
+    if place is None:
+        raise EvclError(f"CIFAR-100 is read from a folder of yours: name one with --data-dir that has {wanted}")
+    try:
+        arrays = from_folder(ENTRY, place)
+    except SourceFailed as error:
+        raise EvclError(f"folder {place}: {error}; it needs {wanted}") from error
+    for part in ("train", "test"):
+        most = int(arrays[f"{part}_labels"].max())
+        if most >= CIFAR100_CLASSES:
+            raise EvclError(f"folder {place}: {part}.bin has the label {most}, but CIFAR-100 has 0 to {CIFAR100_CLASSES - 1}")
+    return Dataset(ENTRY.name, **arrays)
