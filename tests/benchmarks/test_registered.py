@@ -47,9 +47,17 @@ def stand_ins(monkeypatch):
         ("split-fashion-mnist", ["top/trouser", "pullover/dress"], (150,) * 4, (1, 28, 28), (0, 1)),
         ("split-cifar10", ["plane/car", "bird/cat", "deer/dog"], (150,) * 4, (1, 28, 28), (-1, 1)),
         ("split-cifar10-rgb", ["plane/car", "bird/cat", "deer/dog"], (150,) * 4, (3, 32, 32), (-1, 1)),
+        ("split-cifar10-conv", ["plane/car", "bird/cat", "deer/dog"], (), (3, 32, 32), (-1, 1)),
+        (
+            "five-datasets",
+            ["MNIST", "notMNIST", "Fashion-MNIST", "CIFAR-10", "digits"],
+            (256, 256),
+            (1, 28, 28),
+            (0, 1),
+        ),
     ],
 )
-def test_it_is_the_papers_protocol(name, tasks, hidden, shape, pixels):
+def test_it_is_its_protocol(name, tasks, hidden, shape, pixels):
     benchmark = evcl.benchmarks.get(name)
     assert [task.name for task in benchmark][: len(tasks)] == tasks
     assert len(benchmark) == 5
@@ -111,6 +119,10 @@ def test_classes_and_their_order_can_be_chosen():
         ({"name": "split-mnist", "classes": [0, 1]}, "groups of whole numbers like [[0, 1], [2, 3]], not [0, 1]"),
         ({"name": "split-mnist", "classes": [[0, 1], [2, 3]], "tasks": 3}, "at most 2"),
         ({"name": "split-mnist", "tasks": 6}, "at most 5"),
+        ({"name": "five-datasets", "classes": [[0, 1]]}, "leave classes out"),
+        ({"name": "five-datasets", "tasks": 6}, "at most 5"),
+        ({"name": "split-cifar100", "tasks": 7}, "tasks must be one of 1, 2, 4, 5, 10, 20, 25, 50, not 7"),
+        ({"name": "split-cifar100", "tasks": 100}, "at most 50"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
@@ -119,10 +131,38 @@ def test_bad_arguments_are_refused(arguments, message):
     assert message in str(error.value)
 
 
-def test_fifty_permuted_tasks_are_fifty_permutations():
-    benchmark = evcl.benchmarks.get("permuted-mnist", tasks=50)
-    assert len({t.train.inputs.data_ptr() for t in benchmark}) == 1
-    assert benchmark[0].train.inputs.dtype == torch.uint8
+def test_a_hundred_permuted_tasks_are_a_hundred_permutations_of_one_copy():
+    for benchmark in (evcl.benchmarks.get("permuted-mnist", tasks=100, validation=part) for part in (0, 0.1)):
+        assert len(benchmark) == 100
+        assert len({t.train.inputs.data_ptr() for t in benchmark}) == 1
+        assert len({tuple(t.train.permutation.tolist()) for t in benchmark}) == 100
+        assert benchmark[0].train.inputs.dtype == torch.uint8
+    last = evcl.benchmarks.get("permuted-mnist", tasks=100)[99].train
+    assert torch.equal(
+        last.x, evcl.benchmarks.get("split-mnist", classes=[range(10)])[0].train.x.flatten(1)[:, last.permutation]
+    )
+    assert last.x.data_ptr() != last.x.data_ptr()  # made at each access
+
+
+def test_the_five_data_sets_have_labels_of_their_own_in_every_scenario():
+    benchmark = evcl.benchmarks.get("five-datasets")
+    assert [task.classes for task in benchmark] == [tuple(range(k, k + 10)) for k in range(0, 50, 10)]
+    assert [task.head for task in benchmark] == [task.name for task in benchmark]
+    assert len(benchmark.in_scenario("class")[4].classes) == 50
+    assert {task.classes for task in benchmark.in_scenario("domain")} == {tuple(range(10))}
+    assert len(evcl.benchmarks.get("five-datasets", tasks=2)) == 2
+    again = evcl.benchmarks.get("five-datasets", seed=3)
+    assert all(torch.equal(a.train.inputs, b.train.inputs) for a, b in zip(benchmark, again, strict=True))
+
+
+def test_small_digits_are_enlarged_in_place():
+    benchmark, small = evcl.benchmarks.get("five-datasets"), evcl.benchmarks.get("split-digits", classes=[range(10)])
+    large = benchmark[4].train
+    assert len(large) == len(small[0].train) == 1400
+    assert torch.equal(large.labels - 40, small[0].train.labels)
+    back = torch.nn.functional.interpolate(large.x, size=(8, 8), mode="bilinear", align_corners=False)
+    before = small[0].train.x.view(-1, 1, 8, 8)
+    assert torch.corrcoef(torch.stack([back.flatten(), before.flatten()]))[0, 1] > 0.97
 
 
 def test_validation_is_stratified():

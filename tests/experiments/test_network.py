@@ -1,4 +1,4 @@
-"""Another network than the benchmark's own: `--network 400x400`, and the preset `authors`, which names one."""
+"""Another network than the benchmark's own: `--network 400x400` or `resnet18`; the preset `authors` names one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from evcl import data
 from evcl._core.errors import EvclError
+from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute, open_folder, write_result
 from evcl.experiments.programs import programs
 from evcl.experiments.resume import describe
-from evcl.experiments.trunk import is_text, parsed
+from evcl.experiments.run import execute_together
+from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.methods import METHODS
 from evcl.report.runs import command
 
@@ -31,15 +37,35 @@ AUTHORS = Path(__file__).parents[2] / "experiments" / "authors"
             "800x800, dropout 0.5, input dropout 0.2",
             {"hidden": [800, 800], "dropout": 0.5, "input_dropout": 0.2},
         ),
+        ("resnet18", {"name": "resnet18"}),
+        ("reduced-resnet18, group norm", {"name": "reduced-resnet18", "norm": "group"}),
+        ("cnn, dropout 0.5", {"name": "cnn", "dropout": 0.5}),
     ],
 )
-def test_a_network_is_the_widths_of_its_layers(text, wanted):
+def test_a_network_is_the_widths_of_its_layers_or_a_name(text, wanted):
     assert parsed(text) == wanted
 
 
 @pytest.mark.parametrize(
     "text",
-    ["resnet", "400 x 400", "400x", "400x400, dropout", "400, dropout 2", "400, drop 0.5", "400, 0.5", "0x", ","],
+    [
+        "resnet",
+        "400 x 400",
+        "400x",
+        "400x400, dropout",
+        "400, dropout 2",
+        "400, drop 0.5",
+        "400, 0.5",
+        "0x",
+        ",",
+        "400, group norm",
+        "resnet18, dropout 0.5",
+        "cnn, group norm",
+        "cnn, input dropout 0.5",
+        "resnet18 group norm",
+        "resnet18, group norm, batch norm",
+        "cnnx400",
+    ],
 )
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(EvclError, match="network must be the widths of the hidden layers, such as 400x400"):
@@ -75,8 +101,140 @@ def test_networks_do_not_share_a_program_and_have_checkpoints_of_their_own():
 
 def test_the_name_of_a_benchmarks_own_network_is_no_choice():
     assert not is_text("small_resnet")
+    assert not is_text("reduced_resnet18")  # the own network of split-cifar10-conv
     assert not is_text(None)
     assert is_text("400x400")
+    assert is_text("resnet18, group norm")
+
+
+# --- convolutional networks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "features"),
+    [
+        ("reduced-resnet18", 1_093_140, 160),
+        ("resnet18", 11_168_832, 512),
+        ("resnet18, group norm", 11_168_832, 512),
+        ("cnn", 1_245_728, 512),
+        ("cnn, dropout 0.5", 1_245_728, 512),
+    ],
+)
+def test_a_named_network_has_its_published_size(text, weights, features):
+    with torch.random.fork_rng():
+        made, grey = trunk(text, (3, 32, 32)).eval(), trunk(text, (1, 28, 28)).eval()
+    assert sum(p.numel() for p in made.parameters()) == weights
+    assert made(torch.zeros(2, 3, 32, 32)).shape == (2, features)
+    assert grey(torch.zeros(2, 1, 28, 28)).shape == (2, features)
+    kinds = {type(layer) for layer in made.modules()}
+    assert (nn.BatchNorm2d in kinds) == text.endswith("resnet18")
+    assert (nn.GroupNorm in kinds) == text.endswith("group norm")
+    assert [layer.p for layer in made.modules() if isinstance(layer, nn.Dropout)] == (
+        [0.25, 0.25, 0.5] if "dropout" in text else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "message"),
+    [
+        ("resnet18", (784,), r"network resnet18 needs images \[channels, height, width\], .* the shape \[784\]"),
+        ("cnn", (3, 8, 8), "network cnn needs square images of at least 10 x 10 pixels, not 8 x 8"),
+    ],
+)
+def test_a_named_network_needs_images(text, shape, message):
+    with pytest.raises(EvclError, match=message):
+        trunk(text, shape)
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """CIFAR-10 with few images: eight of each class to train, four to test."""
+
+    def load(name, data_dir=None, offline=None):
+        source = np.random.default_rng(0)
+        parts = []
+        for count in (80, 40):
+            labels = np.arange(count).astype(np.uint8) % 10
+            images = source.integers(0, 100, (count, 32, 32, 3), np.uint8)
+            parts += [images + labels[:, None, None, None] * np.uint8(15), labels]
+        return data.Dataset(name, *parts)
+
+    monkeypatch.setattr(data, "load", load)
+
+
+def small(method, **given):
+    precision = given.pop("precision", None)
+    few = {"fisher_examples": 4, "predict_samples": 2, "epochs": 1, "batch_size": 8}
+    few = {name: value for name, value in few.items() if name in METHODS[method].known_settings}
+    return configure("split-cifar10-conv", method, "tuned", [0, 1], 2, {**few, **given}, "cpu", precision)
+
+
+def test_images_are_augmented_where_published_results_are(pictures):
+    config = small("naive")
+    assert config.settings.augment is True
+    assert small("naive", augment=False).settings.augment is False
+    assert configure("split-cifar10-conv", "naive", "default").settings.augment is False
+    assert configure("split-cifar10", "naive").settings.augment is False
+    result = execute(config)
+    assert (result.config["network"], result.config["augment"]) == ("reduced_resnet18", True)
+    assert "--network" not in command(result)
+    assert "augment" not in command(result)  # the preset's
+
+
+@pytest.mark.parametrize("method", ["naive", "ewc", "evcl"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        "cnn, dropout 0.5",
+        pytest.param("reduced-resnet18", marks=pytest.mark.full),
+        pytest.param("reduced-resnet18, group norm", marks=pytest.mark.full),
+    ],
+)
+def test_plain_and_bayesian_methods_train_convolutional_networks(method, network, pictures, tmp_path):
+    config = small(method, network=network)
+    result = execute(config)
+    assert result.config["network"] == network
+    assert "hidden" not in result.config
+    assert network in command(result)
+    write_result(tmp_path, result)
+    assert open_folder(tmp_path, config) is not None
+    assert not result.diverged
+    (alone,) = execute_together([config.cells[1]])
+    assert alone.accuracy[0] == result.accuracy[1]
+
+
+def test_in_any_scenario(pictures):
+    sizes = []
+    for scenario in ("task", "domain", "class"):
+        result = execute(small("naive", network="cnn", scenario=scenario, augment=False))
+        sizes.append(result.config["scenario"])
+        assert len(result.accuracy[0]) == 2
+    assert sizes == ["task", "domain", "class"]
+
+
+@pytest.mark.parametrize("method", ["naive", "evcl"])
+def test_convolutions_in_bf16_learn_nearly_the_same(method, pictures):
+    exact, rough = (
+        execute(small(method, network="cnn", precision=precision, lr=1e-4)) for precision in ("fp32", "bf16")
+    )
+    assert rough.config["precision"] == "bf16"
+    assert rough.nll != exact.nll
+    assert rough.nll.mean == pytest.approx(exact.nll.mean, rel=0.02)
+
+
+def test_a_benchmarks_own_network_is_told_from_one_that_was_chosen(tmp_path):
+    def resnet18():
+        return nn.Sequential(nn.Flatten(), nn.utils.skip_init(nn.Linear, 64, 5))
+
+    register(Entry("own", "", lambda _: Benchmark("own", get("split-digits"), network=resnet18), seeded=False))
+    try:
+        config = configure("own", "naive", "default", [0], 1, SHORT)
+        result = execute(config)
+        write_result(tmp_path, result)
+        assert open_folder(tmp_path, config) is not None
+        assert "--network" not in command(result)
+    finally:
+        BENCHMARKS.remove("own")
 
 
 def authors():

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
 
@@ -126,6 +127,30 @@ def test_a_network_that_measures_and_drops_out(tmp_path):
     assert untimed(found) == untimed(wanted)
     assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
     assert any("num_batches_tracked" in name for name in last(tmp_path / "parts"))
+
+
+def test_images_that_are_augmented(tmp_path):
+    def build(request):
+        tasks = [
+            replace(task, **{part: replace(getattr(task, part), inputs=getattr(task, part).inputs.view(-1, 1, 8, 8))
+                             for part in ("train", "test")})
+            for task in get("split-digits")
+        ]  # fmt: skip
+        return Benchmark("pictures", tasks, hidden=(10,), seed=request.seed)
+
+    register(Entry("pictures", "digits as images", build, seeded=False))
+    try:
+        one, plain = (
+            configure("pictures", "evcl", "paper", (0, 1), 2, {**GIVEN, "augment": on}) for on in (True, False)
+        )
+        wanted = execute(one, checkpoints=Checkpoints(tmp_path / "whole", 0))
+        found, stops = relay(lambda kept: execute(one, checkpoints=kept), tmp_path / "parts")
+        assert untimed(execute(plain)) != untimed(wanted)
+    finally:
+        BENCHMARKS.remove("pictures")
+    assert stops > 3
+    assert untimed(found) == untimed(wanted)
+    assert same(last(tmp_path / "parts"), last(tmp_path / "whole"))
 
 
 # --- crashes -------------------------------------------------------------------------------------------------------

@@ -184,16 +184,26 @@ def test_the_training_pass_written_out_is_autograds(replicas, bayesian, bias, sh
         torch.testing.assert_close(flat[1], 2 * wanted[1], **close)
 
 
-def test_products_in_bf16_are_close_and_the_state_stays_float32(generator):
-    network = bayesianize(nn.Linear(50, 40), init_std=0.1)
-    x = torch.randn(64, 50, generator=generator)
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(50, 40), (50,)),
+        (nn.Conv2d(8, 12, 3), (8, 7, 7)),
+        (nn.Sequential(nn.Conv2d(8, 12, 3, bias=False), nn.GroupNorm(3, 12)), (8, 7, 7)),
+    ],
+)
+def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, generator):
+    network = bayesianize(layer, init_std=0.1)
+    x = torch.randn(64, *shape, generator=generator)
     found = []
     for low in (None, torch.bfloat16):
         network.weights.noise, network.weights.compute_dtype = Handed(), low
         flat = torch.zeros_like(network.posterior.mean), torch.zeros_like(network.posterior.mean)
         network.bind(network.posterior.mean, network.posterior.variance(), network.layout, flat)
+        network.weights.batch = len(x)
         y = network.trunk(x)
         y.square().mean().backward()
+        network.collect_gradients()
         found.append((y, *flat))
     for exact, rough in zip(*found, strict=True):
         assert rough.dtype == torch.float32

@@ -118,6 +118,11 @@ TRAINING: dict[str, Setting] = {
         "whether each task scales and shifts the units of every linear layer and convolution of the trunk (FiLM); its "
         "scales and shifts learn from that task alone, and predicting needs the task",
     ),
+    "augment": Setting(
+        False,
+        "whether training crops each image at random, after padding it by 4 pixels, and flips half of the images from "
+        "left to right, anew in every step",
+    ),
 }
 VALIDATION = Setting(
     0.0, "fraction of each training set held out and used for evaluation in place of the test set", high=0.9
@@ -240,6 +245,7 @@ class Settings(Mapping[str, Any]):
     epochs: int
     stop_nll: Number
     film: bool
+    augment: bool
     validation: float
     tempering: Number | Auto
     init_std: Number | Auto

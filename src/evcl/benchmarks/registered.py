@@ -92,9 +92,7 @@ def _split(
     return Entry(name, BENCHMARK_SUMMARIES[name], build, seeded=False, tasks=len(groups), most_tasks=len(groups))
 
 
-def _benchmark(
-    name: str, tasks: list[Task], trunk: tuple[int, ...] | Callable[[], nn.Module], seed: int
-) -> Benchmark:
+def _benchmark(name: str, tasks: list[Task], trunk: tuple[int, ...] | Callable[[], nn.Module], seed: int) -> Benchmark:
     if callable(trunk):
         return Benchmark(name, tasks, network=trunk, seed=seed)
     return Benchmark(name, tasks, hidden=trunk, seed=seed)

@@ -53,7 +53,7 @@ def run(
         str | None, typer.Option(help="task (given), domain or class (not given) [the benchmark's own].")
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Hidden layers in place of the benchmark's: 400x400 [, dropout 0.5].")
+        str | None, typer.Option(help="Network in place of the benchmark's: 400x400, resnet18, ...")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result [runs/BENCHMARK/METHOD].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder's result.")] = False,

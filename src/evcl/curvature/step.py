@@ -48,7 +48,7 @@ class StepCurvature:
         calls, handles = record(network)
         try:
             with torch.enable_grad():
-                nll, targets = self._targets(rows)
+                nll, targets = self._targets(rows, noise)
                 mean, total = nll.detach().mean(1), nll.sum() / size
                 into = self.layout.views(gradient.zero_()).values()
                 for view, found in zip(
@@ -78,10 +78,10 @@ class StepCurvature:
             squares.div_(size)
         return mean
 
-    def _targets(self, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _targets(self, rows: Tensor, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """The weighted NLL of each example [R, B], and the scalars whose gradients of single examples are squared."""
         network, pool = self.network, self.pool
-        batch, weights = pool.minibatch(rows), pool.example_weights(rows)
+        batch, weights = pool.minibatch(rows, noise), pool.example_weights(rows)
         outputs = network.logits(batch.x.flatten(0, 1), pool.heads)
         columns = None if pool.columns is None else pool.columns[rows.flatten()]
         nll = pool.likelihood.nll(outputs, batch.y.flatten(0, 1), columns).view(rows.shape)

@@ -1,4 +1,4 @@
-"""CIFAR-100 from a folder of the user's. It is in no package registry, so it is not fetched, and has no published hash."""
+"""CIFAR-100 from a folder of the user's: it is not fetched, and its arrays have no published hash."""
 
 from __future__ import annotations
 
@@ -43,5 +43,7 @@ def load_cifar100(data_dir: Path | None = None) -> Dataset:
     for part in ("train", "test"):
         most = int(arrays[f"{part}_labels"].max())
         if most >= CIFAR100_CLASSES:
-            raise EvclError(f"folder {place}: {part}.bin has the label {most}, but CIFAR-100 has 0 to {CIFAR100_CLASSES - 1}")
-    return Dataset(ENTRY.name, **arrays)
+            raise EvclError(
+                f"folder {place}: {part}.bin has the label {most}, but CIFAR-100 has 0 to {CIFAR100_CLASSES - 1}"
+            )
+    return Dataset(ENTRY.name, **{name: array.copy() for name, array in arrays.items()})  # torch needs writable memory

@@ -90,8 +90,8 @@ def configure(
 ) -> Config:
     """A checked configuration: the preset's settings, overridden by the `given` ones.
 
-    `given` may also contain `network`, such as "400x400", in place of the benchmark's own (see `experiments.trunk`),
-    and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
+    `given` may also contain `network`, such as "400x400" or "resnet18", in place of the benchmark's own (see
+    `experiments.trunk`), and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
 
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """

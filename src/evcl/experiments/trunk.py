@@ -32,6 +32,7 @@ def parsed(text: str) -> dict[str, Any]:
     """
     first, *rest = (part.strip() for part in text.split(","))
     found: dict[str, Any] = {}
+    value: str | float
     known = OPTIONS.get(first, ("dropout", "input_dropout"))
     for part in rest:
         words, _, number = part.rpartition(" ")

@@ -38,6 +38,7 @@ class NaiveOptions(LearnerOptions, total=False):
     epochs: int
     stop_nll: float
     film: bool
+    augment: bool
 
 
 class DistillationOptions(TypedDict, total=False):

@@ -148,8 +148,12 @@ class Conv(BayesianLayer):
         if r > 1:
             x = self.unfold(x).transpose(0, 1).flatten(1, 2)
         convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
-        shift = None if bias is None else bias.flatten()
-        y = convolution(x, weight.flatten(0, 1), shift, self.stride, self.padding, self.dilation, r * self.groups)
+        weight, shift, full, dtype = weight.flatten(0, 1), None if bias is None else bias.flatten(), x.dtype, None
+        if self.weights.noise is not None:  # in training
+            dtype = self.weights.compute_dtype
+        if dtype is not None:
+            x, weight, shift = x.to(dtype), weight.to(dtype), None if shift is None else shift.to(dtype)
+        y = convolution(x, weight, shift, self.stride, self.padding, self.dilation, r * self.groups).to(full)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:

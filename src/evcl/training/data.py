@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import Noise
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Minibatch, TaskData
+from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
 from evcl.nn.film import Mixture
 
@@ -26,8 +28,9 @@ class Pool:
         classes: Callable[[int], int],
         replicas: int = 1,
         likelihood: Likelihood = CATEGORICAL,
+        augment: bool = False,
     ) -> None:
-        self.likelihood = likelihood
+        self.likelihood, self.augment = likelihood, augment
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks})
         starts, total = {}, 0
@@ -39,6 +42,8 @@ class Pool:
         if self.own is not None:
             tasks = [_in_one_row(task) for task in tasks]
         self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
+        if augment:
+            check_images(self.x)
         several = len(self.heads) > 1
         self.y = torch.cat([task.y + starts[task.head] if several else task.y for task in tasks], 1)
         self.weights: Tensor | None = None
@@ -70,9 +75,14 @@ class Pool:
         """The positions in the pool of each replica's rows `orders` [R, n]."""
         return orders if self.own is None else self.own.to(orders.device).gather(1, orders)
 
-    def minibatch(self, rows: Tensor) -> Minibatch:
-        """The examples at positions `rows` [R, B] of the pool."""
-        return Minibatch(*self._data.take(rows), rows if self.own is None else self._rows(rows))
+    def minibatch(self, rows: Tensor, noise: Noise | None = None) -> Minibatch:
+        """The examples at positions `rows` [R, B] of the pool; with `augment`, their images cropped and flipped by the
+        draws of `noise`.
+        """
+        x, y = self._data.take(rows)
+        if self.augment and noise is not None:
+            x = augmented(x, noise)
+        return Minibatch(x, y, rows if self.own is None else self._rows(rows))
 
     def _rows(self, places: Tensor) -> Tensor:
         """The inverse of `places`: each replica's row numbers for these positions in the pool."""

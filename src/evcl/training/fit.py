@@ -92,12 +92,15 @@ class Fitting:
         whole = fit.start or (run.network.posterior if model is None else model.posterior)
         layout, on_gpu = network.layout, whole.mean.is_cuda
         likelihood = fit.likelihood or run.likelihood
-        pool = Pool(fit.data, network.classes, len(whole.mean), likelihood)
+        augment = (
+            bool(self.settings.get("augment")) and fit.likelihood is None
+        )  # a generator learns the images as they are
+        pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
         eager = (
             self.noise is not None or run.ranks is not None or not fit.capture
         )  # kernels would generate their own noise
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
-        plain = plain or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
+        plain = plain or augment or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.check_independent(network, pool.x)

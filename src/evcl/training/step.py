@@ -97,7 +97,7 @@ class ByAutograd:
             self.bound.film.grads.zero_()
         nll = None if self.chain is None else self.chain(rows, noise)
         rows = rows.rows() if isinstance(rows, Batch) else rows
-        batch = self.pool.minibatch(rows)
+        batch = self.pool.minibatch(rows, noise)
 
         def compute(network: BayesianNetwork) -> list[Tensor]:
             if nll is not None:
