@@ -337,3 +337,26 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(method, tmp_path):
         with contextlib.suppress(Stopped):
             found = execute(config, checkpoints=kept)
     assert replace(found, seconds=0.0) == replace(wanted, seconds=0.0)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("method", ["naive", "evcl"])
+def test_augmented_images_and_convolutions_are_captured(method, precision):
+    """With other crops and flips in every step: the same twice, and not what the images teach as they are."""
+
+    def weights(augment):
+        x = torch.randn(1, 100, 3, 12, 12, generator=torch.Generator().manual_seed(0)).cuda()
+        known = METHODS[method].known_settings
+        settings = [resolve(method, known, {"epochs": 2, "batch_size": 16, "augment": augment})] * 2
+        with torch.random.fork_rng():
+            network = evcl.benchmarks.networks.ResNet18(4, 3, "batch")
+        run = Run(network, METHODS[method], settings, (0, 1), draw=True, device="cuda", precision=precision)
+        for k in range(2):
+            head = run.add_head(32, 2)
+            run.learn([TaskData(x, (x[:, :, k, 6, 6] > 0).long(), head, task=k)])
+        return run.network.posterior.mean
+
+    found = weights(True)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, weights(True), rtol=1e-2, atol=1e-3)
+    assert not torch.allclose(found, weights(False), rtol=1e-2, atol=1e-3)
