@@ -20,7 +20,8 @@ RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
 def methods_on(benchmark: str) -> list[str]:
     """The methods that are compared on a benchmark."""
     about = FIELD["benchmarks"][benchmark]
-    return about.get("methods", [*FIELD["fast"], *(FIELD["slow"] if about.get("slow") else ())])
+    found: list[str] = about.get("methods", [*FIELD["fast"], *(FIELD["slow"] if about.get("slow") else ())])
+    return found
 
 
 def searched(benchmark: str) -> str:
