@@ -41,6 +41,8 @@ METHOD_FACTS = {
     "imm-mean": Facts(2017, "Lee et al.", "2 per weight"),
     "imm-mode": Facts(2017, "Lee et al.", "2 per weight"),
     "xdg": Facts(2018, "Masse et al.", "2 per weight, 1 per unit and task"),
+    "progressive": Facts(2016, "Rusu et al.", "a network per task, laterals between all of them"),
+    "progress-compress": Facts(2018, "Schwarz et al.", "2 per weight, a second network"),
     "lwf": Facts(2016, "Li and Hoiem", "nothing"),
     "random-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "kcenter-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),

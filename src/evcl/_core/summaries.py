@@ -23,6 +23,8 @@ METHOD_SUMMARIES = {
     "imm-mean": "plain weights; predicts with their mean over the tasks",
     "imm-mode": "plain weights; predicts with their Fisher-weighted mean",
     "xdg": "EWC on a random part of the hidden units for each task",
+    "progressive": "a new network per task, which reads from the earlier ones",
+    "progress-compress": "EWC, taught by a second network that learns each task",
     "lwf": "plain weights; distils the old heads on the new inputs",
     "random-coreset": "plain training from scratch on random kept examples only",
     "kcenter-coreset": "plain training from scratch on k-center examples only",

@@ -302,15 +302,19 @@ class Learner(Predictor):
         network, mean = self._run.network, self._run.predictor(self._number(task)).mean
         views = network.layout.views(mean)
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
-        trunk = copy.deepcopy(self._plain).to(mean)
+        plain = self._plain
+        if self.method.trunk is not None:  # the columns up to the task's own
+            number = self._number(task)
+            plain = self._run.plain_trunk(self._run.rounds if number is None else number + 1)
+        trunk = copy.deepcopy(plain).to(mean)
         head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
         with torch.no_grad():
             for name, parameter in trunk.named_parameters():
                 if name in network.trunk_names:
                     parameter.copy_(views[name][0])
-            for module, plain in zip(trunk.modules(), self._plain.modules(), strict=True):
+            for module, first in zip(trunk.modules(), plain.modules(), strict=True):
                 if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
-                    module.weight[module.padding_idx] = plain.get_parameter("weight")[module.padding_idx]
+                    module.weight[module.padding_idx] = first.get_parameter("weight")[module.padding_idx]
             statistics = network.statistics()
             for name, buffer in trunk.named_buffers():
                 if name in statistics:

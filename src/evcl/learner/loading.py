@@ -19,6 +19,7 @@ from evcl.learner.learner import DENSITY, FROZEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout
+from evcl.nn.columns import first_column
 
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
@@ -70,7 +71,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:
-        network = _mlp(saved["mlp"], trunk)
+        network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     learner = Learner(
         network,
@@ -87,6 +88,9 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     del network
     run = learner._run
     run.drawn = saved.get("drawn") is True
+    if method.trunk is not None and first_column(trunk)[1] != max(1, saved["rounds"]):
+        raise EvclError("the number of its columns does not fit the number of its rounds")
+    run.grow_trunk(saved["rounds"])
     learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()

@@ -36,6 +36,8 @@ from evcl.methods.method import (
 )
 from evcl.methods.naive import NAIVE
 from evcl.methods.noisy_kfac import NOISY_KFAC
+from evcl.methods.progress_compress import PROGRESS_COMPRESS
+from evcl.methods.progressive import PROGRESSIVE
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -78,6 +80,8 @@ for _method in (
     IMM_MEAN,
     IMM_MODE,
     XDG,
+    PROGRESSIVE,
+    PROGRESS_COMPRESS,
     LWF,
     RANDOM,
     KCENTER,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, generator
@@ -102,9 +102,10 @@ class Fit:
         model: a second network from the memory, to be trained in place of the learner's own
         likelihood: how the outputs are interpreted; None: the learner's likelihood
         rule: makes the update rule; None: the one named by `optimizer`, and for sigma the rule named by `std_update`
-        rates: the values of rates that are auto, if the method has a rule of its own for them
+        rates: settings with another value in this fit, such as rates that are auto if the method has a rule for them
         capture: False if a term, loss, tracker or rule reads a value on the host: then no CUDA graph is captured
         film: False if the FiLM rows of the round's tasks stay as they are
+        fresh: True if its weights are random and have learned nothing, as those of a first task: lr=auto may be larger
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage
     """
@@ -122,6 +123,7 @@ class Fit:
     rates: Mapping[str, float] = field(default_factory=dict)
     capture: bool = True
     film: bool = True
+    fresh: bool = False
     stage: str = "task"
     number: int | None = None
 
@@ -227,6 +229,8 @@ class Method:
         settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
             an entry may also override one of those with another default or other choices, or be None to remove it
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
+        trunk: (the user's network, number of rounds) -> the trunk to train in the last of these rounds, for a method
+            whose network grows. Weights keep their values under their names; None: the user's network
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
@@ -242,6 +246,7 @@ class Method:
     memory: type = Nothing
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
+    trunk: Callable[[nn.Module, int], nn.Module] | None = None
     stages: int = 1
     apart: bool = False
     jointly: bool = False

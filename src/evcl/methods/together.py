@@ -119,6 +119,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         rates=same("rates"),
         capture=all(fit.capture for fit in fits),
         film=same("film"),
+        fresh=same("fresh"),
         stage=same("stage"),
         number=same("number"),
     )

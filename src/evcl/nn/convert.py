@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
+from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
@@ -69,6 +70,7 @@ register(nn.BatchNorm1d, BatchNorm)
 register(nn.BatchNorm2d, BatchNorm)
 register(nn.BatchNorm3d, BatchNorm)
 register(nn.MultiheadAttention, MultiheadAttention)
+register(Scale, BayesianScale)
 register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
+from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Linear
@@ -17,6 +19,7 @@ from evcl.nn.sampled import FreeParameter
 from evcl.nn.slots import Slot, head_names
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
+FORM = ("trunk", "trunk_names", "owned", "_places", "centre", "scales", "rounds")  # what changes as the trunk grows
 
 
 class BayesianNetwork(nn.Module):
@@ -28,6 +31,9 @@ class BayesianNetwork(nn.Module):
     name, the default standard deviation of that prior.
 
     `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
+
+    A trunk of columns (see columns.py) trains its last column only. A fit has no part of the others: their weights come
+    from `beside`, all weights at the start of the fit.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class BayesianNetwork(nn.Module):
         self.film = None if sites is None else first_rows(0, sites, posterior.mean)
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
+        self.beside = posterior
+        self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self._places = [(module, key) for module, key, _ in owned]
         self.bind(posterior.mean, posterior.variance(), layout)
 
@@ -81,6 +89,9 @@ class BayesianNetwork(nn.Module):
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
         leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
+        if others := self.at_rest - layout.shapes.keys():
+            rest = self.beside.mean if self.weights.rows is None else self.beside.mean[self.weights.rows]
+            self.weights.mean |= {name: self.layout.view(rest, name) for name in others}
         self.weights.grads = None
         if grads is not None:
             self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
@@ -158,6 +169,8 @@ class BayesianNetwork(nn.Module):
         self.weights.batch = x.shape[0]
         for (module, key), own in zip(self._places, self.owned, strict=True):
             setattr(module, key, own(x))
+        if isinstance(self.trunk, Columns):
+            self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
         try:
             features = self.trunk(x)
         finally:
@@ -180,8 +193,32 @@ class BayesianNetwork(nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def names_of(self, heads: Sequence[int]) -> list[str]:
-        """The names of the trunk's weights, then of these heads' weights, then of their biases."""
-        return [*self.trunk_names, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
+        """The names of the trunk's weights that are trained, then of these heads' weights, then of their biases."""
+        still = self.at_rest
+        trunk = [name for name in self.trunk_names if name not in still]
+        return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
+
+    @property
+    def at_rest(self) -> set[str]:
+        """The names of the trunk's weights that are no longer trained: those of all columns but the last."""
+        return self.trunk.at_rest(self.trunk_names) if isinstance(self.trunk, Columns) else set()
+
+    def form(self) -> dict[str, Any]:
+        """The trunk, and what describes its weights. `set_form` restores it."""
+        return {name: getattr(self, name) for name in FORM}
+
+    def set_form(self, form: Mapping[str, Any]) -> None:
+        for name, value in form.items():
+            setattr(self, name, value)
+
+    def take_trunk(self, other: BayesianNetwork, rounds: int) -> None:
+        """Replace the trunk by another network's, made for this many rounds; the heads stay. The caller lays out the
+        weights.
+        """
+        for layer in other.bayesian_layers():
+            layer.weights = self.weights
+        heads = {name: scale for name, scale in self.scales.items() if name not in self.trunk_names}
+        self.set_form({**other.form(), "scales": {**other.scales, **heads}, "rounds": rounds})
 
     def add_head(self) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""

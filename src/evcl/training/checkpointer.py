@@ -103,6 +103,7 @@ class Checkpointer(Observer):
         learned = self._value("learned") is True
         device = run.network.posterior.mean.device
         tensors = {name: t.to(device) for name, t in self._named("run ").items()}
+        run.grow_trunk(number + learned)
         trunk = run.network.trunk
         shapes = {name: tuple(t.shape) for name, t in trunk.state_dict().items()}
         frozen = self._named("kept ")

@@ -90,7 +90,7 @@ class Fitting:
         run, model = self.run, fit.model
         network = run.network if model is None else model.network
         whole = fit.start or (run.network.posterior if model is None else model.posterior)
-        layout, on_gpu = network.layout, whole.mean.is_cuda
+        layout, on_gpu, network.beside = network.layout, whole.mean.is_cuda, whole
         likelihood = fit.likelihood or run.likelihood
         augment = (
             bool(self.settings.get("augment")) and fit.likelihood is None
@@ -131,7 +131,8 @@ class Fitting:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
         length = self._length(fit, context.pool)
-        s = self._decided(Settings({**s, **fit.rates}), stage, context, s.epochs * -(-length // s.batch_size))
+        fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
+        s = self._decided(Settings({**s, **fit.rates}), fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
             fit.trackers, moves, fit.rule, context.film,
@@ -163,7 +164,7 @@ class Fitting:
             tracked = {name: result.nan_to_num(0.0, 0.0, 0.0) for name, result in tracked.items()}
         return _ended(step.q, context) | tracked
 
-    def _decided(self, s: Settings, stage: int, context: FitContext, steps: int) -> Settings:
+    def _decided(self, s: Settings, fresh: bool, context: FitContext, steps: int) -> Settings:
         """Replace rates that are "auto" by numbers, for a fit of this many steps.
 
         Adam moves every weight by about `lr` per step, so the layers with the most inputs, whose weights are small,
@@ -174,7 +175,6 @@ class Fitting:
         if s.get("lr") == "auto" and s.get("optimizer") == "sgd":
             rates["lr"] = SGD_STEP * (1 - s.momentum)
         elif s.get("lr") == "auto":
-            fresh = self.run.drawn and self.round.number == stage == 0
             narrowest = _narrowest(context.network, context.part)
             rates["lr"] = STEP * narrowest * (min(FASTER, max(1.0, SHORT / steps)) if fresh else 1.0)
         if s.get("std_rate") == "auto":

@@ -46,7 +46,8 @@ from evcl.training.step import matmul_precision
 class State:
     """A snapshot of a run's state. A run replaces its tensors and never changes them in place, so none is copied."""
 
-    layouts: tuple[tuple[BayesianNetwork, Layout, int], ...]  # each network, its layout and its number of heads
+    # each network, its layout, its number of heads and the form of its trunk
+    layouts: tuple[tuple[BayesianNetwork, Layout, int, dict[str, Any]], ...]
     posterior: Gaussian
     statistics: dict[str, Tensor]
     memories: tuple[Any, ...]
@@ -95,15 +96,15 @@ class Replicas:
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         convert["film"] = bool(settings[0].get("film"))
-        self.network = bayesianize(
-            network,
-            init_std=self._start(settings) if bayesian else None,
-            generators=[generator(seed, "init") for seed in seeds] if draw else None,
-            replicas=len(seeds),
-            only=only,
-            skip=skip,
-            **convert,
-        )
+        convert["init_std"] = self._start(settings) if bayesian else None
+        self._convert = convert
+        if self.method.trunk is None:
+            self.network = self._converted(network, only=only, skip=skip)
+        else:
+            if only is not None or skip is not None:
+                raise EvclError(f"{self.method.name} trains every layer of its network: leave out only and skip")
+            self._plain = copy.deepcopy(network)
+            self.network = self._converted(self.plain_trunk(1))
         if precision not in ("fp32", "tf32", "bf16"):
             raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
         if precision == "bf16":
@@ -128,12 +129,19 @@ class Replicas:
 
         def another(rows: Sequence[int], field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
             plain = copy.deepcopy(network)
+            options = dict(convert)
+            if make is None:
+                options |= {"only": only, "skip": skip}
+            elif only is not None or skip is not None:
+                raise EvclError(
+                    f"{self.method.name} also trains another network, and every layer of it: leave out only and skip"
+                )
+            options["init_std"] = self._start([settings[r] for r in rows]) if bayesian else None
             made = bayesianize(
                 plain if make is None else make(plain),
-                init_std=self._start([settings[r] for r in rows]) if bayesian else None,
                 generators=[generator(seeds[r], f"init {field}") for r in rows] if draw else None,
                 replicas=len(rows),
-                **(convert if make is not None else {**convert, "only": only, "skip": skip}),
+                **options,
             )
             return Model(made, made.posterior, made.statistics(), field)
 
@@ -148,6 +156,19 @@ class Replicas:
         self.rounds = 0  # number of rounds learned; generators are derived from it
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         self._examined: list[BayesianNetwork] = []
+
+    def plain_trunk(self, rounds: int) -> nn.Module:
+        """If the network grows: the plain module that is trained in the last of these rounds."""
+        assert self.method.trunk is not None
+        return self.method.trunk(copy.deepcopy(self._plain), rounds)
+
+    def _converted(self, trunk: nn.Module, **chosen: Names) -> BayesianNetwork:
+        sources = [generator(seed, "init") for seed in self.seeds] if self.drawn else None
+        made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), **self._convert, **chosen)
+        if self.method.trunk is not None and made.trunk.state_dict():
+            name = next(iter(made.trunk.state_dict()))
+            raise EvclError(f"{self.method.name} trains every layer of its network, but {name!r} is fixed")
+        return made
 
     def _of(self, fresh: Fresh, group: ReplicaGroup) -> Fresh:
         if len(group.replicas) == len(self.seeds):
@@ -181,6 +202,23 @@ class Replicas:
         features = self.network.layout.shapes[f"head {k}.weight"][1]
         self._grow([head(k, classes, features)])
 
+    def grow_trunk(self, rounds: int) -> None:
+        """If the network grows, have the trunk of this many rounds; weights that it had before keep their values."""
+        network = self.network
+        if self.method.trunk is None or rounds <= network.rounds:
+            return
+        mean, old, statistics = network.posterior.mean, network.layout, network.statistics()
+        self._convert["device"] = mean.device
+        made = self._converted(self.plain_trunk(rounds))
+        heads = {name: shape for name, shape in old.shapes.items() if name not in network.trunk_names}
+        new = Layout({**made.layout.shapes, **heads})
+        network.take_trunk(made, rounds)
+        none = mean.new_zeros(len(mean), new.size - made.layout.size)  # the heads have values already
+        centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
+        self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
+        network.set_statistics({**network.statistics(), **statistics})
+        self._examined = [one for one in self._examined if one is not network]
+
     def add_film(self, tasks: int) -> None:
         """If the networks have FiLM, have rows for at least this many tasks."""
         for network in self._networks():
@@ -205,12 +243,17 @@ class Replicas:
     def _grow(self, slots: Sequence[Slot]) -> None:
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""
         network = self.network
-        old, new = network.layout, network.with_slots(slots)
+        new = network.with_slots(slots)
         fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
+        self._relay(network.layout, new, fresh, partial(self._grown, slots))
+
+    def _relay(self, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[ReplicaGroup, Model], Model]) -> None:
+        """Move every buffer from one layout to another. `grown` extends a group's second networks."""
+        network = self.network
         network.posterior = _extended(network.posterior, old, new, fresh.posterior)
         network.layout = new
         self.memories = tuple(
-            memories.relaid(memory, old, new, self._of(fresh, group), partial(self._grown, slots, group))
+            memories.relaid(memory, old, new, self._of(fresh, group), partial(grown, group))
             for memory, group in zip(self.memories, self.groups, strict=True)
         )
         self._changed()
@@ -244,14 +287,18 @@ class Replicas:
                 sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
                 rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
                 drawn[:, new.spans[name]][:, have:] = torch.stack(rows).to(mean)
+        return self._around(network, torch.zeros_like(drawn), drawn, new, s)
 
+    @staticmethod
+    def _around(network: BayesianNetwork, centre: Tensor, drawn: Tensor, new: Layout, s: Settings) -> Fresh:
+        """The first prior, with these means [R, P], and the initial posterior, with these."""
         if network.posterior.log_std is None:
-            return Fresh(Gaussian(torch.zeros_like(drawn), None), Gaussian(drawn, None))
+            return Fresh(Gaussian(centre, None), Gaussian(drawn, None))
         prior, start = (
-            log_stds(s[setting], network.scales, new, mean, part).expand_as(drawn)
+            log_stds(s[setting], network.scales, new, drawn, part).expand_as(drawn)
             for setting, part in (("prior_std", 1.0), ("init_std", INIT_SHARE))
         )
-        return Fresh(Gaussian(torch.zeros_like(drawn), prior), Gaussian(drawn, start))
+        return Fresh(Gaussian(centre, prior), Gaussian(drawn, start))
 
     @staticmethod
     def _start(settings: Sequence[Settings]) -> list[float] | Literal["auto"]:
@@ -268,15 +315,16 @@ class Replicas:
         return [self.network, *others]
 
     def state(self) -> State:
-        layouts = tuple((one, one.layout, len(one.heads)) for one in self._networks())
+        layouts = tuple((one, one.layout, len(one.heads), one.form()) for one in self._networks())
         network = self.network
         about = (self.memories, self.rounds, self.seen, self.diverged.clone())
         films = tuple(one.film for one in self._networks())
         return State(layouts, network.posterior, network.statistics(), *about, films)
 
     def restore(self, state: State) -> None:
-        for (network, layout, heads), film in zip(state.layouts, state.films, strict=True):
+        for (network, layout, heads, form), film in zip(state.layouts, state.films, strict=True):
             del network.heads[heads:]
+            network.set_form(form)
             network.layout, network.film, network.weights.task = layout, film, None
         self.network.posterior, self.memories = state.posterior, state.memories
         self.network.set_statistics(state.statistics)
@@ -298,6 +346,7 @@ class Replicas:
 
     def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
         """Load the buffers that `tensors()` returned, in the present layout; raise if something does not fit."""
+        self.grow_trunk(rounds)
         own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
         for name, wanted in own.items():
             found = tensors[name]

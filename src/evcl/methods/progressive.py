@@ -1,0 +1,98 @@
+"""Progressive networks (Rusu et al., 2016): each task has a column of its own, which reads from all earlier columns.
+
+    h_i^k = f(W_i^k h_{i-1}^k + b_i^k + U_i^k (alpha_i^k * relu(V_i^k [h_{i-1}^j]_{j<k} + c_i^k))),   L_k = mean NLL
+
+A column is a copy of the learner's network, with new weights, laterals from every earlier column into each of its layers
+except the first (see nn/columns.py), and an output layer of its own, also if tasks share a head. Earlier columns do not
+change, so that nothing is forgotten. The network grows with each task: with T columns of P weights, the laterals have
+of the order of T^2 P weights, and a step of task T computes T columns.
+
+Rusu et al. have one alpha per earlier column, before V; here, as in Progress & Compress, there is one per unit of V's
+output. Both only multiply V or U.
+
+Predictions need the task, also if all tasks share a head; without one, the last column is used. A class that a shared
+head did not have when a column learned has probability 0 there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from evcl._core.errors import EvclError
+from evcl._core.settings import TRAINING, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods.memory import per_task
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.nn import Gaussian, head_names
+from evcl.nn.columns import Columns
+
+UNKNOWN = -1e4  # logit of a class that a column has never seen: its probability is 0
+FILM = replace(
+    TRAINING["film"],
+    refuses={"true": "its columns are weights of each task's own already, which FiLM's scales and shifts would repeat"},
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The output layers of all tasks. The network's own heads are those of the last task that used them."""
+
+    outputs: dict[int, Tensor] = per_task()  # task -> [R, classes, features + 1]: weights and bias
+    heads: dict[int, Tensor] = per_task()  # task -> [R, 1]: the number of its head
+
+
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    if len(round_.tasks) > 1:
+        raise EvclError("progressive has one column per task: learn the tasks one after another, not jointly")
+    (task,) = round_.tasks
+    names = head_names(task.head)
+    start = round_.posterior.mean
+    if task.head in round_.seen:  # a column has an output layer of its own
+        start = with_head(round_, start, names)
+    fitted = yield Fit([task], start=Gaussian(start, None), fresh=True)
+    layout, q = round_.network.layout, fitted.q.mean
+    outputs = torch.cat([layout.view(q, names["weight"]), layout.view(q, names["bias"]).unsqueeze(2)], 2)
+    number = torch.full_like(q[:, :1], task.head)
+    return Learned(
+        fitted.q, Memory({**memory.outputs, task.task: outputs}, {**memory.heads, task.task: number})
+    )
+
+
+def with_head(round_: Round, mean: Tensor, names: dict[str, str]) -> Tensor:
+    """All weights, with new initial values for those of this head."""
+    layout, found = round_.network.layout, mean.clone()
+    drawn = round_.network.redrawn(mean, round_.generators("output layer"))
+    for name in names.values():
+        layout.view(found, name).copy_(layout.view(drawn, name))
+    return found
+
+
+def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian:
+    layout, number = posterior.layout, max(memory.outputs) if task is None else task
+    assert layout is not None
+    mean, own = posterior.mean.clone(), memory.outputs[number]
+    names, known = head_names(int(memory.heads[number][0, 0])), own.shape[1]
+    weight, bias = (layout.view(mean, names[key]) for key in ("weight", "bias"))
+    weight[:, :known], weight[:, known:] = own[..., :-1], 0.0
+    bias[:, :known], bias[:, known:] = own[..., -1], UNKNOWN
+    return Gaussian(mean, None)
+
+
+def columns(network: nn.Module, rounds: int) -> Columns:
+    return Columns(network, rounds)
+
+
+PROGRESSIVE = Method(
+    name="progressive",
+    summary=METHOD_SUMMARIES["progressive"],
+    bayesian=False,
+    learn=learn,
+    memory=Memory,
+    settings={"film": FILM},
+    predictor=predictor,
+    trunk=columns,
+    shares="progressive",
+)

@@ -1,0 +1,242 @@
+"""Columns: copies of a network, each with lateral connections from all columns before it (Rusu et al., 2016).
+
+    h_i^k = f(W_i^k h_{i-1}^k + b_i^k + U_i^k (alpha_i^k * relu(V_i^k [h_{i-1}^j]_{j<k} + c_i^k)))
+
+i counts the linear layers and convolutions, in all columns alike. The first one, which reads the inputs, has no lateral.
+V has as many outputs as h_{i-1} has units; for a convolution it is a convolution of size 1, and U one like W. The last
+lateral enters before the head: the features are h_L^k + U relu(...), so that the logits W h_L^k have the lateral W U.
+alpha starts between 0 and 0.1, so that a new column begins almost as one without laterals.
+
+Only the last column learns. The columns before it are computed without gradients, dropout or draws.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from evcl._core.errors import EvclError
+from evcl.nn.layer import BayesianLayer
+from evcl.nn.posterior import Layout, he_uniform
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # the plain layers that have laterals, by exact type
+CANNOT = (nn.MultiheadAttention, nn.Transformer, nn.RNNBase)
+ALPHA = 0.1  # largest initial value of alpha
+PREFIX, OWN, OUTPUT = "columns", "body", "output"
+
+
+class Scale(nn.Module):
+    """alpha * x, one number per unit; with `channels`, units are along the first axis after the batch."""
+
+    def __init__(self, units: int, channels: bool) -> None:
+        super().__init__()
+        self.weight, self.channels = nn.Parameter(torch.full((units,), ALPHA / 2)), channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * _along(self.weight, x.dim(), self.channels)
+
+
+class BayesianScale(BayesianLayer):
+    """The form of `Scale` in a network of replicas."""
+
+    def __init__(self, layer: Scale) -> None:
+        super().__init__(layer)
+        self.channels = layer.channels
+
+    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
+        return self._drawn(self.own[parameter].shape, source)
+
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return self._drawn(mean.shape, source)
+
+    @staticmethod
+    def _drawn(shape: torch.Size, source: torch.Generator) -> Tensor:
+        return torch.empty(shape, dtype=torch.float64).uniform_(0, ALPHA, generator=source)
+
+    def scale(self, parameter: str) -> float:
+        return 1.0  # so that it does not decide the learning rate, as the layer with the smallest weights does
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = self.unfold(x)
+        alpha = self.drawn("weight", each.shape[1])  # [R, B or 1, units]
+        assert alpha is not None
+        return (each * _along(alpha, each.dim(), self.channels)).view_as(x)
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        both = x * delta
+        positions = range(3, both.dim()) if self.channels else range(2, both.dim() - 1)
+        return both.sum(list(positions)) if positions else both
+
+
+def _along(weight: Tensor, axes: int, channels: bool) -> Tensor:
+    """[..., units] with axes of length 1 up to this many: before the units, or after them if they are channels."""
+    more = [1] * (axes - weight.dim())
+    if weight.dim() == 1:  # without a batch axis
+        return weight.view(-1, *more[1:]) if channels else weight
+    return weight.view(*weight.shape, *more) if channels else weight.view(*weight.shape[:-1], *more, weight.shape[-1])
+
+
+class Lateral(nn.Module):
+    """U (alpha * relu(V [h^1, ..., h^n] + c)), for a layer that reads the h^j."""
+
+    def __init__(self, layer: nn.Module, earlier: int, source: torch.Generator) -> None:
+        super().__init__()
+        self.channels = not isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear):
+            units = layer.in_features
+            self.v = _made(source, nn.Linear, earlier * units, units)
+            self.u = _made(source, nn.Linear, units, layer.out_features, bias=False)
+        else:
+            assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+            units, names = layer.in_channels, ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+            self.v = _made(source, type(layer), earlier * units, units, kernel_size=1)
+            like = {name: getattr(layer, name) for name in names}
+            self.u = _made(source, type(layer), units, layer.out_channels, bias=False, **like)
+        self.alpha = Scale(units, self.channels)
+
+    def forward(self, earlier: Sequence[Tensor]) -> Tensor:
+        found: Tensor = self.u(self.alpha(self.v(torch.cat(list(earlier), 1 if self.channels else -1)).relu()))
+        return found
+
+
+def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options: Any) -> nn.Module:
+    """A layer with He-uniform weights; its default initialisation would use the global generator."""
+    layer = skip_init(kind, *sizes, **options)
+    for parameter in layer.parameters():
+        parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
+    return layer
+
+
+class Column(nn.Module):
+    """A copy of the network, and its laterals, under the numbers of their layers."""
+
+    def __init__(self, network: nn.Module, earlier: int, source: torch.Generator) -> None:
+        super().__init__()
+        self.body, self.sites = network, _sites(network)
+        self.laterals = nn.ModuleDict()
+        if earlier:
+            for i, path in list(enumerate(self.sites))[1:]:
+                self.laterals[str(i)] = Lateral(network.get_submodule(path), earlier, source)
+            last = network.get_submodule(self.sites[-1])
+            self.features = int(last.out_features if isinstance(last, nn.Linear) else last.out_channels)  # type: ignore[arg-type]
+            like = skip_init(nn.Linear, self.features, self.features)
+            self.laterals[OUTPUT] = Lateral(like, earlier, source)
+
+    def forward(self, x: Tensor, earlier: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What each layer reads, by its number, and the column's features, under OUTPUT."""
+        read: dict[str, Tensor] = {}
+        handles = []
+        for i, path in enumerate(self.sites):
+            layer = self.body.get_submodule(path)
+            handles.append(layer.register_forward_pre_hook(self._reading(str(i), path, read)))
+            if str(i) in self.laterals and earlier:
+                handles.append(layer.register_forward_hook(self._adding(str(i), earlier)))
+        try:
+            features: Tensor = self.body(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if earlier:
+            if features.shape[-1] != self.features:
+                raise EvclError(
+                    f"a network with columns must return one number per unit of its last layer, {self.sites[-1]!r}, "
+                    f"which has {self.features}, not {features.shape[-1]}: end it with a linear layer or a global pool"
+                )
+            features = features + self.laterals[OUTPUT]([each[OUTPUT] for each in earlier])
+        return {**read, OUTPUT: features}
+
+    def _reading(self, key: str, path: str, read: dict[str, Tensor]) -> Any:
+        def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if key in read:
+                raise EvclError(f"{path!r} is called twice; a network with columns must call each layer once")
+            if not read and key != "0":
+                raise EvclError(
+                    f"{path!r} is called before {self.sites[0]!r}: a network with columns must declare first the layer "
+                    "that reads its inputs"
+                )
+            read[key] = args[0]
+
+        return note
+
+    def _adding(self, key: str, earlier: Sequence[Mapping[str, Tensor]]) -> Any:
+        def add(layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
+            return y + self.laterals[key]([each[key] for each in earlier])
+
+        return add
+
+
+def _sites(network: nn.Module) -> list[str]:
+    """The names of the linear layers and convolutions."""
+    if any(isinstance(module, CANNOT) for module in network.modules()):
+        raise EvclError(
+            "columns need a network of linear layers and convolutions, without attention or recurrent layers: "
+            "use another method"
+        )
+    found = [path for path, module in network.named_modules() if type(module) in KINDS]
+    if not found:
+        raise EvclError("columns need a network with a linear layer or a convolution, and this one has none")
+    return found
+
+
+class Columns(nn.Module):
+    """`count` columns of a network. The features are those of column `task`; without a task, of the last column.
+
+    With `by_task` False, they are always those of the last column.
+    """
+
+    def __init__(self, network: nn.Module, count: int, by_task: bool = True) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(0)
+        copies = [network, *(copy.deepcopy(network) for _ in range(1, count))]
+        self.columns = nn.ModuleList(Column(one, k, source) for k, one in enumerate(copies))
+        self.by_task = by_task
+        self.task: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = len(self.columns) - 1
+        chosen = last if self.task is None or not self.by_task else min(self.task, last)
+        earlier: list[dict[str, Tensor]] = []
+        if chosen:
+            with torch.no_grad(), self._at_rest():
+                for column in self.columns[:chosen]:
+                    earlier.append(column(x, earlier))
+        return self.columns[chosen](x, earlier)[OUTPUT]
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Inside this context, layers compute as in a prediction, with the means."""
+        shared = next((m.weights for m in self.modules() if isinstance(m, BayesianLayer)), None)
+        before = {} if shared is None else dict(vars(shared))
+        if shared is not None:
+            shared.noise = shared.grads = shared.variance = None
+        try:
+            yield
+        finally:
+            if shared is not None:
+                vars(shared).update({key: before[key] for key in ("noise", "grads", "variance")})
+
+    def at_rest(self, names: Sequence[str]) -> set[str]:
+        """Those of these names that belong to a column before the last."""
+        own = f"{PREFIX}.{len(self.columns) - 1}."
+        return {name for name in names if not name.startswith(own)}
+
+
+def in_column(k: int, name: str) -> str:
+    """The name in column k of something that the network calls `name`."""
+    return f"{PREFIX}.{k}.{OWN}.{name}"
+
+
+def first_column(layout: Layout) -> tuple[Layout, int]:
+    """The weights of the first column, under the network's own names; and the number of columns."""
+    own = in_column(0, "")
+    first = Layout({name.removeprefix(own): shape for name, shape in layout.shapes.items() if name.startswith(own)})
+    found = {name.split(".")[1] for name in layout.shapes}
+    return first, next(k for k in count() if str(k) not in found)
