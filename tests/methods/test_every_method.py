@@ -50,7 +50,8 @@ def test_what_it_remembers_is_no_view_of_live_weights_or_data(method):
     held, weights = packing.tensors(run.memory), run.predictor(0).mean.clone()
     before = copies(held)
     run.learn([second])
-    assert float((run.predictor(1).mean - weights).norm()) > 0.01
+    now = run.predictor(1).mean
+    assert now.shape != weights.shape or float((now - weights).norm()) > 0.01  # another shape: the network grows
     assert changed(held, before) == []
 
     held = packing.tensors(run.memory)

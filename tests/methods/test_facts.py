@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,9 +69,12 @@ def kept_by(name):
         assert TASKS * (per_weight - before) - per_weight in (0, 1)  # the newest may be the weights themselves
     elif per_weight:
         found.append(f"{per_weight} per weight")
+    if METHODS[name].trunk is not None:
+        return columns_of(run)
     for how, value in fields(run.memory):
-        assert not isinstance(how, Another)
-        if isinstance(how, ByKey) and how.key is str and value:
+        if isinstance(how, Another):
+            found.append("a second network")
+        elif isinstance(how, ByKey) and how.key is str and value:
             each = len(tensors(value)) / (1 + len(HIDDEN))
             found.append(f"{each:g} matrices per layer")
         elif isinstance(how, ByKey) and any(t.numel() > 1 for t in tensors(value)):
@@ -83,6 +87,17 @@ def kept_by(name):
         assert run.network.film.shape == (1, TASKS, 2, sum(HIDDEN))
         found.append("2 per unit and task")
     return ", ".join(found) or "nothing"
+
+
+def columns_of(run):
+    """Counted: a copy of the network per task; and V, c, alpha and U into each layer but the first, and the head."""
+    widths = [*HIDDEN, HIDDEN[-1]]  # the last lateral leads to the features
+    own = (INPUTS + 1) * HIDDEN[0] + (HIDDEN[0] + 1) * HIDDEN[1]
+    laterals = sum(k * a * a + 2 * a + a * b for k in range(1, TASKS) for a, b in pairwise(widths))
+    outputs = 2 * (HIDDEN[-1] + 1)
+    assert run.network.layout.size == TASKS * own + laterals + outputs
+    assert [t.shape for t in run.memory.outputs.values()] == [(1, 2, HIDDEN[-1] + 1)] * TASKS
+    return "a network per task, laterals between all of them"
 
 
 @pytest.mark.parametrize("name", [name for name in METHOD_FACTS if not METHODS[name].jointly])

@@ -11,6 +11,7 @@ from evcl import methods
 from evcl._core.settings import BAYESIAN, TRAINING, Setting
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
+from evcl.methods.memory import has_models
 from evcl.methods.together import kind
 
 
@@ -51,6 +52,8 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
         key = (*where, *chosen, config.settings.validation, *kind(method))
         each = {name: _shared(name, value, method.known_settings.get(name)) for name, value in config.settings.items()}
+        if has_models(method.memory):  # a fit of second networks has one group of replicas
+            each |= {name: value for name, value in config.settings.items() if isinstance(value, str)}
         fixed = {name: value for name, value in each.items() if value is not None}
         for other, known, members in found:
             agree = all(known.get(name, value) == value for name, value in fixed.items())

@@ -232,6 +232,13 @@ def kept_examples(memory: Any) -> list[TaskData]:
     return [task for kept in _stored_as(Kept, memory) for task in kept]
 
 
+def has_models(cls: type) -> bool:
+    """Whether a memory of this class has second networks."""
+    return any(
+        has_models(_class_of(cls, name)) if how is None else isinstance(how, Another) for name, how in hows(cls).items()
+    )
+
+
 def models(memory: Any) -> list[Model]:
     """The second networks of a memory."""
     return _stored_as(Another, memory)

@@ -2,13 +2,13 @@
 
     h_i^k = f(W_i^k h_{i-1}^k + b_i^k + U_i^k (alpha_i^k * relu(V_i^k [h_{i-1}^j]_{j<k} + c_i^k))),   L_k = mean NLL
 
-A column is a copy of the learner's network, with new weights, laterals from every earlier column into each of its layers
-except the first (see nn/columns.py), and an output layer of its own, also if tasks share a head. Earlier columns do not
-change, so that nothing is forgotten. The network grows with each task: with T columns of P weights, the laterals have
-of the order of T^2 P weights, and a step of task T computes T columns.
+A column is a copy of the learner's network with weights of its own. Laterals from every earlier column lead into each of
+its layers except the first (see nn/columns.py). It has an output layer of its own, also if tasks share a head. Earlier
+columns do not change, so that nothing is forgotten. The price is growth: after T tasks there are T columns, laterals
+between all pairs of them, and a step computes all columns.
 
-Rusu et al. have one alpha per earlier column, before V; here, as in Progress & Compress, there is one per unit of V's
-output. Both only multiply V or U.
+Rusu et al. have one alpha per earlier column, which multiplies what V reads; here there is one per output of V, as in
+Progress & Compress. Either only multiplies weights that are trained as well.
 
 Predictions need the task, also if all tasks share a head; without one, the last column is used. A class that a shared
 head did not have when a column learned has probability 0 there.
@@ -56,9 +56,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     layout, q = round_.network.layout, fitted.q.mean
     outputs = torch.cat([layout.view(q, names["weight"]), layout.view(q, names["bias"]).unsqueeze(2)], 2)
     number = torch.full_like(q[:, :1], task.head)
-    return Learned(
-        fitted.q, Memory({**memory.outputs, task.task: outputs}, {**memory.heads, task.task: number})
-    )
+    return Learned(fitted.q, Memory({**memory.outputs, task.task: outputs}, {**memory.heads, task.task: number}))
 
 
 def with_head(round_: Round, mean: Tensor, names: dict[str, str]) -> Tensor:

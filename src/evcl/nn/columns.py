@@ -2,10 +2,11 @@
 
     h_i^k = f(W_i^k h_{i-1}^k + b_i^k + U_i^k (alpha_i^k * relu(V_i^k [h_{i-1}^j]_{j<k} + c_i^k)))
 
-i counts the linear layers and convolutions, in all columns alike. The first one, which reads the inputs, has no lateral.
-V has as many outputs as h_{i-1} has units; for a convolution it is a convolution of size 1, and U one like W. The last
-lateral enters before the head: the features are h_L^k + U relu(...), so that the logits W h_L^k have the lateral W U.
-alpha starts between 0 and 0.1, so that a new column begins almost as one without laterals.
+i counts the linear layers and convolutions, which are the same in all columns. The first of them, which reads the
+inputs, has no lateral. V has as many outputs as h_{i-1} has units; for a convolution, V is a convolution of size 1, and
+U one like W. The last lateral enters before the head: the features are g^k = h_L^k + U (alpha * relu(V [g^j]_{j<k} + c)),
+and the logits W g^k, so that U of the output layer's lateral is W U. alpha starts between 0 and 0.1: at first, a new
+column is almost one without laterals.
 
 Only the last column learns. The columns before it are computed without gradients, dropout or draws.
 """
@@ -112,7 +113,7 @@ def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options
     layer = skip_init(kind, *sizes, **options)
     for parameter in layer.parameters():
         parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
-    return layer
+    return layer  # type: ignore[no-any-return]
 
 
 class Column(nn.Module):
@@ -168,7 +169,8 @@ class Column(nn.Module):
 
     def _adding(self, key: str, earlier: Sequence[Mapping[str, Tensor]]) -> Any:
         def add(layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
-            return y + self.laterals[key]([each[key] for each in earlier])
+            found: Tensor = y + self.laterals[key]([each[key] for each in earlier])
+            return found
 
         return add
 
@@ -208,7 +210,8 @@ class Columns(nn.Module):
             with torch.no_grad(), self._at_rest():
                 for column in self.columns[:chosen]:
                     earlier.append(column(x, earlier))
-        return self.columns[chosen](x, earlier)[OUTPUT]
+        features: Tensor = self.columns[chosen](x, earlier)[OUTPUT]
+        return features
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:

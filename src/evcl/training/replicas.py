@@ -98,13 +98,7 @@ class Replicas:
         convert["film"] = bool(settings[0].get("film"))
         convert["init_std"] = self._start(settings) if bayesian else None
         self._convert = convert
-        if self.method.trunk is None:
-            self.network = self._converted(network, only=only, skip=skip)
-        else:
-            if only is not None or skip is not None:
-                raise EvclError(f"{self.method.name} trains every layer of its network: leave out only and skip")
-            self._plain = copy.deepcopy(network)
-            self.network = self._converted(self.plain_trunk(1))
+        self.network = self._first(network, only, skip)
         if precision not in ("fp32", "tf32", "bf16"):
             raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
         if precision == "bf16":
@@ -157,14 +151,22 @@ class Replicas:
         self.seen: tuple[int, ...] = ()  # the head of each task learned
         self._examined: list[BayesianNetwork] = []
 
+    def _first(self, network: nn.Module, only: Names, skip: Names) -> BayesianNetwork:
+        if self.method.trunk is None:
+            return self._converted(network, only, skip)
+        if only is not None or skip is not None:
+            raise EvclError(f"{self.method.name} trains every layer of its network: leave out only and skip")
+        self._plain = copy.deepcopy(network)
+        return self._converted(self.plain_trunk(1))
+
     def plain_trunk(self, rounds: int) -> nn.Module:
         """If the network grows: the plain module that is trained in the last of these rounds."""
         assert self.method.trunk is not None
         return self.method.trunk(copy.deepcopy(self._plain), rounds)
 
-    def _converted(self, trunk: nn.Module, **chosen: Names) -> BayesianNetwork:
+    def _converted(self, trunk: nn.Module, only: Names = None, skip: Names = None) -> BayesianNetwork:
         sources = [generator(seed, "init") for seed in self.seeds] if self.drawn else None
-        made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), **self._convert, **chosen)
+        made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), only=only, skip=skip, **self._convert)
         if self.method.trunk is not None and made.trunk.state_dict():
             name = next(iter(made.trunk.state_dict()))
             raise EvclError(f"{self.method.name} trains every layer of its network, but {name!r} is fixed")

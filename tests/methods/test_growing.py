@@ -1,0 +1,500 @@
+"""Progressive networks, and Progress & Compress: training by plain torch, what stays as it is, and any network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import skip_init
+
+import evcl
+from evcl._core.randomness import generator
+from evcl._core.settings import resolve
+from evcl.experiments import configure
+from evcl.experiments.programs import programs
+from evcl.methods import METHODS, TaskData
+from evcl.nn import bayesianize, outputs
+from evcl.nn.columns import ALPHA, Columns, Scale
+from evcl.training import Run
+from evcl.training.observer import Observer
+
+F64 = torch.float64
+ROWS, INPUTS, WIDTHS = 30, 5, [7, 6]
+PLAIN = {"epochs": 4, "batch_size": ROWS, "lr": 0.02, "lr_schedule": "constant"}
+
+
+def data(k, head=0):
+    x = torch.randn(1, ROWS, INPUTS, generator=generator(0, "task", k), dtype=F64)
+    return TaskData(x, (x[:, :, k] > 0).long(), head, task=k)
+
+
+def made(method, seeds=(0,), network=None, features=WIDTHS[-1], heads=2, **given):
+    s = resolve(method, METHODS[method].known_settings, {**PLAIN, **given})
+    trunk = evcl.nn.mlp(INPUTS, WIDTHS) if network is None else network
+    run = Run(trunk, METHODS[method], [s] * len(seeds), seeds, draw=True, dtype=F64)
+    run.add_heads(features, [2] * heads)
+    return run
+
+
+def weights(network, mean):
+    return {name: v[0].clone() for name, v in network.layout.views(mean).items()}
+
+
+def lateral(w, k, layer, earlier):
+    """U (alpha * relu(V h + c)) into a layer of column k, from what it reads in the earlier columns."""
+    own = f"columns.{k}.laterals.{layer}"
+    a = torch.relu(torch.cat(earlier, 1) @ w[f"{own}.v.weight"].T + w[f"{own}.v.bias"])
+    return (w[f"{own}.alpha.weight"] * a) @ w[f"{own}.u.weight"].T
+
+
+def features(w, k, x, last_lateral=True):
+    """The features of column k, by the equation in nn/columns.py."""
+    firsts, ends = [], []
+    for j in range(k + 1):
+        one, two = (f"columns.{j}.body.{layer}" for layer in (1, 3))
+        first = torch.relu(x @ w[f"{one}.weight"].T + w[f"{one}.bias"])
+        before = first @ w[f"{two}.weight"].T + w[f"{two}.bias"]
+        end = torch.relu(before + lateral(w, j, 1, firsts)) if j else torch.relu(before)
+        if j and (last_lateral or j < k):
+            end = end + lateral(w, j, "output", ends)
+        firsts.append(first)
+        ends.append(end)
+    return ends[-1]
+
+
+def logits(w, k, head, x, **options):
+    return features(w, k, x, **options) @ w[f"head {head}.weight"].T + w[f"head {head}.bias"]
+
+
+def trained(w, names, loss):
+    """`w` after four steps of Adam on these weights."""
+    leaves = {name: nn.Parameter(w[name].clone()) for name in names}
+    adam = torch.optim.Adam(leaves.values(), lr=PLAIN["lr"])
+    for _ in range(PLAIN["epochs"]):
+        adam.zero_grad()
+        loss({**w, **leaves}).backward()
+        adam.step()
+    return {**w, **{name: leaf.detach().clone() for name, leaf in leaves.items()}}
+
+
+def close(view, wanted):
+    for name, value in wanted.items():
+        torch.testing.assert_close(view[name], value, rtol=1e-7, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+
+
+# --- progressive networks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [(0, 0, 0), (0, 1, 0)])
+def test_a_progressive_network_trains_as_plain_torch_does(heads):
+    run = made("progressive")
+    for k, head in enumerate(heads):
+        task, network = data(k, head), run.network
+        run.grow_trunk(k + 1)
+        w = weights(network, network.posterior.mean)
+        if head in heads[:k]:  # an output layer of its own
+            drawn = network.redrawn(network.posterior.mean, [generator(0, "output layer", k)])
+            w |= {name: v for name, v in weights(network, drawn).items() if name.startswith(f"head {head}.")}
+        names = [name for name in w if name.startswith((f"columns.{k}.", f"head {head}."))]
+        after = trained(w, names, lambda w: F.cross_entropy(logits(w, k, head, task.x[0]), task.y[0]))  # noqa: B023
+        run.learn([task])
+        close(weights(network, network.posterior.mean), after)
+        p = logits(after, k, head, task.x[0]).softmax(1)
+        torch.testing.assert_close(run.predict(task.x, head, task=k)[0], p)
+        moved = [name for name in names if not torch.equal(w[name], after[name])]
+        assert set(moved) == set(names)  # every lateral of the column learns
+
+
+def test_the_last_lateral_changes_the_logits_of_the_task_that_is_trained_and_scored():
+    """In public code it is added for earlier tasks only."""
+    run = made("progressive", epochs=40)
+    for k in range(2):
+        run.learn([data(k)])
+    x = data(1).x
+    w = weights(run.network, run.predictor(1).mean)
+    with_it, without = (logits(w, 1, 0, x[0], last_lateral=there) for there in (True, False))
+    assert float((with_it - without).abs().max()) > 0.05
+    torch.testing.assert_close(run.predict(x, 0, task=1)[0], with_it.softmax(1))
+    scored = run.predict(x, 0, task=1)
+    run.network.layout.view(run.network.posterior.mean, "columns.1.laterals.output.u.weight").zero_()
+    run._changed()
+    torch.testing.assert_close(run.predict(x, 0, task=1)[0], without.softmax(1))
+    assert not torch.allclose(run.predict(x, 0, task=1), scored)
+
+
+def test_earlier_columns_and_their_predictions_do_not_change_by_a_bit():
+    run = made("progressive", seeds=(0, 1))
+    said, columns = [], {}
+    for k, head in enumerate((0, 1, 0)):
+        run.learn([data(k, head)])
+        views = run.network.layout.views(run.network.posterior.mean)
+        assert all(torch.equal(views[name], value) for name, value in columns.items())
+        columns = {name: v.clone() for name, v in views.items() if name.startswith("columns.")}
+        said.append(run.predict(data(k).x, head, task=k))
+    for k, head in enumerate((0, 1, 0)):
+        assert torch.equal(run.predict(data(k).x, head, task=k), said[k])
+    assert len({name.split(".")[1] for name in columns}) == 3
+
+
+def test_new_columns_are_drawn_from_the_seed_and_laterals_begin_small():
+    run = made("progressive", seeds=(3, 4))
+    first = run.network.posterior.mean.clone()
+    run.grow_trunk(3)
+    alone = made("progressive", seeds=(4,))
+    alone.grow_trunk(3)
+    assert torch.equal(run.network.posterior.mean[1:], alone.network.posterior.mean)
+    views = run.network.layout.views(run.network.posterior.mean)
+    kept = torch.cat([v.flatten(1) for name, v in views.items() if name.startswith(("columns.0.", "head"))], 1)
+    assert torch.equal(kept, first)
+    a, b = (views[f"columns.{k}.body.1.weight"] for k in (1, 2))
+    assert not torch.equal(a, b)
+    assert not torch.equal(a[0], a[1])
+    alphas = torch.cat([v.flatten() for name, v in views.items() if "alpha" in name])
+    assert float(alphas.min()) >= 0
+    assert 0.8 * ALPHA < float(alphas.max()) <= ALPHA
+
+
+def test_a_round_that_fails_leaves_the_network_as_it_was():
+    class Fails(Observer):
+        def end_epoch(self, progress):
+            raise KeyboardInterrupt
+
+    run, other = made("progressive"), made("progressive")
+    for one in (run, other):
+        one.learn([data(0)])
+    before = {name: t.clone() for name, t in run.tensors().items()}
+    with pytest.raises(KeyboardInterrupt):
+        run.learn([data(1)], observer=Fails())
+    assert all(torch.equal(t, before[name]) for name, t in run.tensors().items())
+    assert run.network.layout == other.network.layout
+    for one in (run, other):
+        one.learn([data(1)])
+    assert torch.equal(run.network.posterior.mean, other.network.posterior.mean)
+
+
+def test_a_column_gives_classes_that_came_later_no_probability():
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, [12]), "progressive", epochs=30, lr=0.02)
+    x = data(0).x[0].float()
+    one.learn((x, (x[:, 0] > 0).long()), "old")
+    before = one.predict_proba(x, task="old")
+    one.learn((x, 2 + (x[:, 1] > 0).long()), "later", head="old")
+    after = one.predict_proba(x, task="old")
+    torch.testing.assert_close(after[:, :2], before)
+    assert not after[:, 2:].any()
+    assert set(one.predict(x, task="later").tolist()) <= {2, 3}
+    assert torch.equal(one.predict_proba(x), one.predict_proba(x, task="later"))  # without a task: the last column
+
+
+def test_a_tasks_columns_can_be_exported_as_a_plain_module():
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, WIDTHS), "progressive", epochs=3)
+    for k in range(3):
+        one.learn((data(k).x[0].float(), data(k).y[0]), f"task {k}", head="new" if k < 2 else "task 0")
+    x = data(4).x[0].float()
+    for k in range(3):
+        plain = one.mean_network(k)
+        assert len(plain[0].columns) == k + 1
+        torch.testing.assert_close(plain(x).softmax(1), one.predict_proba(x, task=k))
+
+
+class Convolutions(nn.Module):
+    """Two convolutions, a norm, a global pool and a linear layer, for images of 4 x 4."""
+
+    def __init__(self, norm=nn.BatchNorm2d, last=True):
+        super().__init__()
+        self.first, self.norm = skip_init(nn.Conv2d, 1, 4, 3, padding=1), norm(4)
+        self.second = skip_init(nn.Conv2d, 4, 6, 3, stride=2, padding=1, groups=2)
+        self.last = skip_init(nn.Linear, 6, 5) if last else None
+
+    def forward(self, x):
+        h = torch.relu(self.second(torch.relu(self.norm(self.first(x.view(-1, 1, 4, 4)))))).mean((2, 3))
+        return h if self.last is None else torch.relu(self.last(h))
+
+
+def images(k, head=0):
+    x = torch.randn(1, ROWS, 16, generator=generator(1, "images", k), dtype=F64)
+    return TaskData(x, (x[:, :, k] > 0).long(), head, task=k)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda channels: nn.GroupNorm(2, channels), nn.Identity])
+@pytest.mark.parametrize("method", ["progressive", "progress-compress"])
+def test_convolutions_side_by_side_are_as_alone(method, norm, last):
+    found = []
+    for seeds in ([0, 1], [1]):
+        run = made(method, seeds, Convolutions(norm, last), 5 if last else 6)
+        said = []
+        for k, head in enumerate((0, 1, 0)):
+            run.learn([images(k, head)])
+            said.append(run.predict(images(k).x, head, task=k)[-1])
+        if method == "progressive":
+            assert torch.equal(run.predict(images(0).x, 0, task=0)[-1], said[0])
+        found.append(torch.stack(said))
+    torch.testing.assert_close(*found)
+
+
+def test_a_convolutions_lateral_is_that_of_its_equation():
+    columns = Columns(Convolutions(nn.Identity), 2).double()
+    source = torch.Generator().manual_seed(1)
+    for parameter in columns.parameters():
+        parameter.data.uniform_(-0.5, 0.5, generator=source)
+    x = images(0).x[0]
+    a, b = columns.columns
+    old = torch.relu(a.body.first(x.view(-1, 1, 4, 4)))
+    new = torch.relu(b.body.first(x.view(-1, 1, 4, 4)))
+    into = b.laterals["1"]
+    adapted = into.alpha.weight.view(-1, 1, 1) * torch.relu(F.conv2d(old, into.v.weight, into.v.bias))
+    h = torch.relu(b.body.second(new) + F.conv2d(adapted, into.u.weight, stride=2, padding=1)).mean((2, 3))
+    ends = torch.relu(a.body.second(old)).mean((2, 3))
+    adapted = b.laterals["2"].alpha.weight * torch.relu(b.laterals["2"].v(ends))
+    h = torch.relu(b.body.last(h) + b.laterals["2"].u(adapted))
+    adapted = b.laterals["output"].alpha.weight * torch.relu(b.laterals["output"].v(a(x, [])["output"]))
+    torch.testing.assert_close(columns(x), h + b.laterals["output"].u(adapted))
+    columns.task = 0
+    torch.testing.assert_close(columns(x), a.body(x))
+    network = bayesianize(columns, init_std=None, dtype=F64)
+    torch.testing.assert_close(network(x), h + b.laterals["output"].u(adapted))
+
+
+@pytest.mark.parametrize("method", ["progressive", "progress-compress"])
+def test_a_saved_network_of_the_users_own_goes_on(method, tmp_path):
+    one = evcl.Learner(Convolutions(), method, epochs=2, init="draw")
+    for k in range(2):
+        one.learn((images(k).x[0].float(), images(k).y[0]))
+    one.save(tmp_path / "model")
+    two = evcl.load(tmp_path / "model", network=Convolutions())
+    for each in (one, two):
+        each.learn((images(2).x[0].float(), images(2).y[0]))
+    assert all(torch.equal(t, two._run.tensors()[name]) for name, t in one._run.tensors().items())
+
+
+def test_dropout_in_earlier_columns_is_off():
+    """Their units are inputs of the new column, in training as in predictions."""
+    run = made("progressive", network=evcl.nn.mlp(INPUTS, WIDTHS, dropout=0.5), epochs=1)
+    run.learn([data(0)])
+    read = []
+
+    class Watches(Observer):
+        def begin_fit(self, stage, step, stopped, epochs, batches):
+            into = run.network.trunk.columns[1].laterals["output"].v
+            into.register_forward_pre_hook(lambda layer, args: read.append(args[0]))
+
+    run.learn([data(1)], observer=Watches())
+    views = weights(run.network, run.network.posterior.mean)
+    first = {name.replace("body.4", "body.3"): value for name, value in views.items()}
+    far = torch.cdist(read[0], features(first, 0, data(1).x[0])).min(1).values  # the batch is in random order
+    torch.testing.assert_close(far, torch.zeros_like(far), rtol=0, atol=1e-6)
+
+
+# --- Progress & Compress ---------------------------------------------------------------------------------------------
+
+
+def base_logits(w, head, x):
+    one = {name if name.startswith("head") else f"columns.0.body.{name}": value for name, value in w.items()}
+    return logits(one, 0, head, x)
+
+
+@pytest.mark.parametrize("heads", [(0, 0, 0), (0, 1, 0)])
+def test_progress_and_compress_trains_as_plain_torch_does(heads):
+    """The active column, distillation, the penalty with gamma F, and a Fisher of mean 1 over the weights in use."""
+    strength, gamma = 0.3, 0.8
+    given = {"fisher_temperature": 1.0, "fisher_spread": 0.0, "strength": strength, "fisher_decay": gamma}
+    run = made("progress-compress", **given)
+    fisher = {name: torch.zeros_like(v) for name, v in weights(run.network, run.network.posterior.mean).items()}
+    for k, head in enumerate(heads):
+        task, network, active = data(k, head), run.network, run.memory.active
+        x, y = task.x[0], task.y[0]
+        base = weights(network, network.posterior.mean)
+        drawn = active.network.redrawn(active.posterior.mean, [generator(0, "active column", k)])
+        w = weights(active.network, drawn)
+        w |= {f"columns.0.body.{name}": v for name, v in base.items() if not name.startswith("head")}
+        names = [name for name in w if name.startswith(("columns.1.", f"head {head}."))]
+        w = trained(w, names, lambda w: F.cross_entropy(logits(w, 1, head, x), y))  # noqa: B023
+        said = logits(w, 1, head, x).log_softmax(1)
+        used = [name for name in base if not name.startswith("head") or name.startswith(f"head {head}.")]
+
+        def loss(now):
+            told = F.kl_div(base_logits(now, head, x).log_softmax(1), said, log_target=True, reduction="batchmean")  # noqa: B023
+            far = [(fisher[n] * (now[n] - base[n]).square()).sum() for n in used]  # noqa: B023
+            return told + strength / 2 * gamma * sum(far)
+
+        after = trained(base, used, loss)
+        run.learn([task])
+        close(weights(active.network, run.memory.active.posterior.mean), w)
+        close(weights(network, network.posterior.mean), after)
+
+        own = {name: torch.zeros_like(after[name]) for name in used}
+        leaves = {name: nn.Parameter(after[name]) for name in used}
+        for row in x:
+            log_p = base_logits({**after, **leaves}, head, row[None])[0].log_softmax(0)
+            for c in range(2):
+                grads = torch.autograd.grad(log_p[c], list(leaves.values()), retain_graph=True)
+                for name, grad in zip(used, grads, strict=True):
+                    own[name] += log_p[c].exp().detach() * grad.square() / ROWS
+        mean = sum(float(f.sum()) for f in own.values()) / sum(f.numel() for f in own.values())
+        fisher |= {name: gamma * fisher[name] + own[name] / mean for name in used}
+        close(weights(network, run.memory.base.importance), fisher)
+        torch.testing.assert_close(run.predict(task.x, head, task=k)[0], base_logits(after, head, x).softmax(1))
+
+
+def test_each_network_does_not_change_by_a_bit_while_the_other_learns():
+    run = made("progress-compress")
+    run.learn([data(0)])
+    seen = {}
+
+    class Watches(Observer):
+        def end_fit(self, stage, result):
+            active, base = run.memory.active.network, run.network
+            views = active.layout.views(active.beside.mean)
+            copied = {name: views[f"columns.0.body.{name}"].clone() for name in base.trunk_names}
+            seen[stage] = copied, base.posterior.mean.clone()
+
+    before = run.network.posterior.mean.clone()
+    run.learn([data(1)], observer=Watches())
+    copied, base = seen[0]
+    assert torch.equal(base, before)
+    layout, active = run.network.layout, run.memory.active
+    for name, view in copied.items():
+        assert torch.equal(view, layout.view(before, name))
+        assert torch.equal(view, active.network.layout.view(active.posterior.mean, f"columns.0.body.{name}"))
+    x = data(1).x
+    z = outputs(active.network, active.posterior.mean, active.network.layout, x, [0])
+    w = weights(active.network, active.posterior.mean)
+    torch.testing.assert_close(z[0], logits(w, 1, 0, x[0]))  # the last column, whatever the task's number
+
+
+def test_the_base_comes_to_say_what_the_active_column_says():
+    run = made("progress-compress", epochs=150, strength=0.01)
+    run.learn([data(0)])
+    active = run.memory.active
+    said = outputs(active.network, active.posterior.mean, active.network.layout, data(0).x, [0]).softmax(2)
+    assert (said.argmax(2) == data(0).y).double().mean() > 0.95
+    assert float((run.predict(data(0).x, 0) - said).abs().mean()) < 0.05
+
+
+def test_an_early_end_of_progress_does_not_end_compress():
+    """Labels have no weight in compress: its NLL is 0."""
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, WIDTHS), "progress-compress", epochs=60, stop_nll=0.3)
+    one.learn((data(0).x[0].float(), data(0).y[0]), "a")
+    stages = [epoch.stage for epoch in one.history["a"]]
+    assert 0 < stages.count("progress") < 60
+    assert stages.count("compress") == 60
+
+
+# --- what cannot be done ---------------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.two = (skip_init(nn.Linear, a, b) for a, b in ((INPUTS, width), (width, width)))
+
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.two(torch.relu(self.one(x))))))
+
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.two, self.one = (skip_init(nn.Linear, a, b) for a, b in ((7, 7), (INPUTS, 7)))
+
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.one(x))))
+
+
+class Unpooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = skip_init(nn.Conv1d, 1, 3, 2)
+
+    def forward(self, x):
+        return self.one(x.unsqueeze(1)).flatten(1)
+
+
+def fixed():
+    network = evcl.nn.mlp(INPUTS, [7])
+    network[1].requires_grad_(False)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        (lambda: Twice(7), {}, "'two' is called twice; a network with columns must call each layer once"),
+        (Backwards, {}, "'one' is called before 'two': a network with columns must declare first"),
+        (Unpooled, {}, "one number per unit of its last layer, 'one', which has 3, not 12: end it with a linear layer"),
+        (
+            lambda: skip_init(nn.TransformerEncoderLayer, INPUTS, 1),
+            {},
+            "columns need a network of linear layers and convolutions",
+        ),
+        (nn.Flatten, {}, "columns need a network with a linear layer or a convolution, and this one has none"),
+        (lambda: evcl.nn.mlp(INPUTS, [7]), {"only": "1"}, "leave out only and skip"),
+        (lambda: evcl.nn.mlp(INPUTS, [7]), {"film": True}, "film=True cannot be used with this method"),
+    ],
+)
+@pytest.mark.parametrize("method", ["progressive", "progress-compress"])
+def test_networks_that_cannot_have_columns_are_refused(method, network, options, message):
+    def learn_two():
+        one = evcl.Learner(network(), method, epochs=1, init="draw", **options)
+        for k in range(2):
+            one.learn((data(k).x[0].float(), data(k).y[0]))
+
+    with pytest.raises(evcl.EvclError, match=message) as caught:
+        learn_two()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_progressive_network_refuses_fixed_layers_and_tasks_learned_jointly():
+    with pytest.raises(evcl.EvclError, match=r"progressive trains every layer of its network, but '.*1.weight' is fix"):
+        evcl.Learner(fixed(), "progressive")
+    benchmark = evcl.benchmarks.get("split-digits", tasks=2)
+    one = evcl.Learner(evcl.nn.mlp(benchmark.inputs, [7]), "progressive", epochs=1)
+    with pytest.raises(evcl.EvclError, match="one column per task: learn the tasks one after another, not jointly"):
+        one.learn_jointly(benchmark)
+    one.learn(benchmark[0])
+
+
+def test_a_file_whose_columns_do_not_fit_its_rounds_is_refused(tmp_path):
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, [7]), "progressive", epochs=1)
+    for k in range(2):
+        one.learn((data(k).x[0].float(), data(k).y[0]))
+    description, tensors = one.described()
+    for rounds in (1, 3, 10**9):
+        told = {**description, "rounds": rounds}
+        save_file(tensors, tmp_path / "model", {"evcl": json.dumps(told)})
+        assert load_file(tmp_path / "model").keys() == tensors.keys()
+        with pytest.raises(evcl.EvclError, match="the number of its columns does not fit the number of its rounds"):
+            evcl.load(tmp_path / "model")
+
+
+# --- the layer that multiplies by alpha ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "shape"), [(False, (4,)), (False, (3, 4)), (True, (4, 3)), (True, (4, 2, 3))])
+def test_scales_are_those_of_each_replica_and_so_are_their_gradients(channels, shape):
+    plain = Scale(4, channels)
+    network = bayesianize(plain, init_std=None, generators=[generator(r, "init") for r in range(2)], dtype=F64)
+    alpha = network.posterior.mean
+    x, delta = (torch.randn(2, 5, *shape, generator=generator(s, "x"), dtype=F64) for s in range(2))
+    axes = [1] * (len(shape) - 1)
+    wide = [a.view(4, *axes) if channels else a.view(*axes, 4) for a in alpha]
+    y = network.trunk(x.flatten(0, 1)).view_as(x)
+    torch.testing.assert_close(y, torch.stack([x[r] * wide[r] for r in range(2)]))
+    found = network.trunk.example_gradient("weight", x, delta)
+    both = x * delta
+    wanted = both.flatten(3).sum(3) if channels else both.flatten(2, -2).sum(2) if len(shape) > 1 else both
+    torch.testing.assert_close(found, wanted)
+
+
+def test_choices_that_second_networks_cannot_share_are_in_programs_of_their_own():
+    configs = [
+        configure("split-digits", "progress-compress", "default", (0,), 2, {"fisher": labels, "strength": strength})
+        for labels in ("exact", "sampled")
+        for strength in (0.1, 0.2)
+    ]
+    assert programs(configs, 8) == [[0, 1], [2, 3]]
+    assert programs([configs[0], configure("split-digits", "ewc", "default", (0,), 2)], 8) == [[0], [1]]
