@@ -384,6 +384,15 @@ def test_an_early_end_of_progress_does_not_end_compress():
     assert stages.count("compress") == 60
 
 
+def test_validation_data_stops_compress_at_the_bases_best_epoch():
+    one = evcl.Learner(evcl.nn.mlp(INPUTS, WIDTHS), "progress-compress", epochs=40)
+    one.learn((data(0).x[0].float(), data(0).y[0]), "a", validation=0.3, patience=3)
+    seen = [(epoch.stage, epoch.validation_nll) for epoch in one.history["a"]]
+    assert [nll for stage, nll in seen if stage == "progress"] == [None] * 40
+    nll = [nll for stage, nll in seen if stage == "compress"]
+    assert nll.index(min(nll)) == len(nll) - 4
+
+
 # --- what cannot be done ---------------------------------------------------------------------------------------------
 
 

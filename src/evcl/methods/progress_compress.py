@@ -94,8 +94,8 @@ PROGRESS_COMPRESS = Method(
     settings={
         **ELASTIC,
         "film": FILM,
-        # of 0.001 to 1, on validation data: 0.03 and 0.1 were the best on permuted-digits, 0.01 and 0.03 on split-digits
-        "strength": replace(ELASTIC["strength"], default=0.03),
+        # of 0.001 to 1 on validation data: 0.01 to 0.05 were best on split-digits, 0.05 and 0.1 on permuted-digits
+        "strength": replace(ELASTIC["strength"], default=0.05),
         "importance": replace(
             ELASTIC["importance"],
             choices=tuple(IMPORTANCE),

@@ -2,10 +2,10 @@
 
     h_i^k = f(W_i^k h_{i-1}^k + b_i^k + U_i^k (alpha_i^k * relu(V_i^k [h_{i-1}^j]_{j<k} + c_i^k))),   L_k = mean NLL
 
-A column is a copy of the learner's network with weights of its own. Laterals from every earlier column lead into each of
-its layers except the first (see nn/columns.py). It has an output layer of its own, also if tasks share a head. Earlier
-columns do not change, so that nothing is forgotten. The price is growth: after T tasks there are T columns, laterals
-between all pairs of them, and a step computes all columns.
+A column is a copy of the learner's network with weights of its own. Laterals from every earlier column lead into each
+of its layers except the first (see nn/columns.py). It has an output layer of its own, also if tasks share a head.
+Earlier columns do not change, so that nothing is forgotten. The price is growth: after T tasks there are T columns,
+laterals between all pairs of them, and a step computes all columns.
 
 Rusu et al. have one alpha per earlier column, which multiplies what V reads; here there is one per output of V, as in
 Progress & Compress. Either only multiplies weights that are trained as well.

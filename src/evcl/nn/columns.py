@@ -4,9 +4,9 @@
 
 i counts the linear layers and convolutions, which are the same in all columns. The first of them, which reads the
 inputs, has no lateral. V has as many outputs as h_{i-1} has units; for a convolution, V is a convolution of size 1, and
-U one like W. The last lateral enters before the head: the features are g^k = h_L^k + U (alpha * relu(V [g^j]_{j<k} + c)),
-and the logits W g^k, so that U of the output layer's lateral is W U. alpha starts between 0 and 0.1: at first, a new
-column is almost one without laterals.
+U one like W. The last lateral enters before the head: the features are g^k = h_L^k + U (alpha * relu(V [g^j] + c)), and
+the logits W g^k, so that U of the output layer's lateral is W U. alpha starts between 0 and 0.1: at first, a new column
+is almost one without laterals.
 
 Only the last column learns. The columns before it are computed without gradients, dropout or draws.
 """

@@ -58,6 +58,8 @@ NAMES = {
     "imm-mean": "mean-IMM",
     "imm-mode": "mode-IMM",
     "xdg": "XdG",
+    "progressive": "progressive networks",
+    "progress-compress": "Progress & Compress",
     "gvcl": "GVCL",
     "improved-vcl": "improved VCL",
     "td-vcl": "TD-VCL",

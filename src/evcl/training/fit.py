@@ -71,9 +71,12 @@ class Fitting:
     ) -> None:
         self.run, self.round, self.observer, self.validation = run, round_, observer, validation
         self.noise, self.reference = noise, reference
+        self.validated: int | None = None  # the stage of the first fit of the run's own network
         self.settings = run.settings if epochs is None else Settings({**run.settings, "epochs": epochs})
 
     def __call__(self, fit: Fit, stage: int) -> Fitted:
+        if fit.model is None and self.validated is None:
+            self.validated = stage
         context = self._context(fit)
         before = context.network.statistics()
         if fit.model is not None:
@@ -275,7 +278,7 @@ class _Stage(Observers):
         super().__init__(fitting.observer)
         self.fitting, self.fit, self.stage, self.context, self.step = fitting, fit, stage, context, step
         self.stages = max(stage + 1, *(group.method.stages for group in fitting.run.groups))
-        validation = fitting.validation if stage == 0 and fit.model is None else None
+        validation = fitting.validation if stage == fitting.validated else None
         self.looks = validation is not None
         patience = None if validation is None else validation.patience
         self.best = None if patience is None else Best(step, patience)

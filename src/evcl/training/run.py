@@ -34,7 +34,8 @@ class Run(Predicting):
     ) -> None:
         """One round: learn these tasks, one or several jointly, with the method, and update its memory.
 
-        `observer` follows the round, and may save and resume it. `validation` is evaluated during the first fit.
+        `observer` follows the round, and may save and resume it. `validation` is evaluated during the first fit
+        of the run's own network.
         `noise` and `reference` are for tests: they replace the noise source, and differentiate the terms by autograd.
         """
         watching = observer or Observer()
