@@ -19,14 +19,14 @@ OWN_STEPS = ("vogn", "ivon", "noisy-kfac", "ekf")
 ELASTIC = ("strength", 0.1, 1000.0)
 KL = ("tempering", 0.01, 100.0)
 STRENGTHS = {
-    **dict.fromkeys(("evcl", "evcl-film", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
+    **dict.fromkeys(("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
     **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
     **dict.fromkeys(("imm-mean", "imm-mode"), ("l2_transfer", 1e-3, 1.0)),
 }
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset")  # nothing holds their weights
+WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "er", "derpp", "agem")  # nothing holds their weights
 
 
 def task(number, head, device="cpu"):

@@ -1,11 +1,14 @@
 """What each method does, and what a method of your own is made of."""
 
 from evcl._core.settings import ELASTIC, Setting
-from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
-from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.agem import AGEM
+from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, with_coreset
+from evcl.methods.data import Interleaved, Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.derpp import DERPP
 from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
+from evcl.methods.evcl_er import EVCL_ER
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
@@ -36,6 +39,7 @@ from evcl.methods.method import (
 )
 from evcl.methods.naive import NAIVE
 from evcl.methods.noisy_kfac import NOISY_KFAC
+from evcl.methods.rehearsal import ER, with_memory
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -50,6 +54,7 @@ from evcl.methods.terms import (
     autograd_gradients,
     collapse,
 )
+from evcl.methods.variants import for_settings, known_settings
 from evcl.methods.vcl import VCL
 from evcl.methods.vogn import VOGN
 from evcl.methods.xdg import XDG
@@ -58,6 +63,7 @@ from evcl.methods.xdg import XDG
 for _method in (
     EVCL,
     EVCL_FILM,
+    EVCL_ER,
     KFAC_EVCL,
     VCL,
     VCL_RANDOM,
@@ -79,6 +85,9 @@ for _method in (
     IMM_MODE,
     XDG,
     LWF,
+    ER,
+    DERPP,
+    AGEM,
     RANDOM,
     KCENTER,
     NAIVE,
@@ -95,6 +104,7 @@ __all__ = [
     "Fit",
     "Fitted",
     "Gradients",
+    "Interleaved",
     "Learned",
     "Learning",
     "Loss",
@@ -118,6 +128,7 @@ __all__ = [
     "fisher",
     "for_settings",
     "get",
+    "known_settings",
     "model",
     "per_layer",
     "per_task",
@@ -128,4 +139,5 @@ __all__ = [
     "tempering",
     "with_coreset",
     "with_film",
+    "with_memory",
 ]

@@ -107,6 +107,9 @@ class Fit:
         film: False if the FiLM rows of the round's tasks stay as they are
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage
+        batch: number of rows per step; None: `batch_size`
+        project: True for A-GEM: with the sampler `Interleaved`, the gradient of the new rows is computed apart from
+            that of the kept rows, and is projected so that it does not point against it
     """
 
     data: Sequence[TaskData]
@@ -124,6 +127,8 @@ class Fit:
     film: bool = True
     stage: str = "task"
     number: int | None = None
+    batch: int | None = None
+    project: bool = False
 
 
 @dataclass(frozen=True)

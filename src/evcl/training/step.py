@@ -113,19 +113,46 @@ class ByAutograd:
         return found[-1] if nll is None else nll
 
 
-class Shared:
-    """A gradient shared by processes: each computes that of its part of the batch, and all are summed."""
+class Apart:
+    """The gradient of every second row of a batch, the new ones, and in a buffer of its own that of the others, the
+    kept ones. `Step` projects the first with the second.
+    """
 
-    def __init__(self, source: Source, grads: Sequence[Tensor], ranks: Ranks) -> None:
-        self.source, self.grads, self.ranks = source, grads, ranks
+    def __init__(self, new: Source, kept: Source) -> None:
+        self.new, self.kept = new, kept
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        """Return the mean NLL of all rows, [R]."""
+        if isinstance(noise, PartNoise):
+            noise = PartNoise(noise.noise, slice(noise.part.start // 2, noise.part.stop // 2), noise.examples // 2)
+        kept = self.kept(rows[:, 1::2], noise).clone()  # first: both may use the buffer of FiLM's gradients
+        return (kept + self.new(rows[:, ::2], noise)) / 2
+
+
+def project_(gradient: Tensor, kept: Tensor) -> None:
+    """A-GEM (Chaudhry et al., 2019), in place: g <- g - min(0, g.k / k.k) k for each replica. g is the gradient of the
+    new rows and k that of the kept ones: afterwards, a small step against g does not increase the loss of the kept.
+    """
+    against = (gradient * kept).sum(1, keepdim=True).clamp_max(0)
+    gradient.sub_(kept * (against / kept.square().sum(1, keepdim=True).clamp_min(1e-30)))
+
+
+class Shared:
+    """A gradient shared by processes: each computes that of its part of the batch, and all are summed. The parts begin
+    at multiples of `period`.
+    """
+
+    def __init__(self, source: Source, grads: Sequence[Tensor], ranks: Ranks, period: int = 1) -> None:
+        self.source, self.grads, self.ranks, self.period = source, grads, ranks, period
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         """Return this process's share of the batch's mean NLL, [R]."""
-        count = rows.shape[1]
-        part = self.ranks.part(count)
+        count, period = rows.shape[1], self.period
+        part = self.ranks.part(-(-count // period))
+        part = slice(min(count, part.start * period), min(count, part.stop * period))
         share = (part.stop - part.start) / count
         if share == 0:  # the last batch has fewer examples than processes: draw the noise, but contribute 0
-            part = slice(0, 1)
+            part = slice(0, min(count, period))
         nll = self.source(rows[:, part], PartNoise(noise, part, count))
         for grads in self.grads:
             self.ranks.sum_(grads.mul_(share) if share else grads.zero_())
@@ -136,7 +163,7 @@ class Step:
     """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
     `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
-    `film`: the FiLM rows to train beside them.
+    `film`: the FiLM rows to train beside them. `period`: see `Shared`. `project`: see `Fit.project`.
     `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
     """
 
@@ -156,6 +183,8 @@ class Step:
         moves: Tensor | None = None,
         rule: Callable[..., Rule] | None = None,
         film: FilmFit | None = None,
+        period: int = 1,
+        project: bool = False,
     ) -> None:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
@@ -166,7 +195,7 @@ class Step:
         compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
-        self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
+        self.by_kernels = self.by_kernels and pool.weights is None and not project  # the kernels support neither
         bound = Bound(network, layout, values, grads, film)
         source: Source | None = None
         lessons = None
@@ -188,6 +217,12 @@ class Step:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
+        self.kept_grads = torch.zeros_like(grads) if project else None
+        if self.kept_grads is not None:
+            kept: Source = ByAutograd(Bound(network, layout, values, self.kept_grads, film), pool)
+            if isinstance(source, Chain):
+                kept = Chain(source.places, values, self.kept_grads, pool, compute_dtype)
+            source = Apart(source, kept)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
@@ -198,9 +233,10 @@ class Step:
             self.by_kernels = False
             source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
+        shared += [] if self.kept_grads is None else [self.kept_grads]
         if film is not None:
             shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
-        self.source: Source = source if ranks is None else Shared(source, shared, ranks)
+        self.source: Source = source if ranks is None else Shared(source, shared, ranks, period)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
@@ -251,6 +287,8 @@ class Step:
                 if self._rounded is not None:
                     self._rounded.copy_(self._values)
         nll = self.source(rows, noise)
+        if self.kept_grads is not None:
+            project_(self.grads.mean, self.kept_grads[0])
         if self.trackers and (self._stopped.is_cuda or bool(self._stopped.any())):  # a GPU should not wait for a value
             self.grads.mean.masked_fill_(self._stopped, 0.0)
             if self.grads.variance is not None:
