@@ -26,7 +26,8 @@ EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
 def test_every_method_has_its_facts_in_the_order_of_the_list():
     assert list(METHOD_FACTS) == list(METHOD_SUMMARIES)
     for name, facts in METHOD_FACTS.items():
-        assert (1990 < facts.year < 2100) != (name in ("naive", "joint", "evcl-film", "evcl-er", "kfac-evcl"))  # no paper
+        no_paper = name in ("naive", "joint", "evcl-film", "evcl-er", "kfac-evcl")
+        assert (1990 < facts.year < 2100) != no_paper
 
 
 def tensors(value):

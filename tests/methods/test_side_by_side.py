@@ -39,7 +39,17 @@ PROGRAMS = [
     *(  # of a kind of their own
         [name] * 2
         for name in (
-            "improved-vcl", "td-vcl", "vogn", "ivon", "noisy-kfac", "ekf", "xdg", "evcl-er", "er", "derpp", "agem",
+            "improved-vcl",
+            "td-vcl",
+            "vogn",
+            "ivon",
+            "noisy-kfac",
+            "ekf",
+            "xdg",
+            "evcl-er",
+            "er",
+            "derpp",
+            "agem",
         )
     ),
 ]

@@ -16,10 +16,10 @@ from evcl.methods.rehearsal import REHEARSAL, Rehearsal
 
 
 def learn(memory: Rehearsal, round_: Round, s: Settings) -> Learning:
-    fit = Fit(round_.tasks)
-    if memory.kept:
-        both, sampler = [*round_.tasks, *memory.kept], Interleaved(len(round_.tasks))
-        fit = Fit(both, sampler=sampler, batch=2 * s.batch_size, project=True)
+    kept, fit = memory.recalled(round_), Fit(round_.tasks)
+    if kept:
+        sampler = Interleaved(len(round_.tasks))
+        fit = Fit([*round_.tasks, *kept], sampler=sampler, batch=2 * s.batch_size, project=True)
     fitted = yield fit
     return Learned(fitted.q, memory.after(round_, s))
 

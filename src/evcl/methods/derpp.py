@@ -61,9 +61,7 @@ class DarkReplay(Loss):
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    kept = memory.rehearsal.kept
-    fit = Fit(round_.tasks) if not kept else _fit(memory, round_, s)
-    fitted = yield fit
+    fitted = yield _fit(memory, round_, s) if memory.rehearsal.recalled(round_) else Fit(round_.tasks)
     found = chosen(memory.rehearsal, round_, s)
     logits = {}
     for task, rows in found:

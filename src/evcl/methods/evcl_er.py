@@ -4,7 +4,8 @@ After t-1 tasks, the posterior is q_{t-1} = p_0 L_1 ... L_{t-1}, with L_k the li
 m_k of n_k, are an estimate of it: log L_k = n_k/m_k sum_kept log p(y | x). If they carry the share alpha of the
 evidence, the posterior must carry 1 - alpha, so that each old row counts once in all:
 
-    q_t = p_0 (L_1 ... L_{t-1})^(1-alpha) (L_1 ... L_{t-1})^alpha L_t = [q_{t-1}^(1-alpha) p_0^alpha] (kept rows)^alpha L_t
+    q_t = p_0 (L_1 ... L_{t-1})^(1-alpha) (L_1 ... L_{t-1})^alpha L_t
+        = q_{t-1}^(1-alpha) p_0^alpha (L_1 ... L_{t-1})^alpha L_t,    the second power estimated by the kept rows
 
     (n_t + alpha N) L_t = sum_new NLL + alpha sum_k n_k/m_k sum_kept NLL + beta KL(q_t || q_{t-1}^(1-alpha) p_0^alpha)
                           + (1 - alpha) (n_t elastic + n_t distillation),    N = sum_k n_k
@@ -56,7 +57,8 @@ class Memory:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    learned = yield from (_replayed(memory, round_, s) if memory.rehearsal.kept else evcl.learn(memory.inner, round_, s))
+    some = bool(memory.rehearsal.recalled(round_))
+    learned = yield from _replayed(memory, round_, s) if some else evcl.learn(memory.inner, round_, s)
     return Learned(learned.posterior, Memory(learned.memory, memory.rehearsal.after(round_, s), memory.first))
 
 
@@ -99,7 +101,8 @@ def remaining(memory: Memory, rows: Mapping[int, int], alpha: Number, round_: Ro
 
 def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
     """q^left first^(1 - left), for the evidence that q has beyond the first prior."""
-    assert q.log_std is not None and first.log_std is not None
+    assert q.log_std is not None
+    assert first.log_std is not None
     own, start = (-2 * q.log_std).exp(), (-2 * first.log_std).exp()
     precision = start + left * (own - start).clamp_min(0)
     mean = first.mean + left * own / precision * (q.mean - first.mean)
@@ -118,7 +121,8 @@ def _reduced(past: Past, by: Tensor, kept: Sequence[TaskData], round_: Round) ->
         losses += teach([*round_.tasks, *kept], round_, loss.temperature, strengths)
     together = TaskData(torch.cat([task.x for task in kept], 1), torch.cat([task.y for task in kept], 1), kept[0].head)
     return past._replace(losses=losses), [
-        *((task, 0.5 * task.y.shape[1] / round_.n) for task in round_.tasks), (together, 0.5)
+        *((task, 0.5 * task.y.shape[1] / round_.n) for task in round_.tasks),
+        (together, 0.5),
     ]
 
 
@@ -130,7 +134,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
 
 
 SHARE = Setting(
-    0.5,
+    0.75,
     "alpha, the share of the evidence of earlier tasks that the kept examples carry; the posterior carries the rest",
     high=1.0,
 )

@@ -53,6 +53,15 @@ class Rehearsal:
     kept: tuple[TaskData, ...] = examples()
     rows: dict[int, Tensor] = per_task()  # task, or SEEN -> [R, 1]
 
+    def recalled(self, round_: Round) -> tuple[TaskData, ...]:
+        """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
+        if round_.likelihood is not CATEGORICAL:
+            raise EvclError("a memory of examples needs class labels: use a method without one for other targets")
+        shapes = list(dict.fromkeys(tuple(task.x.shape[2:]) for task in (*self.kept, *round_.tasks)))
+        if len(shapes) > 1:
+            raise EvclError(f"a memory needs inputs of one shape, but {shapes[-1]} follows {shapes[0]}")
+        return self.kept
+
     def after(self, round_: Round, s: Settings) -> Rehearsal:
         """The memory after one more round."""
         return self.keeping(chosen(self, round_, s), round_)
@@ -76,7 +85,6 @@ def _seen(memory: Rehearsal) -> int:
 
 def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData, Tensor]]:
     """The rows [R, m] to keep of the tasks kept so far and of the new ones; tasks that keep no rows are left out."""
-    _check(memory, round_)
     count, device = len(round_.seeds), round_.posterior.mean.device
     tasks = [*memory.kept, *round_.tasks]
     orders = [torch.arange(task.y.shape[1], device=device).expand(count, -1) for task in memory.kept]
@@ -97,14 +105,6 @@ def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData
             for order, y, share, m in zip(orders, labels, shares, counts, strict=True)
         ]
     return [(task, rows) for task, rows in zip(tasks, found, strict=True) if rows.shape[1]]
-
-
-def _check(memory: Rehearsal, round_: Round) -> None:
-    if round_.likelihood is not CATEGORICAL:
-        raise EvclError("a memory of examples needs class labels: use a method without one for other targets")
-    shapes = list(dict.fromkeys(tuple(task.x.shape[2:]) for task in (*memory.kept, *round_.tasks)))
-    if len(shapes) > 1:
-        raise EvclError(f"a memory needs inputs of one shape, but {shapes[-1]} follows {shapes[0]}")
 
 
 def _labels(task: TaskData, rows: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def with_memory(method: Method, **changes: Any) -> Method:
     )
 
     def learn(remembered: Any, round_: Round, s: Settings) -> Learning:
-        kept, answer = remembered.rehearsal.kept, None
+        kept, answer = remembered.rehearsal.recalled(round_), None
         asked = method.learn(remembered.inner, round_, s)
         while True:
             try:

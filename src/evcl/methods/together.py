@@ -163,10 +163,11 @@ def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskDa
 
 
 def _is(a: TaskData, b: TaskData) -> bool:
-    shared = a is b or (a.x is b.x and a.y is b.y and a.weights is b.weights)
-    if (a.weights is None) != (b.weights is None) or (a.weights is not None and not torch.equal(a.weights, b.weights)):
-        return False
-    return shared or (a.x.shape == b.x.shape and a.head == b.head and torch.equal(a.y, b.y) and torch.equal(a.x, b.x))
+    same = a.x is b.x and a.y is b.y
+    same = same or (a.x.shape == b.x.shape and a.head == b.head and torch.equal(a.y, b.y) and torch.equal(a.x, b.x))
+    if a.weights is None or b.weights is None:
+        return same and a.weights is b.weights
+    return same and torch.equal(a.weights, b.weights)
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:

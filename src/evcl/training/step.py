@@ -17,6 +17,7 @@ from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import FilmRows
+from evcl.nn.lessons import Lessons
 from evcl.training.data import Pool
 from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
@@ -129,6 +130,14 @@ class Apart:
         return (kept + self.new(rows[:, ::2], noise)) / 2
 
 
+def apart(new: Source, bound: Bound, pool: Pool, into: Tensor) -> Apart:
+    """The source `new` for the new rows, and one like it for the kept rows, which writes into another buffer."""
+    kept: Source = ByAutograd(Bound(bound.network, bound.layout, bound.values, into, bound.film), pool)
+    if isinstance(new, Chain):
+        kept = Chain(new.places, bound.values, into, pool, bound.network.weights.compute_dtype)
+    return Apart(new, kept)
+
+
 def project_(gradient: Tensor, kept: Tensor) -> None:
     """A-GEM (Chaudhry et al., 2019), in place: g <- g - min(0, g.k / k.k) k for each replica. g is the gradient of the
     new rows and k that of the kept ones: afterwards, a small step against g does not increase the loss of the kept.
@@ -192,24 +201,11 @@ class Step:
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks, self.film = list(trackers), ranks, film
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None and not project  # the kernels support neither
         bound = Bound(network, layout, values, grads, film)
-        source: Source | None = None
-        lessons = None
-        if chain is not None and (self.by_kernels or not values.is_cuda):
-            most = kernels.MOST_CLASSES if self.by_kernels else None
-            if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
-                lessons = find_lessons(losses, pool, network.classes, values[0], most)
-            heads = pool.heads if lessons is None else all_heads(pool, losses)
-            places = find_places(chain, layout, heads)
-            if self.by_kernels:
-                rounded = None if compute_dtype is None else values.to(compute_dtype)
-                source = kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons)
-            else:
-                source = Chain(places, values, grads, pool, compute_dtype, lessons, bound.film_of(chain, pool.tasks[0]))
+        source, lessons, rounded = self._by_chain(chain, bound, losses, kernels)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
@@ -219,10 +215,7 @@ class Step:
         assert source is not None
         self.kept_grads = torch.zeros_like(grads) if project else None
         if self.kept_grads is not None:
-            kept: Source = ByAutograd(Bound(network, layout, values, self.kept_grads, film), pool)
-            if isinstance(source, Chain):
-                kept = Chain(source.places, values, self.kept_grads, pool, compute_dtype)
-            source = Apart(source, kept)
+            source = apart(source, bound, pool, self.kept_grads)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
@@ -246,6 +239,27 @@ class Step:
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             tracker.begin(self.q)
+
+    def _by_chain(
+        self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss], kernels: Any
+    ) -> tuple[Source | None, Lessons | None, Tensor | None]:
+        """If the network is a chain: what computes its gradient, the distillation that it includes and, for the
+        kernels, a copy of the weights in a lower precision.
+        """
+        network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
+        lessons, rounded, compute_dtype = None, None, network.weights.compute_dtype
+        if chain is None or (values.is_cuda and not self.by_kernels):
+            return None, None, None
+        most = kernels.MOST_CLASSES if self.by_kernels else None
+        if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+            lessons = find_lessons(losses, pool, network.classes, values[0], most)
+        heads = pool.heads if lessons is None else all_heads(pool, losses)
+        places = find_places(chain, bound.layout, heads)
+        if self.by_kernels:
+            rounded = None if compute_dtype is None else values.to(compute_dtype)
+            return kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons), lessons, rounded
+        film = bound.film_of(chain, pool.tasks[0])
+        return Chain(places, values, grads, pool, compute_dtype, lessons, film), lessons, None
 
     def _at(
         self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
