@@ -142,8 +142,8 @@ def project_(gradient: Tensor, kept: Tensor) -> None:
     """A-GEM (Chaudhry et al., 2019), in place: g <- g - min(0, g.k / k.k) k for each replica. g is the gradient of the
     new rows and k that of the kept ones: afterwards, a small step against g does not increase the loss of the kept.
     """
-    against = (gradient * kept).sum(1, keepdim=True).clamp_max(0)
-    gradient.sub_(kept * (against / kept.square().sum(1, keepdim=True).clamp_min(1e-30)))
+    against = torch.linalg.vecdot(gradient, kept).clamp_max(0) / torch.linalg.vecdot(kept, kept).clamp_min(1e-30)
+    gradient.addcmul_(kept, -against.unsqueeze(1))
 
 
 class Shared:
