@@ -82,11 +82,12 @@ def test_agem_projects_the_gradient_of_the_new_rows():
     check(run, network)
 
 
-def test_agem_needs_no_chain():
+@pytest.mark.parametrize("method", ["er", "derpp", "agem"])
+def test_it_needs_no_chain(method):
     """The same by autograd, as for any other network."""
     ends = []
     for reference in (False, True):
-        run = run_of("agem", **SGD)
+        run = run_of(method, **SGD)
         for number in range(2):
             run.learn([task(number, number)], reference=reference)
         ends.append(run.network.posterior.mean)

@@ -23,9 +23,9 @@ from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Interleaved, Minibatch, TaskData
 from evcl.methods.memory import per_task
-from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round
+from evcl.methods.method import Fit, Fitted, Learned, Learning, LogitLoss, Method, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, chosen, weighted
-from evcl.methods.teacher import Number
+from evcl.methods.teacher import Number, column
 from evcl.nn import BayesianNetwork, outputs
 
 
@@ -36,7 +36,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class DarkReplay(Loss):
+class DarkReplay(LogitLoss):
     """`weight` times the mean of ||z - z*||^2 / C over every fourth row of a batch: those of the second copy of the
     kept rows, whose numbers begin at `first`. It is a sum divided by the size of the batch, as for a part of one.
     """
@@ -52,12 +52,19 @@ class DarkReplay(Loss):
         part = Minibatch(*(None if one is None else one[:, 3::4] for one in batch))  # type: ignore[arg-type]
         if not part.rows.numel():
             return batch.x.new_zeros(len(batch.x))
-        rows = part.rows - self.first
-        wanted = self.wanted[torch.arange(len(rows), device=rows.device).unsqueeze(1), rows]
-        away = (part.logits(network, self.heads) - wanted).square() * self.compared[rows]
-        weight = self.weight.flatten() if isinstance(self.weight, Tensor) else self.weight
-        found: Tensor = weight * away.sum((1, 2)) * (4 / batch.rows.shape[1])
-        return found
+        return self._of(part.logits(network, self.heads), part.rows, batch.rows.shape[1])[0]
+
+    def of_logits(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = torch.zeros_like(z)
+        value, gradient[:, 3::4] = self._of(z[:, 3::4], rows[:, 3::4], rows.shape[1])
+        return value, gradient
+
+    def _of(self, z: Tensor, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The loss, and its gradient with respect to these logits, in a batch of this size."""
+        place = rows - self.first
+        away = z - self.wanted[torch.arange(len(rows), device=rows.device).unsqueeze(1), place]
+        pull = column(self.weight, z) * (4 / size) * away * self.compared[place]
+        return (pull * away).sum((1, 2)), 2 * pull
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -82,7 +89,7 @@ def _fit(memory: Memory, round_: Round, s: Settings) -> Fit:
     like = round_.posterior.mean
     new = [weighted(task, 2.0) for task in round_.tasks]
     labelled, plain = ([weighted(task, w) for task in kept] for w in (4 * s.beta, 0.0))
-    heads = sorted({task.head for task in kept})
+    heads = sorted({task.head for task in (*round_.tasks, *kept)})
     starts, columns = {}, 0
     for k in heads:
         starts[k], columns = columns, columns + round_.network.classes(k)

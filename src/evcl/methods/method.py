@@ -87,6 +87,16 @@ class Loss:
         raise NotImplementedError
 
 
+class LogitLoss(Loss):
+    """A loss of nothing but the logits of the data's heads. In an MLP with plain weights, it is computed in the
+    compiled pass. `heads` are those of the data, in ascending order.
+    """
+
+    def of_logits(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss [R], and its gradient with respect to the logits z [R, B, columns] of the examples `rows`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Fit:
     """One optimisation: minimise mean NLL of the data + terms + losses.

@@ -12,7 +12,7 @@ from torch import Tensor
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
-from evcl.methods import Gradients, Loss, Term, Tracker, collapse
+from evcl.methods import Gradients, LogitLoss, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
@@ -114,6 +114,18 @@ class ByAutograd:
         return found[-1] if nll is None else nll
 
 
+class OnLogits:
+    """The gradient of a `LogitLoss`, for a chain to add; the loss itself is in `value`, [R]."""
+
+    def __init__(self, loss: LogitLoss, pool: Pool, value: Tensor) -> None:
+        self.loss, self.pool, self.value = loss, pool, value
+
+    def __call__(self, z: Tensor, places: Tensor) -> Tensor:
+        value, gradient = self.loss.of_logits(z, self.pool.numbers(places))
+        self.value.copy_(value)
+        return gradient
+
+
 class Apart:
     """The gradient of every second row of a batch, the new ones, and in a buffer of its own that of the others, the
     kept ones. `Step` projects the first with the second.
@@ -209,6 +221,8 @@ class Step:
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
+        elif isinstance(source, Chain) and isinstance(source.beside, OnLogits):
+            self._losses = [(term_name(losses[0]), source.beside.value)]
         elif source is None or losses:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
@@ -258,8 +272,10 @@ class Step:
         if self.by_kernels:
             rounded = None if compute_dtype is None else values.to(compute_dtype)
             return kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons), lessons, rounded
-        film = bound.film_of(chain, pool.tasks[0])
-        return Chain(places, values, grads, pool, compute_dtype, lessons, film), lessons, None
+        film, beside = bound.film_of(chain, pool.tasks[0]), None
+        if len(losses) == 1 and isinstance(losses[0], LogitLoss) and len(values) == 1:
+            beside = OnLogits(losses[0], pool, values.new_zeros(values.shape[1]))
+        return Chain(places, values, grads, pool, compute_dtype, lessons, film, beside), lessons, None
 
     def _at(
         self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
