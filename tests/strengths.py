@@ -19,7 +19,9 @@ OWN_STEPS = ("vogn", "ivon", "noisy-kfac", "ekf")
 ELASTIC = ("strength", 0.1, 1000.0)
 KL = ("tempering", 0.01, 100.0)
 STRENGTHS = {
-    **dict.fromkeys(("evcl", "evcl-film", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
+    **dict.fromkeys(
+        ("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC
+    ),
     **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
@@ -28,7 +30,7 @@ STRENGTHS = {
     "progress-compress": ("strength", 1e-4, 10.0),
 }
 # nothing holds their weights, or they do not move at all
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive")
+WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive", "er", "derpp", "agem")
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
 
 

@@ -27,7 +27,8 @@ EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
 def test_every_method_has_its_facts_in_the_order_of_the_list():
     assert list(METHOD_FACTS) == list(METHOD_SUMMARIES)
     for name, facts in METHOD_FACTS.items():
-        assert (1990 < facts.year < 2100) != (name in ("naive", "joint", "evcl-film", "kfac-evcl"))  # no paper
+        no_paper = name in ("naive", "joint", "evcl-film", "evcl-er", "kfac-evcl")
+        assert (1990 < facts.year < 2100) != no_paper
 
 
 def tensors(value):
@@ -77,9 +78,14 @@ def kept_by(name):
         elif isinstance(how, ByKey) and how.key is str and value:
             each = len(tensors(value)) / (1 + len(HIDDEN))
             found.append(f"{each:g} matrices per layer")
+        elif isinstance(how, ByKey) and any(t.dim() == 3 for t in tensors(value)):
+            assert sum(t.shape[1] for t in tensors(value)) == 200
+            found.append("with outputs")
         elif isinstance(how, ByKey) and any(t.numel() > 1 for t in tensors(value)):
             assert all(t.numel() == INPUTS + sum(HIDDEN) for t in tensors(value))
             found.append(f"{len(value) / TASKS:g} per unit and task")
+        elif isinstance(how, Kept) and sum(task.y.shape[1] for task in value) == 200:
+            found.append("200 examples in all")
         elif isinstance(how, Kept):
             (each,) = {task.y.shape[1] for task in value}
             found.append(f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks"))

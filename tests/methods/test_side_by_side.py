@@ -36,9 +36,22 @@ PROGRAMS = [
     ["evcl", "kfac-evcl", "gvcl"],
     ["evcl-film", "gvcl-film"],
     ["ewc", "kfac-ewc", "imm-mean", "imm-mode"],
-    *(
-        [name] * 2 for name in ("improved-vcl", "td-vcl", "vogn", "ivon", "noisy-kfac", "ekf", "xdg")
-    ),  # of a kind of their own
+    *(  # of a kind of their own
+        [name] * 2
+        for name in (
+            "improved-vcl",
+            "td-vcl",
+            "vogn",
+            "ivon",
+            "noisy-kfac",
+            "ekf",
+            "xdg",
+            "evcl-er",
+            "er",
+            "derpp",
+            "agem",
+        )
+    ),
 ]
 
 

@@ -192,7 +192,13 @@ def test_other_losses_are_left_to_autograd():
     twice = Distillation([*lesson.said, lesson.said[0]], 1.0, [1.0] * 3, (2, 0, 2))
     assert not known(twice)
     own = TaskData(case.tasks[0].x.repeat(REPLICAS, 1, 1), case.tasks[0].y.repeat(REPLICAS, 1), 0)
-    assert not known(lesson, pool=Pool([case.tasks[0], own], classes, REPLICAS))
+    pool = Pool([case.tasks[0], own], classes, REPLICAS)
+    both = Distillation([torch.cat([said, said + 1], 1) for said in lesson.said], 2.0, [1.0, 1.0], lesson.heads)
+    found = find_lessons([both], pool, classes, like, None)
+    for r in range(REPLICAS):  # at the places of its own rows in the pool
+        for k, span in enumerate(found.spans.tolist()):
+            wanted = both.said[k][r % len(both.said[k])].exp()
+            torch.testing.assert_close(found.q[r, pool.own[r], slice(*span)], wanted.to(like))
 
 
 @pytest.mark.parametrize("method", ["evcl", "lwf"])

@@ -21,6 +21,7 @@ class Facts(NamedTuple):
 METHOD_FACTS = {
     "evcl": Facts(2024, "Batra and Clark", "3 per weight"),
     "evcl-film": Facts(0, "this library", "3 per weight, 2 per unit and task"),
+    "evcl-er": Facts(0, "this library", "4 per weight, 200 examples in all"),
     "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer"),
     "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),
     "vcl-random-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),
@@ -44,6 +45,9 @@ METHOD_FACTS = {
     "progressive": Facts(2016, "Rusu et al.", "a network per task, laterals between all of them"),
     "progress-compress": Facts(2018, "Schwarz et al.", "2 per weight, a second network"),
     "lwf": Facts(2016, "Li and Hoiem", "nothing"),
+    "er": Facts(2019, "Chaudhry et al.", "200 examples in all"),
+    "derpp": Facts(2020, "Buzzega et al.", "200 examples in all, with outputs"),
+    "agem": Facts(2019, "Chaudhry et al.", "200 examples in all"),
     "random-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "kcenter-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "naive": Facts(0, "-", "nothing"),

@@ -3,6 +3,7 @@
 METHOD_SUMMARIES = {
     "evcl": "VCL plus EWC's penalty, on the means and the variances",
     "evcl-film": "EVCL with a scale and a shift for each unit and task",
+    "evcl-er": "EVCL with kept examples of earlier tasks in each batch",
     "kfac-evcl": "EVCL with a Kronecker-factored Fisher of each layer",
     "vcl": "a Gaussian per weight; each posterior is the next prior",
     "vcl-random-coreset": "VCL; predicts after fine-tuning on random kept examples",
@@ -26,6 +27,9 @@ METHOD_SUMMARIES = {
     "progressive": "a new network per task, which reads from the earlier ones",
     "progress-compress": "EWC, taught by a second network that learns each task",
     "lwf": "plain weights; distils the old heads on the new inputs",
+    "er": "experience replay: kept examples in each batch",
+    "derpp": "experience replay that also keeps the outputs (DER++)",
+    "agem": "plain weights; no step against the kept examples (A-GEM)",
     "random-coreset": "plain training from scratch on random kept examples only",
     "kcenter-coreset": "plain training from scratch on k-center examples only",
     "naive": "plain training on one task after another",

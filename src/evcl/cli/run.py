@@ -52,6 +52,9 @@ def run(
     scenario: Annotated[
         str | None, typer.Option(help="task (given), domain or class (not given) [the benchmark's own].")
     ] = None,
+    memory: Annotated[
+        int | None, typer.Option(help="Keep this many examples in all, and rehearse them [none; 200 for er, ...].")
+    ] = None,
     network: Annotated[
         str | None, typer.Option(help="Network in place of the benchmark's: 400x400, resnet18, ...")
     ] = None,
@@ -82,7 +85,8 @@ def run(
         os.environ["EVCL_DATA"] = str(data_dir)
     experiments.load_plugins(plugin or [])
     given: dict[str, Any] = settings(set_ or [])
-    for name, value in (("epochs", epochs), ("validation", validation), ("network", network), ("scenario", scenario)):
+    short = {"epochs": epochs, "validation": validation, "network": network, "scenario": scenario, "memory": memory}
+    for name, value in short.items():
         if value is not None:
             if name in given:
                 raise Usage(f"--{name} and --set {name} cannot be used together")

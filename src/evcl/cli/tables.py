@@ -58,7 +58,7 @@ def learn(
         if epochs is not None:
             epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
         if given and not model.exists():
-            resolve(chosen.name, chosen.known_settings, given)
+            resolve(chosen.name, methods.known_settings(chosen, given), given)
         options = {
             "hidden": hidden and _widths(hidden),
             "seed": None if seed is None else SEED.check("--seed", seed),
@@ -134,11 +134,12 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
     from rich.markup import escape
     from rich.table import Table
 
-    from evcl import tables
+    from evcl import methods, tables
 
     found = tables.load_model(model)
     learner = found.learner
-    defaults = {name: setting.default for name, setting in learner.method.known_settings.items()}
+    known = methods.known_settings(learner.method, learner.settings)
+    defaults = {name: setting.default for name, setting in known.items()}
     changed = [f"{name}={value}" for name, value in learner.settings.items() if value != defaults[name]]
     tasks = len(learner.tasks)
     _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")

@@ -86,6 +86,8 @@ class Result(Struct, frozen=True, kw_only=True):
         nll: over all tasks after the last one, in nats
         ece: the expected calibration error, over all tasks after the last one
         seconds: the time it took, summed over the seeds
+        memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
+            seed; None: not measured
         environment: where it was computed
     """
 
@@ -102,6 +104,7 @@ class Result(Struct, frozen=True, kw_only=True):
     nll: Summary
     ece: Summary
     seconds: float
+    memory_bytes: int | None = None
     environment: Environment
 
     @property
@@ -145,6 +148,7 @@ def merge(results: Sequence[Result]) -> Result:
         seeds=[seed for result in results for seed in result.seeds],
         accuracy=[matrix for some in matrices for matrix in some] if matrices else None,
         seconds=round(sum(result.seconds for result in results), 3),
+        memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
         **measures,
     )
 
@@ -181,8 +185,8 @@ def _check(result: Result) -> None:
         raise ValueError("config.tasks should be a whole number, at least 1")
     if type(validation) not in (int, float) or not 0 <= validation < 1:
         raise ValueError("config.validation should be at least 0 and less than 1")
-    if result.seconds < 0:
-        raise ValueError("seconds should be at least 0")
+    if result.seconds < 0 or (result.memory_bytes or 0) < 0:
+        raise ValueError("seconds and memory_bytes should be at least 0")
     for name, (low, high) in RANGES.items():
         summary = result.measure(name)
         values = [summary.mean, summary.std, *summary.per_seed]

@@ -96,7 +96,6 @@ def configure(
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
     entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
-    known = {**chosen.known_settings, "validation": VALIDATION}
     count = benchmarks.check_tasks(entry, tasks)
     values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
@@ -108,6 +107,7 @@ def configure(
     if scenario and scenario not in benchmarks.SCENARIOS:
         known_ones = ", ".join(benchmarks.SCENARIOS)
         raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
+    known = {**methods.known_settings(chosen, values), "validation": VALIDATION}
     settings = resolve(method, known, values)
     if not 0 < len(seeds) <= MOST_SEEDS:
         raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
@@ -258,7 +258,8 @@ def execute_together(
     shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
     if lead.scenario:
         shape["scenario"] = lead.scenario
-    return [_result(cell, r, found, shape, seconds, machine) for r, cell in enumerate(cells)]
+    sizes = run.memory_bytes()
+    return [_result(cell, r, found, shape, seconds, sizes[r], machine) for r, cell in enumerate(cells)]
 
 
 def _configurations(cells: Sequence[Config]) -> list[Config]:
@@ -323,9 +324,15 @@ def _processor() -> str:
 
 
 def _result(
-    cell: Config, r: int, found: StreamResult, shape: Mapping[str, Any], seconds: float, machine: Environment
+    cell: Config,
+    r: int,
+    found: StreamResult,
+    shape: Mapping[str, Any],
+    seconds: float,
+    size: int,
+    machine: Environment,
 ) -> Result:
-    """The result of a cell, which is replica r of its program."""
+    """The result of a cell, which is replica r of its program and keeps `size` bytes."""
     matrix = found.accuracy[r].numpy()
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
 
@@ -347,5 +354,6 @@ def _result(
         nll=summarise([per_task(metrics.nll)]),
         ece=summarise([per_task(metrics.expected_calibration_error)]),
         seconds=seconds,
+        memory_bytes=size,
         environment=machine,
     )

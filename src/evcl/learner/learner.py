@@ -24,7 +24,7 @@ from evcl.callbacks import Callback, Epoch
 from evcl.learner import held_out, resumable
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
 from evcl.learner.saved import FORMAT, write
-from evcl.methods import Method
+from evcl.methods import Method, known_settings
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Names, head_names
 from evcl.nn.film import FilmRows, folded_
@@ -84,7 +84,7 @@ class Learner(Predictor):
         **settings: Any,
     ) -> None:
         self.method = get_method(method)
-        self.settings = resolve(self.method.name, self.method.known_settings, settings)
+        self.settings = resolve(self.method.name, known_settings(self.method, settings), settings)
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")

@@ -18,6 +18,7 @@ from evcl._core.settings import resolve
 from evcl.learner.learner import DENSITY, FROZEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
+from evcl.methods import known_settings
 from evcl.nn import MLP, Layout
 from evcl.nn.columns import first_column
 
@@ -67,7 +68,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
-    settings = resolve(method.name, method.known_settings, saved["settings"])
+    settings = resolve(method.name, known_settings(method, saved["settings"]), saved["settings"])
     # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:

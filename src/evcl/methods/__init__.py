@@ -1,11 +1,14 @@
 """What each method does, and what a method of your own is made of."""
 
 from evcl._core.settings import ELASTIC, Setting
-from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
-from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.agem import AGEM
+from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, with_coreset
+from evcl.methods.data import Interleaved, Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.derpp import DERPP
 from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
+from evcl.methods.evcl_er import EVCL_ER
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
@@ -27,6 +30,7 @@ from evcl.methods.method import (
     Fitted,
     Learned,
     Learning,
+    LogitLoss,
     Loss,
     Method,
     Round,
@@ -38,6 +42,7 @@ from evcl.methods.naive import NAIVE
 from evcl.methods.noisy_kfac import NOISY_KFAC
 from evcl.methods.progress_compress import PROGRESS_COMPRESS
 from evcl.methods.progressive import PROGRESSIVE
+from evcl.methods.rehearsal import ER, with_memory
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -52,6 +57,7 @@ from evcl.methods.terms import (
     autograd_gradients,
     collapse,
 )
+from evcl.methods.variants import for_settings, known_settings
 from evcl.methods.vcl import VCL
 from evcl.methods.vogn import VOGN
 from evcl.methods.xdg import XDG
@@ -60,6 +66,7 @@ from evcl.methods.xdg import XDG
 for _method in (
     EVCL,
     EVCL_FILM,
+    EVCL_ER,
     KFAC_EVCL,
     VCL,
     VCL_RANDOM,
@@ -83,6 +90,9 @@ for _method in (
     PROGRESSIVE,
     PROGRESS_COMPRESS,
     LWF,
+    ER,
+    DERPP,
+    AGEM,
     RANDOM,
     KCENTER,
     NAIVE,
@@ -99,8 +109,10 @@ __all__ = [
     "Fit",
     "Fitted",
     "Gradients",
+    "Interleaved",
     "Learned",
     "Learning",
+    "LogitLoss",
     "Loss",
     "Method",
     "Minibatch",
@@ -122,6 +134,7 @@ __all__ = [
     "fisher",
     "for_settings",
     "get",
+    "known_settings",
     "model",
     "per_layer",
     "per_task",
@@ -132,4 +145,5 @@ __all__ = [
     "tempering",
     "with_coreset",
     "with_film",
+    "with_memory",
 ]

@@ -59,15 +59,6 @@ def with_coreset(method: Method, **changes: Any) -> Method:
     return replace(wrapped, **{"shares": f"{method.shares} and coresets", **changes})
 
 
-def for_settings(method: Method, s: Settings) -> Method:
-    """The method, with coresets added if the settings ask for them and the method does not always have them."""
-    chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices
-    if not chosen:
-        return method
-    kind = "" if method.shares == Method.shares else f"{s.coreset} "  # the fits of other methods may not be merged
-    return with_coreset(method, shares=f"{method.shares} and {kind}coresets")
-
-
 def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Settings) -> Tensor:
     """[R, m]: the rows of task i of the round that form its coreset."""
     shapes = [tuple(one.x.shape[2:]) for one in (*kept[:1], task)]

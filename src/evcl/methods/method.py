@@ -87,6 +87,16 @@ class Loss:
         raise NotImplementedError
 
 
+class LogitLoss(Loss):
+    """A loss of nothing but the logits of the data's heads. In an MLP with plain weights, it is computed in the
+    compiled pass. `heads` are those of the data, in ascending order.
+    """
+
+    def of_logits(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss [R], and its gradient with respect to the logits z [R, B, columns] of the examples `rows`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Fit:
     """One optimisation: minimise mean NLL of the data + terms + losses.
@@ -108,6 +118,9 @@ class Fit:
         fresh: True if its weights are random and have learned nothing, as those of a first task: lr=auto may be larger
         stage: the name under which its epochs are reported
         number: index of the generators of its example order and noise; None: derived from round and stage
+        batch: number of rows per step; None: `batch_size`
+        project: True for A-GEM: with the sampler `Interleaved`, the gradient of the new rows is computed apart from
+            that of the kept rows, and is projected so that it does not point against it
     """
 
     data: Sequence[TaskData]
@@ -126,6 +139,8 @@ class Fit:
     fresh: bool = False
     stage: str = "task"
     number: int | None = None
+    batch: int | None = None
+    project: bool = False
 
 
 @dataclass(frozen=True)

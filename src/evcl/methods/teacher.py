@@ -175,36 +175,53 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
 
 
+Shares = Sequence[tuple[TaskData, Number]]  # examples, and the weight of their mean NLL in the objective
+
+
 @torch.no_grad()
-def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fitted:
+def unlearned(
+    fitted: Fitted,
+    prior: Gaussian,
+    past: Past,
+    round_: Round,
+    labelled: Shares | None = None,
+    inputs: Shares | None = None,
+) -> Fitted:
     """The result of a fit, with variances as if only the labels had been learned from.
 
     Distillation makes variances smaller, as more data would. But its rows have no labels, and `prior` already has the
     precision of the rows they stand for. So of the precision that the fit added to the prior's, each weight keeps the
     part r = H / (H + D). H is the diagonal Fisher of the NLL and D is that of the distillation loss, both at the means.
+
+    `labelled` and `inputs` are the examples of the NLL and those of the distillation loss; None: those of the round.
     """
     log_std = fitted.q.log_std
     distilled = [loss for loss in past.losses if isinstance(loss, Distillation)]
     if log_std is None or prior.log_std is None or not distilled:
         return fitted
+    own: Shares = [(task, task.y.shape[1] / round_.n) for task in round_.tasks]
     classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
-    labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
-    for i, task in enumerate(round_.tasks):
+
+    def some(i: int, task: TaskData) -> tuple[Tensor, Tensor]:
         n = task.y.shape[1]
         rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators("unlearned", i)])
-        x, y = task.take(rows.to(task.y.device))
+        return task.take(rows.to(task.y.device))
 
-        def curvature_of(head: int, row: int | None, temperature: Number, x: Tensor = x, y: Tensor = y) -> Tensor:
-            about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
-            return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks, task=row)
+    def curvature_of(x: Tensor, y: Tensor, head: int, row: int | None, temperature: Number) -> Tensor:
+        about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
+        return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks, task=row)
 
-        share = n / round_.n
-        labels += share * curvature_of(task.head, task.task, 1.0)
+    labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
+    for i, (task, share) in enumerate(own if labelled is None else labelled):
+        labels += share * curvature_of(*some(i, task), task.head, task.task, 1.0)
+    for i, (task, share) in enumerate(own if inputs is None else inputs):
+        x, y = some(i, task)
         for loss in distilled:
             film = loss.tasks or [task.task] * len(loss.heads)
             for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
-                taught += share * strength * loss.temperature**2 * curvature_of(k, row, loss.temperature)
+                bent = curvature_of(x, y, k, row, loss.temperature)
+                taught += share * strength * loss.temperature**2 * bent
     layout, r = fitted.network.layout, torch.ones_like(log_std)
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
     before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()

@@ -122,6 +122,8 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         fresh=same("fresh"),
         stage=same("stage"),
         number=same("number"),
+        batch=same("batch"),
+        project=same("project"),
     )
 
 
@@ -142,13 +144,15 @@ def _data(
         whole = TaskData(
             x.new_empty(count, *x.shape[1:]), y.new_empty(count, *y.shape[1:]), parts[0].head, None, parts[0].task
         )
+        if any(part.weights is not None for part in parts):
+            whole = replace(whole, weights=torch.ones_like(whole.y, dtype=x.dtype))
         for part, group in zip(parts, groups, strict=True):
-            if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head or part.weights is not None:
-                raise EvclError(
-                    f"{names} cannot share a program: their examples differ in number, shape, head or weights"
-                )
+            if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head:
+                raise EvclError(f"{names} cannot share a program: their examples differ in number, shape or head")
             repeats = torch.arange(len(group.replicas)) % len(part.x)
             whole.x[group.replicas], whole.y[group.replicas] = part.x[repeats], part.y[repeats]
+            if whole.weights is not None and part.weights is not None:
+                whole.weights[group.replicas] = part.weights[torch.arange(len(group.replicas)) % len(part.weights)]
         found.append(whole)
     return found
 
@@ -160,8 +164,11 @@ def _zipped(each: Sequence[Sequence[TaskData]], names: str) -> list[tuple[TaskDa
 
 
 def _is(a: TaskData, b: TaskData) -> bool:
-    shared = a is b or (a.x is b.x and a.y is b.y)
-    return shared or (a.x.shape == b.x.shape and a.head == b.head and torch.equal(a.y, b.y) and torch.equal(a.x, b.x))
+    same = a.x is b.x and a.y is b.y
+    same = same or (a.x.shape == b.x.shape and a.head == b.head and torch.equal(a.y, b.y) and torch.equal(a.x, b.x))
+    if a.weights is None or b.weights is None:
+        return same and a.weights is b.weights
+    return same and torch.equal(a.weights, b.weights)
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:

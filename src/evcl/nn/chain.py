@@ -149,6 +149,7 @@ class Chain:
     gradient. With `compute_dtype`, the pass is computed in it, while values, gradients and loss keep theirs. With
     `lessons`, the gradients of the distillation loss are added, and its value is written to `lessons.value`. `film`
     holds the scale and shift of each layer but the last, [R, units] each, and buffers for their gradients, if wanted.
+    `beside`: (logits [R, B, classes], rows) -> a gradient with respect to the logits, to be added.
     """
 
     def __init__(
@@ -160,9 +161,10 @@ class Chain:
         compute_dtype: torch.dtype | None,
         lessons: Lessons | None = None,
         film: Sequence[Sequence[Tensor]] = (),
+        beside: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self.places, self.examples, self.full, self.lessons = places, examples, (values, grads), lessons
-        self.film = film
+        self.film, self.beside = film, beside
         self.rounded = None if compute_dtype is None else (values.to(compute_dtype), grads.to(compute_dtype))
         self.x = examples.x.flatten(2).to(compute_dtype or values.dtype).contiguous()
         self.passes: dict[int, _Pass] = {}
@@ -346,7 +348,8 @@ class _Pass:
         self.lessons = None if chain.lessons is None else LessonPass(chain.lessons, full.new_empty(shape))
         if self.lessons is not None:
             self.layers[-1].draw = self.lessons.draw
-        written = len(values) == 2 or self.lessons is not None  # in native.c
+        self.beside = chain.beside
+        written = self.beside is None and (len(values) == 2 or self.lessons is not None)  # in native.c
         self._bind(native() if values.dtype == torch.float32 and written else None)
 
     def _bind(self, compiled: Native | None) -> None:
@@ -424,6 +427,8 @@ class _Pass:
         self.log_p.div_(self.rows.shape[1])
         if self.lessons is not None:
             self.lessons.add_gradient(self.log_p)
+        if self.beside is not None:
+            self.log_p.add_(self.beside(top.out.to(self.log_p), self.rows))
         top.g.copy_(self.log_p)
         if top.bayesian:
             torch.mul(top.g, top.ratio, out=top.h)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evcl.experiments import Summary
+from evcl.experiments import Result, Summary
 from evcl.report.published import WHY
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
@@ -18,8 +18,9 @@ DEFINITIONS = (
     "Average accuracy is the mean over the tasks seen so far, each measured again after every task; tables show it "
     "after the last task. Forgetting is how far the accuracy on a task has dropped from its best. NLL is the mean "
     "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
-    "last one. Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the "
-    "seeds (n - 1). Joint training sees all tasks at once: a ceiling, not a continual learner."
+    "last one. MB is the size of the weights and of all that a method keeps beside them after the last task. "
+    "Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds "
+    "(n - 1). Joint training sees all tasks at once: a ceiling, not a continual learner."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
@@ -44,7 +45,7 @@ def signed(value: float, places: int) -> str:
     return f"{round(value, places) + 0.0:+.{places}f}"
 
 
-COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "calibration error", "seconds")
+COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "ECE", "MB", "seconds")
 
 
 def rows(group: Group) -> list[tuple[str, ...]]:
@@ -56,10 +57,16 @@ def rows(group: Group) -> list[tuple[str, ...]]:
             percent(line.result.forgetting, 1),
             plus_minus(line.result.nll.mean, None, 2),
             percent(line.result.ece, 1),
+            megabytes(line.result),
             f"{line.result.seconds:.1f}",
         )
         for line in group.lines
     ]
+
+
+def megabytes(result: Result) -> str:
+    """What the method keeps between tasks, in MB."""
+    return "-" if result.memory_bytes is None else f"{result.memory_bytes / 1e6:.2f}"
 
 
 def caption(group: Group) -> str:
@@ -95,7 +102,8 @@ def full_table(group: Group) -> Table:
     """All measures of a benchmark, with published values and the differences from them if there are any."""
     shown = group.has_published
     columns = ["method", "seeds", "average accuracy", *(["published", "difference"] if shown else [])]
-    columns += ["forgetting", "NLL", "ECE", "seconds"]
+    sized = any(line.result.memory_bytes is not None for line in group.lines)
+    columns += ["forgetting", "NLL", "ECE", *(["MB"] if sized else []), "seconds"]
     made = []
     for line in group.lines:
         cells = [line.label, seeds(line.result), percent(line.result.average_accuracy)]
@@ -106,6 +114,7 @@ def full_table(group: Group) -> Table:
             percent(line.result.forgetting),
             plus_minus(nll.mean, nll.std, 3),
             percent(line.result.ece),
+            *([megabytes(line.result)] if sized else []),
             f"{line.result.seconds:.1f}",
         ]
         made.append(((line.label,), tuple(cells)))

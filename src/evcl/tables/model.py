@@ -29,6 +29,7 @@ from evcl.callbacks import Callback
 from evcl.learner import Learner, Predictions, load
 from evcl.learner.saved import write
 from evcl.methods import get as get_method
+from evcl.methods import known_settings
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
@@ -238,7 +239,7 @@ def create(
 ) -> tuple[Model, Rows]:
     """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
     chosen = get_method(method)  # wrong options raise here, before the file is read
-    resolve(chosen.name, chosen.known_settings, settings or {})
+    resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
     SEED.check("seed", seed)
     mlp(1, hidden)
     for name in (*drop, *categories):

@@ -82,11 +82,12 @@ class Pool:
         x, y = self._data.take(rows)
         if self.augment and noise is not None:
             x = augmented(x, noise)
-        return Minibatch(x, y, rows if self.own is None else self._rows(rows))
+        return Minibatch(x, y, self.numbers(rows))
 
-    def _rows(self, places: Tensor) -> Tensor:
+    def numbers(self, places: Tensor) -> Tensor:
         """The inverse of `places`: each replica's row numbers for these positions in the pool."""
-        assert self.own is not None
+        if self.own is None:
+            return places
         if not hasattr(self, "_row_at"):
             row_at = torch.zeros(len(self.own), self.x.shape[1], dtype=torch.long)
             rows = torch.arange(len(self)).expand_as(self.own)

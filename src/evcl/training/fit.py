@@ -135,10 +135,11 @@ class Fitting:
         terms = [narrowed(term, layout, part) for term in fit.terms]
         length = self._length(fit, context.pool)
         fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
-        s = self._decided(Settings({**s, **fit.rates}), fresh, context, s.epochs * -(-length // s.batch_size))
+        s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
+        s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
-            fit.trackers, moves, fit.rule, context.film,
+            fit.trackers, moves, fit.rule, context.film, getattr(fit.sampler, "period", 1), fit.project,
         )  # fmt: skip
         start = step.q.snapshot() if run.allow_divergence else None
         film = context.film
@@ -188,7 +189,8 @@ class Fitting:
         """The number of examples per epoch."""
         if fit.sampler is shuffled:
             return len(pool)
-        return fit.sampler(pool.sizes, self.settings.batch_size, generator(0, "length")).numel()
+        batch = fit.batch or self.settings.batch_size
+        return fit.sampler(pool.sizes, batch, generator(0, "length")).numel()
 
     def _steps(self, fit: Fit, stage: int, context: FitContext, step: Step, watching: Observer, length: int) -> Steps:
         """Choose how the steps are run: eagerly, or as CUDA graphs."""

@@ -38,12 +38,12 @@ def find_lessons(
     once = all(len(set(one.heads)) == len(one.heads) for one, _ in found) and len(set(every)) == len(every)
     ends = dict(zip(heads, torch.tensor([classes(k) for k in heads]).cumsum(0).tolist(), strict=True))
     columns = ends[heads[-1]]
-    if not found or not once or pool.own is not None or (most is not None and columns > most):
+    if not found or not once or (most is not None and columns > most):
         return None
     taught = list(dict.fromkeys(k for one, _ in found for k in one.heads))
     spans = [(ends[k] - classes(k), ends[k]) for k in taught]
     u = replicas
-    if len(losses) == 1 and len(every) == replicas:
+    if len(losses) == 1 and len(every) == replicas and pool.own is None:
         lengths = {len(said) for said in found[0][0].said}
         u = max(lengths) if all(max(lengths) % n == 0 for n in lengths) else replicas
     q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(taught)))
@@ -55,8 +55,9 @@ def find_lessons(
             strengths[rows, k] = _each(strength, like, len(rows))
             for i, r in enumerate(rows[:u]):
                 log_q = said[i % len(said)]
-                q[r, :, slice(*spans[k])] = log_q.exp()
-                told[r, :, k] = (log_q.exp() * log_q).sum(1)
+                places = slice(None) if pool.own is None else pool.own[r].to(like.device)
+                q[r, places, slice(*spans[k])] = log_q.exp()
+                told[r, places, k] = (log_q.exp() * log_q).sum(1)
     value = like.new_zeros(replicas)
     return Lessons(q, told, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)
 

@@ -338,6 +338,22 @@ class Replicas:
         """Every buffer, by name. With layout, seeds, `rounds`, `seen` and `outline`, this is the whole state."""
         return tensors_of(self.state())
 
+    def memory_bytes(self) -> list[int]:
+        """For each replica, the size of its weights and of its method's memory. A prior that is the posterior counts
+        once, and so does the network, which only computes.
+        """
+        state, q = self.state(), self.network.posterior
+        own = {name: t for name, t in tensors_of(state).items() if not name.startswith("memory")}
+        sizes = [sum(t.numel() * t.element_size() for t in own.values()) // len(self.seeds)] * len(self.seeds)
+        for memory, group in zip(self.memories, self.groups, strict=True):
+            live = [part[group.replicas] for part in (q.mean, q.log_std) if part is not None]
+            kept = [
+                t for t in packing.tensors(memory).values() if not any(t.shape == w.shape and t.equal(w) for w in live)
+            ]
+            for r in group.replicas:
+                sizes[r] += sum(t.numel() * t.element_size() for t in kept) // len(group.replicas)
+        return sizes
+
     def kept_examples(self) -> list[TaskData]:
         """The examples of earlier tasks that the memories keep."""
         return [kept for memory in self.memories for kept in memories.kept_examples(memory)]

@@ -12,11 +12,12 @@ from torch import Tensor
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
-from evcl.methods import Gradients, Loss, Term, Tracker, collapse
+from evcl.methods import Gradients, LogitLoss, Loss, Term, Tracker, collapse
 from evcl.methods.terms import add_gradients, term_name
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import FilmRows
+from evcl.nn.lessons import Lessons
 from evcl.training.data import Pool
 from evcl.training.film import FilmFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
@@ -113,19 +114,66 @@ class ByAutograd:
         return found[-1] if nll is None else nll
 
 
-class Shared:
-    """A gradient shared by processes: each computes that of its part of the batch, and all are summed."""
+class OnLogits:
+    """The gradient of a `LogitLoss`, for a chain to add; the loss itself is in `value`, [R]."""
 
-    def __init__(self, source: Source, grads: Sequence[Tensor], ranks: Ranks) -> None:
-        self.source, self.grads, self.ranks = source, grads, ranks
+    def __init__(self, loss: LogitLoss, pool: Pool, value: Tensor) -> None:
+        self.loss, self.pool, self.value = loss, pool, value
+
+    def __call__(self, z: Tensor, places: Tensor) -> Tensor:
+        value, gradient = self.loss.of_logits(z, self.pool.numbers(places))
+        self.value.copy_(value)
+        return gradient
+
+
+class Apart:
+    """The gradient of every second row of a batch, the new ones, and in a buffer of its own that of the others, the
+    kept ones. `Step` projects the first with the second.
+    """
+
+    def __init__(self, new: Source, kept: Source) -> None:
+        self.new, self.kept = new, kept
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        """Return the mean NLL of all rows, [R]."""
+        if isinstance(noise, PartNoise):
+            noise = PartNoise(noise.noise, slice(noise.part.start // 2, noise.part.stop // 2), noise.examples // 2)
+        kept = self.kept(rows[:, 1::2], noise).clone()  # first: both may use the buffer of FiLM's gradients
+        return (kept + self.new(rows[:, ::2], noise)) / 2
+
+
+def apart(new: Source, bound: Bound, pool: Pool, into: Tensor) -> Apart:
+    """The source `new` for the new rows, and one like it for the kept rows, which writes into another buffer."""
+    kept: Source = ByAutograd(Bound(bound.network, bound.layout, bound.values, into, bound.film), pool)
+    if isinstance(new, Chain):
+        kept = Chain(new.places, bound.values, into, pool, bound.network.weights.compute_dtype)
+    return Apart(new, kept)
+
+
+def project_(gradient: Tensor, kept: Tensor) -> None:
+    """A-GEM (Chaudhry et al., 2019), in place: g <- g - min(0, g.k / k.k) k for each replica. g is the gradient of the
+    new rows and k that of the kept ones: afterwards, a small step against g does not increase the loss of the kept.
+    """
+    against = torch.linalg.vecdot(gradient, kept).clamp_max(0) / torch.linalg.vecdot(kept, kept).clamp_min(1e-30)
+    gradient.addcmul_(kept, -against.unsqueeze(1))
+
+
+class Shared:
+    """A gradient shared by processes: each computes that of its part of the batch, and all are summed. The parts begin
+    at multiples of `period`.
+    """
+
+    def __init__(self, source: Source, grads: Sequence[Tensor], ranks: Ranks, period: int = 1) -> None:
+        self.source, self.grads, self.ranks, self.period = source, grads, ranks, period
 
     def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
         """Return this process's share of the batch's mean NLL, [R]."""
-        count = rows.shape[1]
-        part = self.ranks.part(count)
+        count, period = rows.shape[1], self.period
+        part = self.ranks.part(-(-count // period))
+        part = slice(min(count, part.start * period), min(count, part.stop * period))
         share = (part.stop - part.start) / count
         if share == 0:  # the last batch has fewer examples than processes: draw the noise, but contribute 0
-            part = slice(0, 1)
+            part = slice(0, min(count, period))
         nll = self.source(rows[:, part], PartNoise(noise, part, count))
         for grads in self.grads:
             self.ranks.sum_(grads.mul_(share) if share else grads.zero_())
@@ -136,7 +184,7 @@ class Step:
     """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
     `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
-    `film`: the FiLM rows to train beside them.
+    `film`: the FiLM rows to train beside them. `period`: see `Shared`. `project`: see `Fit.project`.
     `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
     """
 
@@ -156,6 +204,8 @@ class Step:
         moves: Tensor | None = None,
         rule: Callable[..., Rule] | None = None,
         film: FilmFit | None = None,
+        period: int = 1,
+        project: bool = False,
     ) -> None:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
@@ -163,31 +213,23 @@ class Step:
         self.q, self.pool, self.terms = Gaussian(values[0], q.log_std, layout), pool, list(terms)
         self.trackers, self.ranks, self.film = list(trackers), ranks, film
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        compute_dtype, rounded = network.weights.compute_dtype, None
         self.statistics = list(network.statistics().values())
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
-        self.by_kernels = self.by_kernels and pool.weights is None  # the kernels do not support weights
+        self.by_kernels = self.by_kernels and pool.weights is None and not project  # the kernels support neither
         bound = Bound(network, layout, values, grads, film)
-        source: Source | None = None
-        lessons = None
-        if chain is not None and (self.by_kernels or not values.is_cuda):
-            most = kernels.MOST_CLASSES if self.by_kernels else None
-            if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
-                lessons = find_lessons(losses, pool, network.classes, values[0], most)
-            heads = pool.heads if lessons is None else all_heads(pool, losses)
-            places = find_places(chain, layout, heads)
-            if self.by_kernels:
-                rounded = None if compute_dtype is None else values.to(compute_dtype)
-                source = kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons)
-            else:
-                source = Chain(places, values, grads, pool, compute_dtype, lessons, bound.film_of(chain, pool.tasks[0]))
+        source, lessons, rounded = self._by_chain(chain, bound, losses, kernels)
         self._losses: list[tuple[str, Tensor]] = []  # [R] each, of the last step
         if lessons is not None:
             self._losses = [(term_name(losses[0]), lessons.value)]
+        elif isinstance(source, Chain) and isinstance(source.beside, OnLogits):
+            self._losses = [(term_name(losses[0]), source.beside.value)]
         elif source is None or losses:
             source = by_autograd = ByAutograd(bound, pool, losses, source)
             self._losses = list(zip(map(term_name, losses), by_autograd.values, strict=True))
         assert source is not None
+        self.kept_grads = torch.zeros_like(grads) if project else None
+        if self.kept_grads is not None:
+            source = apart(source, bound, pool, self.kept_grads)
         self.grads = Gradients(grads[0], None if variance is None else grads[1], layout)
         pull, self.rest = (None, self.terms) if reference else collapse(terms)
         make = Update if rule is None else rule
@@ -198,9 +240,10 @@ class Step:
             self.by_kernels = False
             source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
+        shared += [] if self.kept_grads is None else [self.kept_grads]
         if film is not None:
             shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
-        self.source: Source = source if ranks is None else Shared(source, shared, ranks)
+        self.source: Source = source if ranks is None else Shared(source, shared, ranks, period)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
@@ -210,6 +253,29 @@ class Step:
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
             tracker.begin(self.q)
+
+    def _by_chain(
+        self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss], kernels: Any
+    ) -> tuple[Source | None, Lessons | None, Tensor | None]:
+        """If the network is a chain: what computes its gradient, the distillation that it includes and, for the
+        kernels, a copy of the weights in a lower precision.
+        """
+        network, values, grads, pool = bound.network, bound.values, bound.grads, self.pool
+        lessons, rounded, compute_dtype = None, None, network.weights.compute_dtype
+        if chain is None or (values.is_cuda and not self.by_kernels):
+            return None, None, None
+        most = kernels.MOST_CLASSES if self.by_kernels else None
+        if network.film is None:  # with FiLM, each head is distilled through a trunk of its own
+            lessons = find_lessons(losses, pool, network.classes, values[0], most)
+        heads = pool.heads if lessons is None else all_heads(pool, losses)
+        places = find_places(chain, bound.layout, heads)
+        if self.by_kernels:
+            rounded = None if compute_dtype is None else values.to(compute_dtype)
+            return kernels.Chain(places, values if rounded is None else rounded, grads, pool, lessons), lessons, rounded
+        film, beside = bound.film_of(chain, pool.tasks[0]), None
+        if len(losses) == 1 and isinstance(losses[0], LogitLoss) and len(values) == 1:
+            beside = OnLogits(losses[0], pool, values.new_zeros(values.shape[1]))
+        return Chain(places, values, grads, pool, compute_dtype, lessons, film, beside), lessons, None
 
     def _at(
         self, network: BayesianNetwork, layout: Layout, chain: LayerNames | None, losses: Sequence[Loss]
@@ -251,6 +317,8 @@ class Step:
                 if self._rounded is not None:
                     self._rounded.copy_(self._values)
         nll = self.source(rows, noise)
+        if self.kept_grads is not None:
+            project_(self.grads.mean, self.kept_grads[0])
         if self.trackers and (self._stopped.is_cuda or bool(self._stopped.any())):  # a GPU should not wait for a value
             self.grads.mean.masked_fill_(self._stopped, 0.0)
             if self.grads.variance is not None:

@@ -1,0 +1,141 @@
+"""EVCL with experience replay: kept rows carry a share of the evidence of earlier tasks, and the posterior the rest.
+
+After t-1 tasks, the posterior is q_{t-1} = p_0 L_1 ... L_{t-1}, with L_k the likelihood of task k. Kept rows of task k,
+m_k of n_k, are an estimate of it: log L_k = n_k/m_k sum_kept log p(y | x). If they carry the share alpha of the
+evidence, the posterior must carry 1 - alpha, so that each old row counts once in all:
+
+    q_t = p_0 (L_1 ... L_{t-1})^(1-alpha) (L_1 ... L_{t-1})^alpha L_t
+        = q_{t-1}^(1-alpha) p_0^alpha (L_1 ... L_{t-1})^alpha L_t,    the second power estimated by the kept rows
+
+    (n_t + alpha N) L_t = sum_new NLL + alpha sum_k n_k/m_k sum_kept NLL + beta KL(q_t || q_{t-1}^(1-alpha) p_0^alpha)
+                          + (1 - alpha) (n_t elastic + n_t distillation),    N = sum_k n_k
+
+With s_0 and m_0 the variance and mean of p_0, q_{t-1}^(1-alpha) p_0^alpha is the Gaussian with
+
+    precision  p = 1/s_0 + (1-alpha) (1/s - 1/s_0),    mean  m_0 + (1-alpha) (mu - m_0) / (s p)
+
+alpha is `replay_share`. With 0, kept rows have no weight, and this is EVCL. With 1, the posterior is only the starting
+point: the kept rows, each as often as it takes to stand for its task, replace it. In a linear Gaussian model, if all
+rows are kept, every alpha gives the exact posterior. If the m_k rows are few, their estimate is noisy; q_{t-1} has seen
+all rows, but is a Gaussian with a diagonal covariance. So alpha is how far to trust the sample over the Gaussian.
+
+A task without kept rows is not replaced: its evidence, counted by its rows, stays in the posterior whole. The Fisher of
+a round is that of the new rows alone, as in EVCL. The elastic and the distillation terms are other forms of the same
+evidence of the past, and are reduced to 1 - alpha, too; kept rows are inputs of the teacher, beside the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl._core.settings import Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods import evcl
+from evcl.methods.data import TaskData
+from evcl.methods.elastic_memory import Memory as ElasticMemory
+from evcl.methods.importance import trackers
+from evcl.methods.kronecker import factored, penalty, remembered
+from evcl.methods.label_noise import tempering
+from evcl.methods.memory import per_weight
+from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
+from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying, weighted
+from evcl.methods.teacher import Distillation, Number, Past, Shares, protection, teach, unlearned
+from evcl.methods.vcl import betas, first_precision, kl
+from evcl.nn import Gaussian, head_names
+
+
+@dataclass(frozen=True)
+class Memory:
+    inner: ElasticMemory
+    rehearsal: Rehearsal
+    first: Tensor = per_weight(start="prior")  # m_0
+
+
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    some = bool(memory.rehearsal.recalled(round_))
+    learned = yield from _replayed(memory, round_, s) if some else evcl.learn(memory.inner, round_, s)
+    return Learned(learned.posterior, Memory(learned.memory, memory.rehearsal.after(round_, s), memory.first))
+
+
+def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
+    inner, kept, n, alpha = memory.inner, memory.rehearsal.kept, round_.n, s.replay_share
+    rows = {task.task: int(memory.rehearsal.rows[task.task][0]) for task in kept}  # n_k
+    size = sum(task.y.shape[1] for task in kept)
+    unit = n / (n + alpha * sum(rows.values()))  # the objective of EVCL is in units of n
+    new: Shares = [(task, unit * task.y.shape[1] / n) for task in round_.tasks]
+    old: Shares = [(task, unit * alpha * rows[task.task] / n) for task in kept]
+    left, heads_left = remaining(memory, rows, alpha, round_)
+    past, inputs = _reduced(protection(inner.rows, round_, s), left * unit, kept, round_)
+    beta = tempering(s, round_)
+    to_prior = kl(inner.prior, beta, inner.beta, past, round_, s)
+    first = Gaussian(memory.first, -0.5 * first_precision(round_, s).log().expand_as(memory.first))
+    to_prior = replace(to_prior, prior=tempered(to_prior.prior, first, heads_left), weight=unit * to_prior.weight)
+    if inner.factors:
+        to_prior = replace(to_prior, means=1 - factored(inner, round_))
+    terms = [to_prior, *penalty(inner, s, round_, past.elastic * unit * (left if inner.factors else heads_left))]
+    data = [weighted(task, 2 * share * n / task.y.shape[1]) for task, share in new]
+    fit = Fit(data, terms, past.losses, trackers=trackers(s))
+    fitted = yield replaying(fit, [weighted(task, 2 * share * size / task.y.shape[1]) for task, share in old], s)
+    fitted = unlearned(fitted, to_prior.prior, past, round_, [*new, *old], inputs)
+    return Learned(fitted.q, remembered(inner, fitted, round_, s, betas(beta, inner.beta, past, round_, s)))
+
+
+def remaining(memory: Memory, rows: Mapping[int, int], alpha: Number, round_: Round) -> tuple[Tensor, Tensor]:
+    """The share of the evidence of earlier tasks that the posterior still carries: [R, 1] of all rows, and [R, P] with
+    the heads' own. `rows`: the numbers of rows of the tasks with kept rows, which alone can be replaced.
+    """
+    layout, seen = round_.network.layout, memory.inner.rows
+    left = 1 - alpha * sum(rows.values()) / torch.stack(list(seen.values())).sum(0)
+    each = left.expand_as(round_.posterior.mean).clone()
+    for k, total in seen.items():
+        own = sum(rows[task.task] for task in memory.rehearsal.kept if task.head == k)
+        for name in head_names(k).values():
+            each[:, layout.spans[name]] = 1 - alpha * own / total
+    return left, each
+
+
+def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
+    """q^left first^(1 - left), for the evidence that q has beyond the first prior."""
+    assert q.log_std is not None
+    assert first.log_std is not None
+    own, start = (-2 * q.log_std).exp(), (-2 * first.log_std).exp()
+    precision = start + left * (own - start).clamp_min(0)
+    mean = first.mean + left * own / precision * (q.mean - first.mean)
+    same = left == 1
+    return Gaussian(torch.where(same, q.mean, mean), torch.where(same, q.log_std, -0.5 * precision.log()))
+
+
+def _reduced(past: Past, by: Tensor, kept: Sequence[TaskData], round_: Round) -> tuple[Past, Shares]:
+    """The distillation losses times `by` [R, 1], with the kept rows as further inputs; and the shares of the inputs,
+    half of which are kept rows.
+    """
+    losses: list[Loss] = []
+    for loss in past.losses:
+        assert isinstance(loss, Distillation)
+        strengths: dict[int, Number] = {k: by * w for k, w in zip(loss.heads, loss.strength, strict=True)}
+        losses += teach([*round_.tasks, *kept], round_, loss.temperature, strengths)
+    together = TaskData(torch.cat([task.x for task in kept], 1), torch.cat([task.y for task in kept], 1), kept[0].head)
+    return past._replace(losses=losses), [
+        *((task, 0.5 * task.y.shape[1] / round_.n) for task in round_.tasks),
+        (together, 0.5),
+    ]
+
+
+def with_replay(method: Method, **changes: Any) -> Method:
+    """Add a memory of examples to EVCL, or to EVCL with other defaults."""
+    settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
+    replayed = replace(method, learn=learn, memory=Memory, settings=settings, shares=f"{method.shares} and evidence")
+    return replace(replayed, **changes)
+
+
+SHARE = Setting(
+    0.75,
+    "alpha, the share of the evidence of earlier tasks that the kept examples carry; the posterior carries the rest",
+    high=1.0,
+)
+EVCL_ER = with_replay(evcl.EVCL, name="evcl-er", summary=METHOD_SUMMARIES["evcl-er"])

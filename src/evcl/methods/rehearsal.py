@@ -1,0 +1,246 @@
+"""A memory of examples for rehearsal, and experience replay, which needs nothing else.
+
+ER (Chaudhry et al., 2019; Rolnick et al., 2019): each step has a batch of the new task and as many kept rows,
+
+    L_t = 1/2 mean NLL of the new rows + 1/2 mean NLL of the kept rows, each through its own head
+
+`memory` is the number of rows kept, of all tasks together. `memory_policy` chooses them:
+
+    balanced    equally many of each class and, within a class, of each task that has it
+    reservoir   every row seen so far is kept with the same probability (Vitter, 1985)
+
+The rows of a task are kept in random order, so that dropping the last ones drops rows at random. How many rows a task
+keeps does not depend on the seed: replicas that train side by side keep equally many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.settings import Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods.data import Mixed, TaskData, shuffled
+from evcl.methods.memory import examples, per_task
+from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.naive import NAIVE
+from evcl.methods.teacher import Distillation, Number, teach
+
+SEEN = -1  # the key of the number of rows of all tasks, in a dict by task
+REHEARSAL: dict[str, Setting] = {
+    "memory": Setting(200, "number of examples kept, of all tasks together", high=100_000_000),
+    "memory_policy": Setting(
+        "balanced",
+        "which examples are kept: equally many of each class and, within a class, of each task (balanced); or every "
+        "example seen so far with the same probability (reservoir)",
+        choices=("balanced", "reservoir"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The kept rows of each task that still has any, and how many rows these tasks had."""
+
+    kept: tuple[TaskData, ...] = examples()
+    rows: dict[int, Tensor] = per_task()  # task, or SEEN -> [R, 1]
+
+    def recalled(self, round_: Round) -> tuple[TaskData, ...]:
+        """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
+        if round_.likelihood is not CATEGORICAL:
+            raise EvclError("a memory of examples needs class labels: use a method without one for other targets")
+        shapes = list(dict.fromkeys(tuple(task.x.shape[2:]) for task in (*self.kept, *round_.tasks)))
+        if len(shapes) > 1:
+            raise EvclError(f"a memory needs inputs of one shape, but {shapes[-1]} follows {shapes[0]}")
+        return self.kept
+
+    def after(self, round_: Round, s: Settings) -> Rehearsal:
+        """The memory after one more round."""
+        return self.keeping(chosen(self, round_, s), round_)
+
+    def keeping(self, found: Sequence[tuple[TaskData, Tensor]], round_: Round) -> Rehearsal:
+        """The memory with these rows of the tasks, as `chosen` returns them."""
+        kept = tuple(task.select(rows) for task, rows in found)
+        seen = {**self.rows, **{task.task: _count(task.y.shape[1], round_) for task in round_.tasks}}
+        rows = {task.task: seen[task.task] for task in kept}
+        return Rehearsal(kept, {**rows, SEEN: _count(_seen(self) + round_.n, round_)})
+
+
+def _count(n: int, round_: Round) -> Tensor:
+    mean = round_.posterior.mean
+    return torch.full((len(mean), 1), n, dtype=torch.long, device=mean.device)
+
+
+def _seen(memory: Rehearsal) -> int:
+    return int(memory.rows[SEEN][0]) if memory.rows else 0
+
+
+def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData, Tensor]]:
+    """The rows [R, m] to keep of the tasks kept so far and of the new ones; tasks that keep no rows are left out."""
+    count, device = len(round_.seeds), round_.posterior.mean.device
+    tasks = [*memory.kept, *round_.tasks]
+    orders = [torch.arange(task.y.shape[1], device=device).expand(count, -1) for task in memory.kept]
+    for i, task in enumerate(round_.tasks):
+        drawn = [torch.randperm(task.y.shape[1], generator=g) for g in round_.generators("memory", i)]
+        orders.append(torch.stack(drawn).to(device))
+    source = generator(0, "memory", round_.number)  # the same for every seed
+    sizes = [task.y.shape[1] for task in tasks]
+    if s.memory_policy == "reservoir":
+        counts = reservoir(sizes, len(memory.kept), _seen(memory), s.memory, source)
+        found = [order[:, :m] for order, m in zip(orders, counts, strict=True)]
+    else:
+        labels = [_labels(task, order) for task, order in zip(tasks, orders, strict=True)]
+        shares = class_shares(tasks, round_.network.classes)
+        counts = filled(sizes, [float(share.sum()) for share in shares], s.memory, source)
+        found = [
+            order.gather(1, by_class(y, share)[:, :m])
+            for order, y, share, m in zip(orders, labels, shares, counts, strict=True)
+        ]
+    return [(task, rows) for task, rows in zip(tasks, found, strict=True) if rows.shape[1]]
+
+
+def _labels(task: TaskData, rows: Tensor) -> Tensor:
+    """[R, m]"""
+    return task.y[torch.arange(len(rows), device=rows.device).unsqueeze(1) % len(task.y), rows]
+
+
+def reservoir(sizes: Sequence[int], old: int, seen: int, most: int, source: torch.Generator) -> list[int]:
+    """How many rows each task keeps. The first `old` tasks are kept ones, of `seen` rows; the others are new.
+
+    The kept rows are a uniform sample of those seen. So the number of them that stay is that of rows seen earlier in a
+    uniform sample of all rows.
+    """
+    new = sizes[old:]
+    stay, *added = hypergeometric([seen, *new], min(most, seen + sum(new)), source)
+    return [*hypergeometric(sizes[:old], min(stay, sum(sizes[:old])), source), *added]
+
+
+def hypergeometric(sizes: Sequence[int], draws: int, source: torch.Generator) -> list[int]:
+    """How many rows of each of these groups are in a uniform sample of `draws` of all rows, without replacement."""
+    found, rest = [], sum(sizes)
+    for size in sizes:
+        rest -= size
+        few, many = max(0, draws - rest), min(size, draws)
+        k = torch.arange(few, many + 1, dtype=torch.float64)
+        ways = -sum(torch.lgamma(n + 1) for n in (k, size - k, draws - k, rest - draws + k))
+        drawn = torch.rand((), dtype=torch.float64, generator=source)
+        place = int(torch.searchsorted(torch.softmax(torch.as_tensor(ways), 0).cumsum(0), drawn))
+        found.append(min(few + place, many))
+        draws -= found[-1]
+    return found
+
+
+def class_shares(tasks: Sequence[TaskData], classes: Callable[[int], int]) -> list[Tensor]:
+    """[C] per task: the part of a class's rows that come from this task. Tasks that have the class have equal parts."""
+    present = [(torch.bincount(task.y.flatten(), minlength=classes(task.head)) > 0).double() for task in tasks]
+    total: dict[int, Tensor] = {}
+    for task, own in zip(tasks, present, strict=True):
+        total[task.head] = total.get(task.head, torch.zeros_like(own)) + own
+    return [own / total[task.head].clamp_min(1) for task, own in zip(tasks, present, strict=True)]
+
+
+def by_class(y: Tensor, share: Tensor) -> Tensor:
+    """[R, m]: the places of the labels y [R, m] in an order whose first rows are divided among the classes in
+    proportion to `share` [C], as far as there are enough rows of each.
+    """
+    nth = torch.zeros_like(y)
+    for c in share.nonzero().flatten().tolist():
+        of = y == c
+        nth += of * of.cumsum(1)
+    return ((nth - 0.5) / share[y]).argsort(dim=1, stable=True)
+
+
+def filled(have: Sequence[int], shares: Sequence[float], most: int, source: torch.Generator) -> list[int]:
+    """How many rows each task keeps: `most` in all, in proportion to `shares`, as far as it has them. Numbers are
+    rounded so that the sum is right; equal remainders are rounded up at random.
+    """
+    found, left, rest = [0] * len(have), min(most, sum(have)), [k for k, n in enumerate(have) if n]
+    while rest:
+        each = left / sum(shares[k] for k in rest)
+        short = [k for k in rest if have[k] <= each * shares[k]]
+        if not short:
+            break
+        for k in short:
+            found[k], left = have[k], left - have[k]
+        rest = [k for k in rest if k not in short]
+    if not rest:
+        return found
+    exact = {k: each * shares[k] for k in rest}
+    found = [math.floor(exact[k] + 1e-9) if k in exact else n for k, n in enumerate(found)]
+    missing = min(most, sum(have)) - sum(found)
+    mixed = [rest[i] for i in torch.randperm(len(rest), generator=source).tolist()]
+    for k in sorted(mixed, key=lambda k: round(found[k] - exact[k], 6))[:missing]:
+        found[k] += 1
+    return found
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def replaying(fit: Fit, kept: Sequence[TaskData], s: Settings) -> Fit:
+    """A fit on the round's tasks, with as many kept rows as new ones in each step."""
+    if not kept:
+        return fit
+    return replace(fit, data=[*fit.data, *kept], sampler=Mixed(0.5, len(fit.data)), batch=2 * s.batch_size)
+
+
+def weighted(task: TaskData, factor: Number) -> TaskData:
+    """The task with the weights of its rows multiplied by a number, or by [R, 1] for R replicas."""
+    own = torch.ones_like(task.y, dtype=task.x.dtype) if task.weights is None else task.weights
+    if not isinstance(factor, Tensor) or len(own) == len(factor):
+        return replace(task, weights=factor * own)
+    x, y = (one.repeat(len(factor) // len(one), *[1] * (one.dim() - 1)) for one in (task.x, task.y))
+    return replace(task, x=x, y=y, weights=factor * own.repeat(len(factor) // len(own), 1))
+
+
+def with_memory(method: Method, **changes: Any) -> Method:
+    """Add a memory of examples to a method: the kept rows join the data of its fits. A distillation loss uses them as
+    inputs, too. Everything else, such as the Fisher, is measured on the new rows as before.
+    """
+    memory = make_dataclass(
+        "Memory", [("inner", method.memory, field()), ("rehearsal", Rehearsal, field())], frozen=True
+    )
+
+    def learn(remembered: Any, round_: Round, s: Settings) -> Learning:
+        kept, answer = remembered.rehearsal.recalled(round_), None
+        asked = method.learn(remembered.inner, round_, s)
+        while True:
+            try:
+                fit = asked.send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                learned: Learned = end.value
+                break
+            answer = yield replaying(_with_inputs(fit, kept, round_, method.name), kept, s)
+        return Learned(learned.posterior, memory(learned.memory, remembered.rehearsal.after(round_, s)))
+
+    def predictor(remembered: Any, posterior: Any, task: int | None) -> Any:
+        assert method.predictor is not None
+        return method.predictor(remembered.inner, posterior, task)
+
+    wrapped = replace(method, memory=memory, learn=learn, predictor=method.predictor and predictor)
+    return replace(wrapped, **{"shares": f"{method.shares} and a memory", **changes})
+
+
+def _with_inputs(fit: Fit, kept: Sequence[TaskData], round_: Round, name: str) -> Fit:
+    """The fit with the teacher's outputs on the kept rows; refuse a fit that kept rows cannot join."""
+    own = len(fit.data) == len(round_.tasks) and all(a is b for a, b in zip(fit.data, round_.tasks, strict=True))
+    if not own or fit.sampler is not shuffled or fit.model is not None or fit.rule is not None:
+        raise EvclError(f"{name} cannot have a memory: its fits do not simply train on the rows of the new task")
+    if any(type(loss) is not Distillation for loss in fit.losses):
+        raise EvclError(f"{name} cannot have a memory: it has losses that are not known for kept rows")
+    losses = []
+    for loss in fit.losses if kept else []:
+        strengths = dict(zip(loss.heads, loss.strength, strict=True))  # type: ignore[attr-defined]
+        losses += teach([*round_.tasks, *kept], round_, loss.temperature, strengths)  # type: ignore[attr-defined]
+    return replace(fit, losses=losses) if kept else fit
+
+
+ER = with_memory(NAIVE, name="er", summary=METHOD_SUMMARIES["er"], settings=REHEARSAL)

@@ -1,0 +1,298 @@
+"""DER++, A-GEM and EVCL with replay do what their equations say: by hand, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import EXAMPLES, HIDDEN, INPUTS, logits, named, plain, run_of, task
+
+import evcl
+from evcl._core.randomness import generator
+from evcl.methods import Round, TaskData
+from evcl.methods.evcl_er import remaining, tempered
+from evcl.nn import Gaussian
+
+LR, MEMORY, BATCH = 0.05, 12, 10
+SGD = {"optimizer": "sgd", "lr": LR, "memory": MEMORY, "batch_size": BATCH, "epochs": 3}
+
+
+def round_of(run, tasks):
+    return Round(run.rounds, tasks, run.network, run.network.posterior, run.seen, run.seeds, run.likelihood)
+
+
+def first_fit(run, tasks):
+    group = run.groups[0]
+    return next(group.method.learn(run.memory, round_of(run, tasks), group.settings))
+
+
+def two_tasks(method, **given):
+    """A run that has learned a task, the network as it then was in plain torch, and the fit of the next task."""
+    run = run_of(method, **{**SGD, **given})
+    run.learn([task(0, 0)])
+    return run, plain(run), first_fit(run, [task(1, 1)])
+
+
+def steps(fit, epochs=3):
+    """The rows of each step of the second task."""
+    sizes = [one.y.shape[1] for one in fit.data]
+    for epoch in range(epochs):
+        yield from fit.sampler(sizes, fit.batch, generator(0, "order", 1, epoch)).split(fit.batch)
+
+
+def cross_entropy(network, one, rows):
+    return F.cross_entropy(logits(network, one.x[0, rows], one.head), one.y[0, rows])
+
+
+def moved(network, grads):
+    with torch.no_grad():
+        for weight, grad in zip(network.parameters(), grads, strict=True):
+            weight.sub_(LR * grad)
+
+
+def check(run, network):
+    run.learn([task(1, 1)])
+    found = named(run, run.network.posterior.mean)
+    for name, weight in network.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-9, atol=1e-9)
+
+
+# --- A-GEM -----------------------------------------------------------------------------------------------------------
+
+
+def test_agem_projects_the_gradient_of_the_new_rows():
+    run, network, fit = two_tasks("agem")
+    new, kept = task(1, 1), run.memory.kept[0]
+    against = 0
+    for rows in steps(fit):
+        g, k = (
+            torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
+            for loss in (
+                cross_entropy(network, new, rows[rows < EXAMPLES]),
+                cross_entropy(network, kept, rows[rows >= EXAMPLES] - EXAMPLES),
+            )
+        )
+        product = sum((a * b).sum() for a, b in zip(g, k, strict=True))
+        if product < 0:
+            against += 1
+            part = product / sum((b * b).sum() for b in k)
+            g = [a - part * b for a, b in zip(g, k, strict=True)]
+        moved(network, g)
+    assert 0 < against < 9
+    check(run, network)
+
+
+@pytest.mark.parametrize("method", ["er", "derpp", "agem"])
+def test_it_needs_no_chain(method):
+    """The same by autograd, as for any other network."""
+    ends = []
+    for reference in (False, True):
+        run = run_of(method, **SGD)
+        for number in range(2):
+            run.learn([task(number, number)], reference=reference)
+        ends.append(run.network.posterior.mean)
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
+
+
+# --- DER++ -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.5), (2.0, 0.0), (0.0, 1.5)])
+def test_derpp_repeats_labels_and_logits_of_two_draws(alpha, beta):
+    run, network, fit = two_tasks("derpp", alpha=alpha, beta=beta)
+    new, kept, said = task(1, 1), run.memory.rehearsal.kept[0], run.memory.logits[0]
+    torch.testing.assert_close(said[0], logits(network, kept.x[0], 0).detach())
+    for rows in steps(fit):
+        old, dark = rows[1::4] - EXAMPLES, rows[3::4] - EXAMPLES - MEMORY
+        count = len(rows)
+        loss = cross_entropy(network, new, rows[::2]) + alpha * 4 / count * (
+            (logits(network, kept.x[0, dark], 0) - said[0, dark]).square().mean(1).sum()
+        )
+        loss = loss + beta * 4 * len(old) / count * cross_entropy(network, kept, old)
+        moved(network, torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True))
+    check(run, network)
+
+
+def test_derpp_keeps_the_logits_of_the_end_of_a_task():
+    run = run_of("derpp", memory=MEMORY)
+    run.learn([task(0, 0)])
+    kept, said = run.memory.rehearsal.kept[0], run.memory.logits[0]
+    run.learn([task(1, 1)])
+    later, again = run.memory.rehearsal.kept[0], run.memory.logits[0]
+    assert later.y.shape[1] == again.shape[1] == MEMORY // 2
+    for row, z in zip(later.x[0], again[0], strict=True):
+        (place,) = (kept.x[0] == row).all(1).nonzero().flatten().tolist()
+        assert torch.equal(z, said[0, place])
+    assert run.memory.logits.keys() == {0, 1}
+
+
+def test_derpp_compares_only_the_outputs_that_there_were():
+    run = run_of("derpp", memory=MEMORY)
+    run.learn([task(0, 0)])
+    run.grow_head(0, 4)
+    fit = first_fit(run, [task(1, 0)])
+    (loss,) = fit.losses
+    assert loss.wanted.shape == (1, MEMORY, 4)
+    assert torch.equal(loss.compared, torch.tensor([0.5, 0.5, 0, 0]).double().expand(MEMORY, 4))
+    run.learn([task(1, 0)])
+    assert [run.memory.logits[k].shape[2] for k in range(2)] == [2, 4]
+
+
+# --- EVCL with replay ------------------------------------------------------------------------------------------------
+
+ROWS, BETA = 40, 0.25
+
+
+def replayed(alpha, memory, **given):
+    """A run of evcl-er that knows the exact posterior of a linear Gaussian model after its first task; that model's
+    data; and the fit of the second task. Row i of a task is an observation t_i of the weight p_i with variance 1.
+    """
+    options = {"tempering": BETA, "strength": 0.0, "distill": 0.0, "replay_share": alpha, "memory": memory}
+    run = run_of("evcl-er", prior_std=0.8, epochs=1, **options, **given)
+    run.learn([numbered(0)])
+    size = run.network.layout.size
+    draw = generator(0, "observations")
+    places = torch.randint(size, (2, ROWS), generator=draw)
+    seen = 1 + torch.randn(2, ROWS, generator=draw, dtype=torch.float64)
+    first = Gaussian(run.memory.first, torch.full_like(run.memory.first, 0.8).log())
+    known = posterior(first, [(places[0], seen[0], 1 / BETA)])
+    inner = evcl.methods.elastic_memory.Memory(**{**vars(run.memory.inner), "prior": known})
+    run.memories = (type(run.memory)(inner, run.memory.rehearsal, run.memory.first),)
+    return run, first, places, seen, first_fit(run, [numbered(1)])
+
+
+def numbered(k):
+    """A task whose inputs say the task and the row."""
+    x = torch.zeros(1, ROWS, INPUTS, dtype=torch.float64)
+    x[..., 0], x[..., 1] = k, torch.arange(ROWS)
+    return TaskData(x, torch.arange(ROWS).unsqueeze(0) % 2, 0, task=k)
+
+
+def posterior(prior, data):
+    """Of the linear Gaussian model. `data`: places, observations and how often each counts."""
+    precision = (-2 * prior.log_std).exp()
+    mean = precision * prior.mean
+    for places, seen, times in data:
+        times = torch.as_tensor(times, dtype=mean.dtype).expand(len(seen))
+        precision = precision.index_add(1, places, times.unsqueeze(0))
+        mean = mean.index_add(1, places, (times * seen).unsqueeze(0))
+    return Gaussian(mean / precision, -0.5 * precision.log())
+
+
+def optimum(fit, places, seen):
+    """Where the fit's objective is minimal, if the NLL of a row is that of the linear Gaussian model."""
+    term, data, kept = fit.terms[0], [], sum(one.y.shape[1] for one in fit.data[1:])
+    for one, size in zip(fit.data, [ROWS] + [kept] * (len(fit.data) - 1), strict=True):
+        k, rows = one.x[0, :, 0].long(), one.x[0, :, 1].long()
+        times = 0.5 * one.weights[0] / size / term.weight  # half of each batch is new, the other half kept
+        data.append((places[k, rows], seen[k, rows], times))
+    return posterior(term.prior, data)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_if_all_rows_are_kept_every_share_gives_the_exact_posterior(alpha):
+    _, first, places, seen, fit = replayed(alpha, memory=ROWS)
+    exact = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(2)])
+    found = optimum(fit, places, seen)
+    torch.testing.assert_close(found.mean, exact.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.log_std, exact.log_std, rtol=1e-9, atol=1e-9)
+
+
+def test_the_share_of_the_kept_rows_leaves_exactly_the_others():
+    """With alpha = m / n each kept row counts once, as a new one does, and the posterior loses that share."""
+    run, _, _, _, fit = replayed(10 / ROWS, memory=10)
+    new, kept = fit.data
+    assert kept.y.shape[1] == 10
+    each = new.weights[0] / ROWS
+    torch.testing.assert_close(kept.weights[0] / 10, each[:10])
+    added, before = ((-2 * q.log_std).exp() - 1 / 0.64 for q in (fit.terms[0].prior, run.memory.inner.prior))
+    torch.testing.assert_close(added, 0.75 * before)
+    assert float(new.weights[0, 0]) == pytest.approx(2 * ROWS / (ROWS + 10))
+
+
+def test_rows_count_once_in_all_for_every_share():
+    for alpha in (0.1, 0.6, 1.0):
+        run, _, _, _, fit = replayed(alpha, memory=8)
+        new, kept = fit.data
+        carried = float(kept.weights.sum() / 8) / float(new.weights.sum() / ROWS)  # in units of the new task
+        left, each = remaining(run.memory, {0: ROWS}, alpha, round_of(run, [numbered(1)]))
+        assert carried + float(left) == pytest.approx(1)
+        assert bool((each[0] == left).all())
+        assert float(new.weights.mean() + kept.weights.mean()) / 2 == pytest.approx(1)
+
+
+def test_a_task_without_kept_rows_stays_in_the_posterior():
+    run = run_of("evcl-er", memory=10, replay_share=0.8)
+    for number in range(2):
+        run.learn([task(number, number)])
+    rehearsal = run.memory.rehearsal
+    only = type(rehearsal)(rehearsal.kept[:1], {k: v for k, v in rehearsal.rows.items() if k != 1})
+    run.memories = (type(run.memory)(run.memory.inner, only, run.memory.first),)
+    left, each = remaining(run.memory, {0: EXAMPLES}, 0.8, round_of(run, [task(2, 0)]))
+    assert float(left) == pytest.approx(1 - 0.8 / 2)
+    view = run.network.layout.view
+    assert float(view(each, "head 0.weight").unique()) == pytest.approx(0.2)
+    assert float(view(each, "head 1.weight").unique()) == 1
+    assert float(view(each, "1.weight").unique()) == pytest.approx(0.6)
+
+
+def test_a_product_of_powers_of_gaussians():
+    q = Gaussian(torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[0.3, 0.5]]).double().log())
+    first = Gaussian(torch.tensor([[0.2, 0.0]]).double(), torch.tensor([[0.9, 0.5]]).double().log())
+    for left in (0.0, 0.3, 1.0):
+        found = tempered(q, first, torch.full_like(q.mean, left))
+        a, b = left / 0.3**2, (1 - left) / 0.9**2
+        assert float((-2 * found.log_std[0, 0]).exp()) == pytest.approx(a + b)
+        assert float(found.mean[0, 0]) == pytest.approx((a * 1.0 + b * 0.2) / (a + b))
+    assert tempered(q, first, torch.ones_like(q.mean)).mean.equal(q.mean)
+
+
+def test_the_elastic_and_the_distillation_term_lose_the_same_share():
+    run = run_of("evcl-er", memory=10, replay_share=0.25, distill=0.2)
+    run.learn([task(0, 0)])
+    fit = first_fit(run, [task(1, 1)])
+    alone = run_of("evcl-er", memory=10, replay_share=0.0, distill=0.2)
+    alone.load_tensors(run.tensors(), run.outline(), run.rounds, run.seen)
+    whole = first_fit(alone, [task(1, 1)])
+    part = EXAMPLES / (EXAMPLES + 0.25 * EXAMPLES)
+    torch.testing.assert_close(fit.terms[1].importance, 0.75 * part * whole.terms[1].importance)
+    torch.testing.assert_close(fit.losses[0].strength[0], 0.75 * part * whole.losses[0].strength[0])
+    assert fit.losses[0].said[0].shape[1] == EXAMPLES + 10
+
+
+def test_with_a_share_of_0_it_is_evcl():
+    """Kept rows have no weight. They are in the batches, so the noise is another."""
+    run, other = run_of("evcl-er", distill=0.0, replay_share=0.0), run_of("evcl", distill=0.0)
+    for one in (run, other):
+        one.learn([task(0, 0)])
+    fit, wanted = first_fit(run, [task(1, 1)]), first_fit(other, [task(1, 1)])
+    assert not fit.data[1].weights.any()
+    assert bool((fit.data[0].weights == 2).all())
+    for a, b in zip(fit.terms, wanted.terms, strict=True):
+        for x, y in zip(a.springs().mean.__dict__.values(), b.springs().mean.__dict__.values(), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_it_trains_as_autograd_does():
+    ends = []
+    for reference in (False, True):
+        run = run_of("evcl-er", memory=10, std_update="adam", distill=0.0)
+        for number in range(2):
+            run.learn([task(number, 0)], reference=reference)
+        ends.append(run.network.posterior)
+    torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ends[0].log_std, ends[1].log_std, rtol=1e-8, atol=1e-10)
+
+
+def test_distillation_adds_no_evidence_and_takes_none():
+    """The precision of an old head comes from its kept rows. What distillation adds to it is taken off again, and no
+    more: without counting the kept rows there, all of their part would be.
+    """
+    found = []
+    for distill in (0.0, 0.15):
+        run = run_of("evcl-er", memory=1000, replay_share=0.5, epochs=100, tempering=0.1, distill=distill)
+        run.add_heads(HIDDEN, [2, 2])
+        for number in range(4):
+            run.learn([task(number, number)])
+        found.append((-2 * run.network.layout.view(run.network.posterior.log_std, "head 0.weight")).exp().mean())
+    torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0)
