@@ -12,6 +12,7 @@ from evcl.methods.evcl_er import EVCL_ER
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
+from evcl.methods.fromp import FROMP
 from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.importance import fisher
@@ -89,6 +90,7 @@ for _method in (
     ER,
     DERPP,
     AGEM,
+    FROMP,
     RANDOM,
     KCENTER,
     NAIVE,

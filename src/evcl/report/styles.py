@@ -55,6 +55,7 @@ NAMES = {
     "si": "SI",
     "mas": "MAS",
     "lwf": "LwF",
+    "fromp": "FROMP",
     "imm-mean": "mean-IMM",
     "imm-mode": "mode-IMM",
     "xdg": "XdG",

@@ -1,0 +1,188 @@
+"""FROMP (Pan et al., 2020): keep the network's probabilities at a few memorable points of each earlier task.
+
+    L_t = mean NLL + tau/2 sum_{s<t} sum_c (p_c(X_s) - m_sc)^T K_sc^-1 (p_c(X_s) - m_sc)
+
+X_s are the memorable points of task s, and p_c(X_s) the probabilities of class c there. At the start of task t, with
+theta* the weights that the last task left,
+
+    m_sc = p_c(X_s; theta*),   K_sc = J_sc S J_sc^T + eps I,   J_sc = d p_c(X_s) / d theta at theta*,   S = 1 / (H + delta)
+
+H is the sum over all earlier examples of the diagonal of J^T (diag(p) - p p^T) J, J the Jacobian of the outputs: the
+Fisher times the number of examples. So a change of the probabilities costs little where the earlier tasks left the
+weights, and with them the probabilities, undetermined; and nearby points share one cost. tau is `strength`, delta is
+`prior_precision`, eps is `jitter`. The paper divides the NLL by tau instead, which is the same but for `clip`, the
+maximum norm of the gradient: theirs is `clip` / tau.
+
+When task t has ended, its memorable points are chosen: of each class equally many, those with the largest
+sum_c p_c (1 - p_c), where the network is least certain. `memory` points are kept in all, and at most `points` of a
+task: the authors keep 200 or 40 of every task, with which memory and steps grow with the number of tasks.
+
+The gradient of the penalty is sum_s sum_c J_sc(theta)^T K_sc^-1 (p_c - m_sc): one backward pass of all points gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl import curvature
+from evcl._core.errors import EvclError
+from evcl._core.settings import ELASTIC, Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods.data import Minibatch, TaskData
+from evcl.methods.importance import fisher
+from evcl.methods.memory import examples, per_weight
+from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
+from evcl.methods.teacher import Number
+from evcl.methods.terms import Gradients
+from evcl.nn import BayesianNetwork, Gaussian, outputs
+from evcl.nn.film import Mixture
+
+
+@dataclass(frozen=True)
+class Memory:
+    precision: Tensor = per_weight(low=0)  # H
+    points: tuple[TaskData, ...] = examples()  # of each task, the best of all classes first, then the second best, ...
+
+
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    if round_.likelihood is not CATEGORICAL:
+        raise EvclError("fromp needs class probabilities: use another method for this likelihood")
+    losses = [functional(memory, round_, s)] if memory.points else []
+    fitted = yield Fit(round_.tasks, losses=losses, trackers=clipping(s.clip))
+    exact = {"fisher": "exact", "fisher_temperature": 1.0, "fisher_spread": 0.0, "fisher_scale": "examples"}
+    h = memory.precision + fisher(fitted, round_, Settings({**s, **exact, "fisher_draws": 0}))
+    return Learned(fitted.q, Memory(h, kept(memory, fitted, round_, s)))
+
+
+class Block(NamedTuple):
+    """Tasks with one head and equally many memorable points: S tasks, M points each."""
+
+    head: int
+    wanted: Tensor  # m: [R, S, C, M]
+    inverse: Tensor  # K^-1: [R, S, C, M, M]
+
+
+@dataclass(frozen=True)
+class Functional(Loss):
+    """The penalty on functions. x [R, n, ...] holds the points of all blocks in their order."""
+
+    x: Tensor
+    blocks: Sequence[Block]
+    strength: Number
+    row: Mixture | None = None  # with FiLM: the task of each point
+    heads: Sequence[int] = field(default=())
+    name: ClassVar[str] = "functional"
+
+    def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
+        noise, network.weights.noise = network.weights.noise, None  # at the points, as in predictions, without dropout
+        with network.using(self.row):
+            features = network(self.x.flatten(0, 1)).unflatten(0, self.x.shape[:2])
+        total, start = features.new_zeros(len(self.x)), 0
+        for head, wanted, inverse in self.blocks:
+            r, tasks, _, points = wanted.shape
+            own = features[:, start : start + tasks * points]
+            start += tasks * points
+            p = network.apply_heads(own.flatten(0, 1), [head]).softmax(1).view(r, tasks, points, -1)
+            changed = p.transpose(2, 3) - wanted
+            total = total + 0.5 * (changed * (inverse @ changed.unsqueeze(4)).squeeze(4)).sum((1, 2, 3))
+        network.weights.noise = noise
+        return self.strength * total if not isinstance(self.strength, Tensor) else self.strength.flatten() * total
+
+
+def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
+    """The penalty of a round, at the weights that it starts from."""
+    network, theta = round_.network, round_.posterior.mean
+    variance = 1 / (memory.precision + s.prior_precision)
+    in_order = sorted(memory.points, key=lambda task: (task.head, task.y.shape[1]))
+    blocks = []
+    for (head, count), tasks in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
+        wanted, inverse = [], []
+        for task in tasks:
+            p, k = curvature.kernels(network, theta, network.layout, task.x, [head], variance, task.task)
+            k += s.jitter * torch.eye(count, dtype=k.dtype, device=k.device)
+            factor, _ = torch.linalg.cholesky_ex(k)  # does not raise where a replica has diverged
+            wanted.append(p.mT)
+            inverse.append(torch.cholesky_inverse(factor).to(p))
+        blocks.append(Block(head, torch.stack(wanted, 1), torch.stack(inverse, 1)))
+    row = None
+    if network.film is not None:
+        places = torch.arange(len(in_order)).repeat_interleave(torch.tensor([t.y.shape[1] for t in in_order]))
+        row = Mixture([t.task for t in in_order], places.expand(len(theta), -1).to(theta.device))
+    heads = list(dict.fromkeys(block.head for block in blocks))
+    return Functional(torch.cat([task.x for task in in_order], 1), blocks, s.strength, row, heads)
+
+
+def kept(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[TaskData, ...]:
+    """The memorable points after a round: of every task equally many, its best; if there are more tasks than points, of
+    the last tasks.
+    """
+    new = tuple(memorable(task, fitted, round_, s.points) for task in round_.tasks)
+    every = (*memory.points, *new)[-s.memory :]
+    return tuple(first(task, s.memory // len(every)) for task in every)
+
+
+@torch.no_grad()
+def memorable(task: TaskData, fitted: Fitted, round_: Round, count: int) -> TaskData:
+    """Up to `count` memorable points of a task: those of rank 1 in their classes, then those of rank 2, ..."""
+    z = outputs(fitted.network, fitted.q.mean, fitted.network.layout, task.x, [task.head], task=task.task)
+    p = z.softmax(2)
+    order = (p * (1 - p)).sum(2).sort(dim=1, descending=True, stable=True).indices  # [R, N]
+    labels = task.y[torch.arange(len(order)) % len(task.y)].gather(1, order)
+    ranks = torch.nn.functional.one_hot(labels, p.shape[2]).cumsum(1).gather(2, labels.unsqueeze(2)).squeeze(2)
+    rows = order.gather(1, ranks.sort(dim=1, stable=True).indices)[:, :count]
+    return task.select(round_.same(rows.contiguous()))
+
+
+def first(task: TaskData, count: int) -> TaskData:
+    """The first points of a task."""
+    if task.y.shape[1] <= count:
+        return task
+    return task.select(torch.arange(count, device=task.y.device).expand(len(task.y), -1))
+
+
+class Clip(Tracker):
+    """Scales the gradient of a step down so that its norm is at most `norm`."""
+
+    perturbs = True  # `before` changes the gradient
+
+    def __init__(self, norm: Number) -> None:
+        self.norm = norm
+
+    def before(self, q: Gaussian, grads: Gradients) -> None:
+        size = grads.mean.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        grads.mean.mul_((self.norm / size).clamp(max=1.0))
+
+
+def clipping(norm: Number) -> list[Tracker]:
+    return [Clip(norm)] if isinstance(norm, Tensor) or norm > 0 else []
+
+
+FROMP = Method(
+    name="fromp",
+    summary=METHOD_SUMMARIES["fromp"],
+    bayesian=False,
+    learn=learn,
+    memory=Memory,
+    settings={
+        "strength": Setting(1.0, "tau, the weight of the penalty on changed probabilities", high=1e12),
+        "memory": Setting(
+            200, "number of memorable points kept in all, equally many of each task", low=1, high=100_000_000
+        ),
+        "points": Setting(200, "maximum number of memorable points of a task", low=1, high=10_000),
+        "prior_precision": Setting(
+            1e-3, "delta, the precision that every weight has before the first task", high=1e6, open_low=True
+        ),
+        "jitter": Setting(1e-5, "eps, added to the diagonal of each kernel", high=1e6, open_low=True),
+        "clip": Setting(0.0, "maximum norm of a step's gradient; 0: no limit", high=1e6),
+        "fisher_examples": ELASTIC["fisher_examples"],
+    },
+    apart=True,
+    shares="fromp",
+)
