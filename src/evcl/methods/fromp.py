@@ -91,7 +91,8 @@ class Functional(Loss):
             start += tasks * points
             p = network.apply_heads(own.flatten(0, 1), [head]).softmax(1).view(r, tasks, points, -1)
             changed = p.transpose(2, 3) - wanted
-            total = total + 0.5 * (changed * (inverse @ changed.unsqueeze(4)).squeeze(4)).sum((1, 2, 3))
+            force = (inverse @ changed.detach().unsqueeze(4)).squeeze(4)
+            total = total + ((changed - 0.5 * changed.detach()) * force).sum((1, 2, 3))  # its gradient is `force`
         network.weights.noise = noise
         return self.strength * total if not isinstance(self.strength, Tensor) else self.strength.flatten() * total
 
@@ -102,11 +103,11 @@ def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
     variance = 1 / (memory.precision + s.prior_precision)
     in_order = sorted(memory.points, key=lambda task: (task.head, task.y.shape[1]))
     blocks = []
-    for (head, count), tasks in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
+    for (head, _), tasks in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
         wanted, inverse = [], []
         for task in tasks:
             p, k = curvature.kernels(network, theta, network.layout, task.x, [head], variance, task.task)
-            k += s.jitter * torch.eye(count, dtype=k.dtype, device=k.device)
+            k.diagonal(dim1=2, dim2=3).add_(s.jitter.unsqueeze(2) if isinstance(s.jitter, Tensor) else s.jitter)
             factor, _ = torch.linalg.cholesky_ex(k)  # does not raise where a replica has diverged
             wanted.append(p.mT)
             inverse.append(torch.cholesky_inverse(factor).to(p))
