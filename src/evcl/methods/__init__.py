@@ -42,6 +42,7 @@ from evcl.methods.method import (
 from evcl.methods.naive import NAIVE
 from evcl.methods.noisy_kfac import NOISY_KFAC
 from evcl.methods.rehearsal import ER, with_memory
+from evcl.methods.scommer import SCOMMER
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -91,6 +92,7 @@ for _method in (
     DERPP,
     AGEM,
     FROMP,
+    SCOMMER,
     RANDOM,
     KCENTER,
     NAIVE,

@@ -15,12 +15,13 @@ so that a stopped run can be resumed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, generator
@@ -76,6 +77,9 @@ class Loss:
     """
 
     heads: Sequence[int] = ()
+
+    def prepare(self, network: BayesianNetwork, batch: Minibatch) -> None:
+        """Called at each step, before the network's forward pass."""
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         """[R]: the loss on the examples of a step.
@@ -241,6 +245,7 @@ class Method:
             and `model` declare
         settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
             an entry may also override one of those with another default or other choices, or be None to remove it
+        trunk: (a copy of the user's network, the settings of each replica) -> the network to train in its place
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
@@ -256,11 +261,17 @@ class Method:
     learn: Callable[[Any, Round, Settings], Learning] = plain
     memory: type = Nothing
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
+    trunk: Callable[[nn.Module, Sequence[Settings]], nn.Module] | None = None
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
     stages: int = 1
     apart: bool = False
     jointly: bool = False
     shares: str = "task"
+
+    def changed(self, network: nn.Module, settings: Sequence[Settings]) -> nn.Module:
+        """A copy of the user's network as this method trains it, for replicas with these settings."""
+        network = copy.deepcopy(network)
+        return network if self.trunk is None else self.trunk(network, settings)
 
     @property
     def known_settings(self) -> dict[str, Setting]:

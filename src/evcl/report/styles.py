@@ -56,6 +56,7 @@ NAMES = {
     "mas": "MAS",
     "lwf": "LwF",
     "fromp": "FROMP",
+    "scommer": "SCoMMER",
     "imm-mean": "mean-IMM",
     "imm-mode": "mode-IMM",
     "xdg": "XdG",
