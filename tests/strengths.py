@@ -22,13 +22,15 @@ STRENGTHS = {
     **dict.fromkeys(
         ("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC
     ),
-    **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
+    **dict.fromkeys(("si", "mas", "xdg", "lwf", "fromp"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
     **dict.fromkeys(("imm-mean", "imm-mode"), ("l2_transfer", 1e-3, 1.0)),
 }
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "er", "derpp", "agem")  # nothing holds their weights
+# nothing holds their weights
+WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "er", "derpp", "agem", "scommer")
+OWN = {"fromp": {"clip": 0.0}}  # plain steps but for what holds the weights
 
 
 def task(number, head, device="cpu"):
@@ -42,6 +44,7 @@ def task(number, head, device="cpu"):
 def made(method, device="cpu", heads=(2, 2), **given):
     known = METHODS[method].known_settings
     usual = USUAL if method in OWN_STEPS else {**USUAL, "lr": LR, "lr_schedule": "constant"}
+    usual = {**usual, **OWN.get(method, {})}
     chosen = {**{name: value for name, value in usual.items() if name in known}, **given}
     run = Run(
         evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [resolve(method, known, chosen)], [0], draw=True, device=device

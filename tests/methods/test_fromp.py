@@ -18,7 +18,7 @@ from evcl.methods.fromp import Functional
 
 F64 = torch.float64
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0), task(3, 1)]
-GIVEN = {"strength": 0.3, "memory": 24, "points": 6, "prior_precision": 0.05, "jitter": 1e-3}
+GIVEN = {"strength": 0.3, "clip": 0.0, "memory": 24, "points": 6, "prior_precision": 0.05, "jitter": 1e-3}
 
 
 def jacobian(network, weights, x, head, c):
@@ -90,7 +90,7 @@ def by_hand(run, s):
     return {name: w.detach() for name, w in weights.items()}, h, points
 
 
-@pytest.mark.parametrize("given", [GIVEN, {**GIVEN, "clip": 0.1}, {**GIVEN, "memory": 13}], ids=["", "clip", "few"])
+@pytest.mark.parametrize("given", [GIVEN, {**GIVEN, "clip": 0.1}, {**GIVEN, "memory": 12}], ids=["", "clip", "few"])
 def test_it_is_the_papers_loop_over_tasks_and_classes(given):
     run = run_of("fromp", **given)
     weights, h, points = by_hand(run, given)
@@ -223,14 +223,14 @@ def test_the_order_of_the_rows_does_not_matter():
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
 
 
-def test_dropout_does_not_reach_the_points():
-    """The penalty is 0 at the first step although units are dropped in training."""
-    learner = evcl.Learner(evcl.nn.mlp(INPUTS, [HIDDEN], dropout=0.5), "fromp", epochs=1, batch_size=30)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_penalty_is_exactly_0_in_the_first_step(dropout):
+    """Adam would turn a rounding error into a full step. Dropout does not reach the points."""
+    learner = evcl.Learner(evcl.nn.mlp(INPUTS, [HIDDEN], dropout=dropout), "fromp", epochs=1, batch_size=30)
     for number in range(2):
-        data = TASKS[number].x[0].float(), TASKS[number].y[0]
-        learner.learn(data, task=str(number), head="0" if number else "new")
+        learner.learn((TASKS[number].x[0].float(), TASKS[number].y[0] * 2), head="0" if number else "new")
     (epoch,) = learner.history["1"]
-    assert epoch.terms["functional"] == pytest.approx(0, abs=1e-6)
+    assert epoch.terms["functional"] == 0
 
 
 def test_a_head_that_grows_keeps_old_classes():
@@ -242,7 +242,8 @@ def test_a_head_that_grows_keeps_old_classes():
         for one in benchmark:
             learner.learn(one)
         accuracy[method] = learner.evaluate(benchmark)[benchmark[0].name]
-    assert accuracy["fromp"] > 0.8 > 0.2 > accuracy["naive"]
+    assert accuracy["fromp"] > 0.8
+    assert accuracy["naive"] < 0.2
 
 
 def test_other_likelihoods_are_refused():

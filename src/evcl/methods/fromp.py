@@ -5,7 +5,7 @@
 X_s are the memorable points of task s, and p_c(X_s) the probabilities of class c there. At the start of task t, with
 theta* the weights that the last task left,
 
-    m_sc = p_c(X_s; theta*),   K_sc = J_sc S J_sc^T + eps I,   J_sc = d p_c(X_s) / d theta at theta*,   S = 1 / (H + delta)
+    m_sc = p_c(X_s; theta*),  K_sc = J_sc S J_sc^T + eps I,  J_sc = d p_c(X_s) / d theta at theta*,  S = 1 / (H + delta)
 
 H is the sum over all earlier examples of the diagonal of J^T (diag(p) - p p^T) J, J the Jacobian of the outputs: the
 Fisher times the number of examples. So a change of the probabilities costs little where the earlier tasks left the
@@ -23,7 +23,7 @@ The gradient of the penalty is sum_s sum_c J_sc(theta)^T K_sc^-1 (p_c - m_sc): o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
@@ -67,59 +67,75 @@ class Block(NamedTuple):
     """Tasks with one head and equally many memorable points: S tasks, M points each."""
 
     head: int
-    wanted: Tensor  # m: [R, S, C, M]
     inverse: Tensor  # K^-1: [R, S, C, M, M]
+
+
+class Points(NamedTuple):
+    """The memorable points of all tasks: x [R, n, ...], block by block."""
+
+    x: Tensor
+    blocks: Sequence[Block]
+    row: Mixture | None = None  # with FiLM: the task of each point
+
+    def probabilities(self, network: BayesianNetwork) -> list[Tensor]:
+        """[R, S, C, M] for each block, without dropout, as in predictions."""
+        noise, network.weights.noise = network.weights.noise, None
+        with network.using(self.row):
+            features = network(self.x.flatten(0, 1)).unflatten(0, self.x.shape[:2])
+        found, start = [], 0
+        for head, inverse in self.blocks:
+            r, tasks, _, points, _ = inverse.shape
+            own = features[:, start : start + tasks * points].flatten(0, 1)
+            start += tasks * points
+            found.append(network.apply_heads(own, [head]).softmax(1).view(r, tasks, points, -1).transpose(2, 3))
+        network.weights.noise = noise
+        return found
 
 
 @dataclass(frozen=True)
 class Functional(Loss):
-    """The penalty on functions. x [R, n, ...] holds the points of all blocks in their order."""
+    """The penalty on changed probabilities."""
 
-    x: Tensor
-    blocks: Sequence[Block]
+    points: Points
+    wanted: Sequence[Tensor]  # m: [R, S, C, M] for each block
     strength: Number
-    row: Mixture | None = None  # with FiLM: the task of each point
-    heads: Sequence[int] = field(default=())
+    heads: Sequence[int]
     name: ClassVar[str] = "functional"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
-        noise, network.weights.noise = network.weights.noise, None  # at the points, as in predictions, without dropout
-        with network.using(self.row):
-            features = network(self.x.flatten(0, 1)).unflatten(0, self.x.shape[:2])
-        total, start = features.new_zeros(len(self.x)), 0
-        for head, wanted, inverse in self.blocks:
-            r, tasks, _, points = wanted.shape
-            own = features[:, start : start + tasks * points]
-            start += tasks * points
-            p = network.apply_heads(own.flatten(0, 1), [head]).softmax(1).view(r, tasks, points, -1)
-            changed = p.transpose(2, 3) - wanted
-            force = (inverse @ changed.detach().unsqueeze(4)).squeeze(4)
+        total = batch.x.new_zeros(len(self.points.x))
+        each = zip(self.points.probabilities(network), self.wanted, self.points.blocks, strict=True)
+        for p, m, block in each:
+            changed = p - m
+            force = (block.inverse @ changed.detach().unsqueeze(4)).squeeze(4)
             total = total + ((changed - 0.5 * changed.detach()) * force).sum((1, 2, 3))  # its gradient is `force`
-        network.weights.noise = noise
-        return self.strength * total if not isinstance(self.strength, Tensor) else self.strength.flatten() * total
+        return (self.strength.flatten() if isinstance(self.strength, Tensor) else self.strength) * total
 
 
 def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
     """The penalty of a round, at the weights that it starts from."""
-    network, theta = round_.network, round_.posterior.mean
+    network, theta, layout = round_.network, round_.posterior.mean, round_.network.layout
     variance = 1 / (memory.precision + s.prior_precision)
     in_order = sorted(memory.points, key=lambda task: (task.head, task.y.shape[1]))
     blocks = []
     for (head, _), tasks in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
-        wanted, inverse = [], []
+        inverse = []
         for task in tasks:
-            p, k = curvature.kernels(network, theta, network.layout, task.x, [head], variance, task.task)
+            k = curvature.kernels(network, theta, layout, task.x, [head], variance, task.task)[1]
             k.diagonal(dim1=2, dim2=3).add_(s.jitter.unsqueeze(2) if isinstance(s.jitter, Tensor) else s.jitter)
             factor, _ = torch.linalg.cholesky_ex(k)  # does not raise where a replica has diverged
-            wanted.append(p.mT)
-            inverse.append(torch.cholesky_inverse(factor).to(p))
-        blocks.append(Block(head, torch.stack(wanted, 1), torch.stack(inverse, 1)))
+            inverse.append(torch.cholesky_inverse(factor).to(theta))
+        blocks.append(Block(head, torch.stack(inverse, 1)))
     row = None
     if network.film is not None:
         places = torch.arange(len(in_order)).repeat_interleave(torch.tensor([t.y.shape[1] for t in in_order]))
         row = Mixture([t.task for t in in_order], places.expand(len(theta), -1).to(theta.device))
-    heads = list(dict.fromkeys(block.head for block in blocks))
-    return Functional(torch.cat([task.x for task in in_order], 1), blocks, s.strength, row, heads)
+    points = Points(torch.cat([task.x for task in in_order], 1), blocks, row)
+    # m is computed exactly as p: their difference must be 0 in the first step, as Adam would enlarge a rounding error
+    network.bind(theta, None, layout)
+    with torch.no_grad():
+        wanted = points.probabilities(network)
+    return Functional(points, wanted, s.strength, list(dict.fromkeys(block.head for block in blocks)))
 
 
 def kept(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[TaskData, ...]:
@@ -176,9 +192,7 @@ FROMP = Method(
     # hardly learned; with it, strengths of 1 and 10 and jitters of 0.001 to 0.1 end within two points of each other.
     settings={
         "strength": Setting(1.0, "tau, the weight of the penalty on changed probabilities", high=1e12),
-        "memory": Setting(
-            200, "number of memorable points kept, of all tasks together", high=100_000_000
-        ),
+        "memory": Setting(200, "number of memorable points kept, of all tasks together", high=100_000_000),
         "points": Setting(200, "maximum number of memorable points of a task", low=1, high=10_000),
         "prior_precision": Setting(
             0.1, "delta, the precision that every weight has before the first task", high=1e6, open_low=True

@@ -21,11 +21,11 @@ from evcl.nn.layer import BayesianLayer
 class Gate(Protocol):
     """What the k-winners of a network report to in training: see `Weights.gate`."""
 
-    def drop(self, h: Tensor, layer: BayesianLayer) -> Tensor:
+    def drop(self, h: Tensor, layer: KWinnersLayer) -> Tensor:
         """The outputs h [R, B, u, ...] of all units, with some of them set to 0, of which the winners are chosen."""
         ...
 
-    def won(self, y: Tensor, layer: BayesianLayer) -> None:
+    def won(self, y: Tensor, layer: KWinnersLayer) -> None:
         """Called with the outputs of the winners, [R, B, u, ...]; called once for each call of `drop`."""
         ...
 
