@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import Noise
+from evcl._core.randomness import Noise, PartNoise
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, TaskData
@@ -171,7 +171,11 @@ class Dropping(Tracker):
         return found
 
     def won(self, y: Tensor, layer: KWinnersLayer) -> None:
-        self.place = add_wins(self.now, y, self.y, self.place, self.is_new)
+        noise, weight = layer.weights.noise, self.is_new
+        if self.ranks is not None and isinstance(noise, PartNoise):
+            part = self.ranks.part(noise.examples)
+            weight = weight * float(part.stop > part.start)  # an example that stands for an empty part does not count
+        self.place = add_wins(self.now, y, self.y, self.place, weight)
 
     def after(self, q: Gaussian) -> None:
         if self.ranks is not None:  # each process has seen a part of the batch
