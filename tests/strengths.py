@@ -22,7 +22,7 @@ STRENGTHS = {
     **dict.fromkeys(
         ("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC
     ),
-    **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
+    **dict.fromkeys(("si", "mas", "xdg", "lwf", "fromp"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
@@ -30,8 +30,9 @@ STRENGTHS = {
     "progress-compress": ("strength", 1e-4, 10.0),
 }
 # nothing holds their weights, or they do not move at all
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive", "er", "derpp", "agem")
+WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive", "er", "derpp", "agem", "scommer")
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
+OWN = {"fromp": {"clip": 0.0}}  # plain steps but for what holds the weights
 
 
 def task(number, head, device="cpu"):
@@ -45,6 +46,7 @@ def task(number, head, device="cpu"):
 def made(method, device="cpu", heads=(2, 2), **given):
     known = METHODS[method].known_settings
     usual = USUAL if method in OWN_STEPS else {**USUAL, "lr": LR, "lr_schedule": "constant"}
+    usual = {**usual, **OWN.get(method, {})}
     chosen = {**{name: value for name, value in usual.items() if name in known}, **given}
     run = Run(
         evcl.nn.mlp(INPUTS, [HIDDEN]), METHODS[method], [resolve(method, known, chosen)], [0], draw=True, device=device

@@ -78,6 +78,8 @@ def kept_by(name):
         elif isinstance(how, ByKey) and how.key is str and value:
             each = len(tensors(value)) / (1 + len(HIDDEN))
             found.append(f"{each:g} matrices per layer")
+        elif isinstance(how, ByKey) and value and all(t.shape[2:] == (sum(HIDDEN),) for t in tensors(value)):
+            found.append("1 per unit and class")
         elif isinstance(how, ByKey) and any(t.dim() == 3 for t in tensors(value)):
             assert sum(t.shape[1] for t in tensors(value)) == 200
             found.append("with outputs")

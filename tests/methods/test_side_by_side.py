@@ -50,6 +50,8 @@ PROGRAMS = [
             "er",
             "derpp",
             "agem",
+            "fromp",
+            "scommer",
         )
     ),
 ]

@@ -48,6 +48,8 @@ METHOD_FACTS = {
     "er": Facts(2019, "Chaudhry et al.", "200 examples in all"),
     "derpp": Facts(2020, "Buzzega et al.", "200 examples in all, with outputs"),
     "agem": Facts(2019, "Chaudhry et al.", "200 examples in all"),
+    "fromp": Facts(2020, "Pan et al.", "1 per weight, 200 examples in all"),
+    "scommer": Facts(2023, "Sarfraz et al.", "1 per weight, 200 examples in all, 1 per unit and class"),
     "random-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "kcenter-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "naive": Facts(0, "-", "nothing"),

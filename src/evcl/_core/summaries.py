@@ -30,6 +30,8 @@ METHOD_SUMMARIES = {
     "er": "experience replay: kept examples in each batch",
     "derpp": "experience replay that also keeps the outputs (DER++)",
     "agem": "plain weights; no step against the kept examples (A-GEM)",
+    "fromp": "plain weights; keeps the outputs at memorable points",
+    "scommer": "replay; a sparse network, and an average that predicts",
     "random-coreset": "plain training from scratch on random kept examples only",
     "kcenter-coreset": "plain training from scratch on k-center examples only",
     "naive": "plain training on one task after another",

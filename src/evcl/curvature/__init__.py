@@ -1,6 +1,7 @@
 """Estimate from data how much each weight of a network matters."""
 
 from evcl.curvature.fisher import KINDS, fisher, sensitivity, spread_out
+from evcl.curvature.kernel import kernels
 from evcl.curvature.kfac import Block, Factors, Kronecker, blocks, kfac
 from evcl.curvature.step import StepCurvature
 
@@ -12,6 +13,7 @@ __all__ = [
     "StepCurvature",
     "blocks",
     "fisher",
+    "kernels",
     "kfac",
     "sensitivity",
     "spread_out",

@@ -231,11 +231,17 @@ class Pass(NamedTuple):
 def _passed(
     network: BayesianNetwork, x: Tensor, y: Tensor, weights: Tensor, heads: Sequence[int], targets: Targets
 ) -> tuple[list[Call], list[Tensor]]:
+    return forward_pass(network, x, heads, lambda outputs: targets.of(outputs, y, weights))
+
+
+def forward_pass(
+    network: BayesianNetwork, x: Tensor, heads: Sequence[int], of: Callable[[Tensor], list[Tensor]]
+) -> tuple[list[Call], list[Tensor]]:
+    """The calls of layers with weights in one pass of x [R, n, ...], and the scalars `of` its outputs [R, n, o]."""
     calls, handles = record(network)
     try:
         with torch.enable_grad():
-            outputs = network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2])
-            return calls, targets.of(outputs, y, weights)
+            return calls, of(network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2]))
     finally:
         for handle in handles:
             handle.remove()
@@ -271,24 +277,21 @@ def add(of: Of, parts: dict[str, Tensor], calls: list[Call], deltas: Sequence[Te
             assert part is not None
             part += layer.sum_of(of, parameter, x, delta)
             continue
-        rows = max(1, min(u.rows_at_once(p, a, d) // u.fold for u, p, a, d in found))
+        rows = rows_at_once(found)
         for start in range(0, examples, rows):
-            gradients = [gradient_of(*use, slice(start, start + rows)) for use in found]
-            whole = parts[name].new_zeros(*gradients[0].shape[:2], *parts[name].shape[1:])
-            for (layer, parameter, _, _), gradient in zip(found, gradients, strict=True):
-                part = layer.part({name: whole.flatten(0, 1)}, parameter)
-                assert part is not None
-                part += gradient.flatten(0, 1)
-            parts[name] += of(whole).sum(1)
+            parts[name] += of(whole_gradient(name, found, parts[name].shape[1:], slice(start, start + rows))).sum(1)
+
+
+Use = tuple[BayesianLayer, str, Tensor, Tensor]  # a layer, its parameter's name, its inputs and output gradients
 
 
 def uses_of(
     parts: Mapping[str, Tensor], calls: list[Call], deltas: Sequence[Tensor | None], examples: int
-) -> dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]]:
+) -> dict[str, list[Use]]:
     """The layers that use each weight in `parts`, with their parameter's name, inputs and output gradients, [R, B, ...]
     each.
     """
-    uses: dict[str, list[tuple[BayesianLayer, str, Tensor, Tensor]]] = {}
+    uses: dict[str, list[Use]] = {}
     for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
         if delta is None:
             continue
@@ -331,3 +334,19 @@ def gradient_of(layer: BayesianLayer, parameter: str, x: Tensor, delta: Tensor, 
     rows = slice(piece.start * layer.fold, piece.stop * layer.fold)
     gradient = layer.example_gradient(parameter, x[:, rows], delta[:, rows])
     return gradient if layer.fold == 1 else gradient.unflatten(1, (-1, layer.fold)).sum(2)
+
+
+def rows_at_once(uses: Sequence[Use]) -> int:
+    """The number of examples whose gradients of one weight tensor may be held in memory at once."""
+    return max(1, min(layer.rows_at_once(p, x, delta) // layer.fold for layer, p, x, delta in uses))
+
+
+def whole_gradient(name: str, uses: Sequence[Use], shape: Sequence[int], piece: slice) -> Tensor:
+    """[R, b, *shape]: the gradients of a slice of the examples with respect to the weights `name`, over all uses."""
+    gradients = [gradient_of(*use, piece) for use in uses]
+    whole = gradients[0].new_zeros(*gradients[0].shape[:2], *shape)
+    for (layer, parameter, _, _), gradient in zip(uses, gradients, strict=True):
+        part = layer.part({name: whole.flatten(0, 1)}, parameter)
+        assert part is not None
+        part += gradient.flatten(0, 1)
+    return whole

@@ -106,7 +106,7 @@ class Learner(Predictor):
             skip=skip,
             prior=prior,
         )
-        self._plain = copy.deepcopy(network)
+        self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
         self._busy = False
         self.history: dict[str, tuple[Epoch, ...]] = {}

@@ -12,6 +12,7 @@ from evcl.methods.evcl_er import EVCL_ER
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
+from evcl.methods.fromp import FROMP
 from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.importance import fisher
@@ -43,6 +44,7 @@ from evcl.methods.noisy_kfac import NOISY_KFAC
 from evcl.methods.progress_compress import PROGRESS_COMPRESS
 from evcl.methods.progressive import PROGRESSIVE
 from evcl.methods.rehearsal import ER, with_memory
+from evcl.methods.scommer import SCOMMER
 from evcl.methods.si import SI
 from evcl.methods.td_vcl import TD_VCL
 from evcl.methods.teacher import Distillation, teach
@@ -93,6 +95,8 @@ for _method in (
     ER,
     DERPP,
     AGEM,
+    FROMP,
+    SCOMMER,
     RANDOM,
     KCENTER,
     NAIVE,

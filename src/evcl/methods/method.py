@@ -15,6 +15,7 @@ so that a stopped run can be resumed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,6 +77,9 @@ class Loss:
     """
 
     heads: Sequence[int] = ()
+
+    def prepare(self, network: BayesianNetwork, batch: Minibatch) -> None:
+        """Called at each step, before the network's forward pass."""
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         """[R]: the loss on the examples of a step.
@@ -243,6 +247,7 @@ class Method:
             and `model` declare
         settings: its own settings, in addition to those of training and, if it is Bayesian, of every Bayesian method;
             an entry may also override one of those with another default or other choices, or be None to remove it
+        adapt: (a copy of the user's network, the settings of each replica) -> the network to train in its place
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
         trunk: (the user's network, number of rounds) -> the trunk to train in the last of these rounds, for a method
             whose network grows. Weights keep their values under their names; None: the user's network
@@ -260,12 +265,18 @@ class Method:
     learn: Callable[[Any, Round, Settings], Learning] = plain
     memory: type = Nothing
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
+    adapt: Callable[[nn.Module, Sequence[Settings]], nn.Module] | None = None
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
     trunk: Callable[[nn.Module, int], nn.Module] | None = None
     stages: int = 1
     apart: bool = False
     jointly: bool = False
     shares: str = "task"
+
+    def changed(self, network: nn.Module, settings: Sequence[Settings]) -> nn.Module:
+        """A copy of the user's network as this method trains it, for replicas with these settings."""
+        network = copy.deepcopy(network)
+        return network if self.adapt is None else self.adapt(network, settings)
 
     @property
     def known_settings(self) -> dict[str, Setting]:

@@ -242,6 +242,10 @@ class LossOf(Loss):
     def name(self) -> str:
         return term_name(self.loss)
 
+    def prepare(self, network: BayesianNetwork, batch: Minibatch) -> None:
+        if type(self.loss).prepare is not Loss.prepare:
+            raise EvclError("a loss that prepares the network cannot share a program with other settings or methods")
+
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
         total = batch.x.new_zeros(len(batch.rows))
         with network.narrowed(self.replicas):

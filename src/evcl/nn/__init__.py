@@ -8,6 +8,7 @@ from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
+from evcl.nn.winners import KWinners
 
 __all__ = [
     "MLP",
@@ -15,6 +16,7 @@ __all__ = [
     "BayesianNetwork",
     "Dropout",
     "Gaussian",
+    "KWinners",
     "Layout",
     "Linear",
     "Names",

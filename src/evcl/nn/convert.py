@@ -22,6 +22,7 @@ from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import FreeParameter, SampledLayer
+from evcl.nn.winners import KWinners, KWinnersLayer
 
 INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scale
 Names = str | Sequence[str] | None
@@ -71,6 +72,7 @@ register(nn.BatchNorm2d, BatchNorm)
 register(nn.BatchNorm3d, BatchNorm)
 register(nn.MultiheadAttention, MultiheadAttention)
 register(Scale, BayesianScale)
+register(KWinners, KWinnersLayer)
 register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))

@@ -55,6 +55,8 @@ NAMES = {
     "si": "SI",
     "mas": "MAS",
     "lwf": "LwF",
+    "fromp": "FROMP",
+    "scommer": "SCoMMER",
     "imm-mean": "mean-IMM",
     "imm-mode": "mode-IMM",
     "xdg": "XdG",

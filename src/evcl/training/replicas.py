@@ -93,6 +93,7 @@ class Replicas:
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
         self.method, groups = each[0], grouped(each, settings)
         self.drawn = draw
+        network = self.method.changed(network, settings)
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         convert["film"] = bool(settings[0].get("film"))

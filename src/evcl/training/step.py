@@ -103,6 +103,8 @@ class ByAutograd:
         def compute(network: BayesianNetwork) -> list[Tensor]:
             if nll is not None:
                 return [loss(network, batch) for loss in self.losses]
+            for loss in self.losses:
+                loss.prepare(network, batch)
             with network.using(self.pool.task(rows)):
                 features = network(batch.x.flatten(0, 1)).unflatten(0, rows.shape)
             shown = batch._replace(features=features)
