@@ -12,7 +12,7 @@ from evcl.nn import Gaussian
 from evcl.training import Run
 
 INPUTS, HIDDEN, EXAMPLES = 6, 12, 60
-USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10}
+USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10, "generator_width": 20}
 LR = 0.02  # of the means, for methods that have a rate of this unit
 OWN_STEPS = ("vogn", "ivon", "noisy-kfac", "ekf")
 
@@ -20,7 +20,7 @@ ELASTIC = ("strength", 0.1, 1000.0)
 KL = ("tempering", 0.01, 100.0)
 STRENGTHS = {
     **dict.fromkeys(("evcl", "evcl-film", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC),
-    **dict.fromkeys(("si", "mas", "xdg", "lwf"), ELASTIC),
+    **dict.fromkeys(("evcl-dgr", "si", "mas", "xdg", "lwf"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
@@ -28,7 +28,7 @@ STRENGTHS = {
     "progress-compress": ("strength", 1e-4, 10.0),
 }
 # nothing holds their weights, or they do not move at all
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive")
+WITHOUT = ("dgr", "naive", "joint", "random-coreset", "kcenter-coreset", "progressive")
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
 
 

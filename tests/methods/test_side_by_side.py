@@ -37,7 +37,7 @@ PROGRAMS = [
     ["evcl-film", "gvcl-film"],
     ["ewc", "kfac-ewc", "imm-mean", "imm-mode"],
     *(
-        [name] * 2 for name in ("improved-vcl", "td-vcl", "vogn", "ivon", "noisy-kfac", "ekf", "xdg")
+        [name] * 2 for name in ("improved-vcl", "td-vcl", "vogn", "ivon", "noisy-kfac", "ekf", "xdg", "dgr", "evcl-dgr")
     ),  # of a kind of their own
 ]
 

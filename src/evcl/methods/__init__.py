@@ -2,10 +2,12 @@
 
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, for_settings, with_coreset
-from evcl.methods.data import Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.data import NO_HEAD, Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.dgr import DGR
 from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
+from evcl.methods.evcl_dgr import EVCL_DGR
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
@@ -61,6 +63,7 @@ for _method in (
     EVCL,
     EVCL_FILM,
     KFAC_EVCL,
+    EVCL_DGR,
     VCL,
     VCL_RANDOM,
     VCL_KCENTER,
@@ -83,6 +86,7 @@ for _method in (
     PROGRESSIVE,
     PROGRESS_COMPRESS,
     LWF,
+    DGR,
     RANDOM,
     KCENTER,
     NAIVE,
@@ -94,6 +98,7 @@ __all__ = [
     "ELASTIC",
     "KL",
     "METHODS",
+    "NO_HEAD",
     "Distillation",
     "Elastic",
     "Fit",
