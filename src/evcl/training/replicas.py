@@ -220,7 +220,7 @@ class Replicas:
         centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
         self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
         network.set_statistics({**network.statistics(), **statistics})
-        self._examined = [one for one in self._examined if one is not network]
+        self._examined.discard(network)
 
     def add_film(self, tasks: int) -> None:
         """If the networks have FiLM, have rows for at least this many tasks."""
