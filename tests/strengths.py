@@ -12,7 +12,7 @@ from evcl.nn import Gaussian
 from evcl.training import Run
 
 INPUTS, HIDDEN, EXAMPLES = 6, 12, 60
-USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10}
+USUAL = {"epochs": 8, "batch_size": 20, "coreset_size": 5, "memory": 10, "generator_width": 20}
 LR = 0.02  # of the means, for methods that have a rate of this unit
 OWN_STEPS = ("vogn", "ivon", "noisy-kfac", "ekf")
 
@@ -22,7 +22,7 @@ STRENGTHS = {
     **dict.fromkeys(
         ("evcl", "evcl-film", "evcl-er", "kfac-evcl", "gvcl", "gvcl-film", "ewc", "ewc-offline", "kfac-ewc"), ELASTIC
     ),
-    **dict.fromkeys(("si", "mas", "xdg", "lwf", "fromp"), ELASTIC),
+    **dict.fromkeys(("evcl-dgr", "si", "mas", "xdg", "lwf", "fromp"), ELASTIC),
     **dict.fromkeys(("vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "improved-vcl", "td-vcl"), KL),
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), KL),
     "ekf": ("tempering", 0.5, 100.0),
@@ -30,7 +30,18 @@ STRENGTHS = {
     "progress-compress": ("strength", 1e-4, 10.0),
 }
 # nothing holds their weights, or they do not move at all
-WITHOUT = ("naive", "joint", "random-coreset", "kcenter-coreset", "progressive", "er", "derpp", "agem", "scommer")
+WITHOUT = (
+    "naive",
+    "joint",
+    "random-coreset",
+    "kcenter-coreset",
+    "progressive",
+    "er",
+    "derpp",
+    "agem",
+    "scommer",
+    "dgr",
+)
 OTHERWISE = ("xdg", "progress-compress")  # without strength, they train a part of the units, or from other labels
 OWN = {"fromp": {"clip": 0.0}}  # plain steps but for what holds the weights
 

@@ -21,7 +21,7 @@ from evcl.training import Run
 F64 = torch.float64
 HEADS = (0, 1, 0)  # of three tasks: the last one comes back to the first one's head
 EXAMPLES, BATCH, INPUTS = 41, 8, 6  # the last batch has one example: one of two processes has none of it
-GIVEN = {"epochs": 2, "batch_size": BATCH, "lr": 0.01, "coreset_size": 5, "memory": 10}
+GIVEN = {"epochs": 2, "batch_size": BATCH, "lr": 0.01, "coreset_size": 5, "memory": 10, "generator_width": 20}
 
 
 def tasks(replicas: Sequence[int], like: torch.Tensor) -> list[TaskData]:

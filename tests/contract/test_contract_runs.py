@@ -37,10 +37,10 @@ def alone(method, **where):
 
 
 def check(found, wanted):
-    """The same tensors, but for rounding."""
+    """The same tensors, but for rounding, which a generator passes on to the next task's examples."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(found[name], tensor, rtol=1e-8, atol=1e-8, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def rows(found, some, group=None):

@@ -18,6 +18,7 @@ from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import METHODS, TaskData
+from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.memory import Another, ByKey, Kept, PerWeight, hows, mapped
 from evcl.training import Run
 
@@ -27,7 +28,7 @@ EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
 def test_every_method_has_its_facts_in_the_order_of_the_list():
     assert list(METHOD_FACTS) == list(METHOD_SUMMARIES)
     for name, facts in METHOD_FACTS.items():
-        no_paper = name in ("naive", "joint", "evcl-film", "evcl-er", "kfac-evcl")
+        no_paper = name in ("naive", "joint", "evcl-film", "evcl-er", "kfac-evcl", "evcl-dgr")
         assert (1990 < facts.year < 2100) != no_paper
 
 
@@ -41,7 +42,8 @@ def fields(memory):
     """How each field is stored, and its value, in inner memories too."""
     for name, how in hows(memory).items():
         value = getattr(memory, name)
-        yield from fields(value) if how is None else [(how, value)]
+        if not isinstance(memory, GeneratorMemory):
+            yield from fields(value) if how is None else [(how, value)]
 
 
 def numbers_per_weight(run):
@@ -72,29 +74,41 @@ def kept_by(name):
         found.append(f"{per_weight} per weight")
     if METHODS[name].trunk is not None:
         return columns_of(run)
-    for how, value in fields(run.memory):
-        if isinstance(how, Another):
-            found.append("a second network")
-        elif isinstance(how, ByKey) and how.key is str and value:
-            each = len(tensors(value)) / (1 + len(HIDDEN))
-            found.append(f"{each:g} matrices per layer")
-        elif isinstance(how, ByKey) and value and all(t.shape[2:] == (sum(HIDDEN),) for t in tensors(value)):
-            found.append("1 per unit and class")
-        elif isinstance(how, ByKey) and any(t.dim() == 3 for t in tensors(value)):
-            assert sum(t.shape[1] for t in tensors(value)) == 200
-            found.append("with outputs")
-        elif isinstance(how, ByKey) and any(t.numel() > 1 for t in tensors(value)):
-            assert all(t.numel() == INPUTS + sum(HIDDEN) for t in tensors(value))
-            found.append(f"{len(value) / TASKS:g} per unit and task")
-        elif isinstance(how, Kept) and sum(task.y.shape[1] for task in value) == 200:
-            found.append("200 examples in all")
-        elif isinstance(how, Kept):
-            (each,) = {task.y.shape[1] for task in value}
-            found.append(f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks"))
+    found += [text for how, value in fields(run.memory) if (text := stored(how, value))]
+    if isinstance(run.memory, GeneratorMemory) or any(
+        isinstance(v, GeneratorMemory) for v in vars(run.memory).values()
+    ):
+        found.append("a VAE")
     if run.network.film is not None:
         assert run.network.film.shape == (1, TASKS, 2, sum(HIDDEN))
         found.append("2 per unit and task")
     return ", ".join(found) or "nothing"
+
+
+def stored(how, value):
+    """What a field of a memory keeps, apart from numbers per weight."""
+    if isinstance(how, Another):
+        return "a second network"
+    if isinstance(how, Kept) and sum(task.y.shape[1] for task in value) == 200:
+        return "200 examples in all"
+    if isinstance(how, Kept):
+        (each,) = {task.y.shape[1] for task in value}
+        return f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks")
+    return stored_by_key(how, value, tensors(value)) if isinstance(how, ByKey) else None
+
+
+def stored_by_key(how, value, found):
+    if how.key is str:
+        return f"{len(found) / (1 + len(HIDDEN)):g} matrices per layer" if value else None
+    if value and all(t.shape[2:] == (sum(HIDDEN),) for t in found):
+        return "1 per unit and class"
+    if any(t.dim() == 3 for t in found):
+        assert sum(t.shape[1] for t in found) == 200
+        return "with outputs"
+    if any(t.numel() > 1 for t in found):
+        assert all(t.numel() == INPUTS + sum(HIDDEN) for t in found)
+        return f"{len(value) / TASKS:g} per unit and task"
+    return None
 
 
 def columns_of(run):

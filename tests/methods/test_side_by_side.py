@@ -52,6 +52,8 @@ PROGRAMS = [
             "agem",
             "fromp",
             "scommer",
+            "dgr",
+            "evcl-dgr",
         )
     ),
 ]

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 
-class Likelihood(Protocol):
-    """p(y | outputs), for the concatenated outputs [M, o] of the heads.
+class Objective(Protocol):
+    """What a fit minimises: -log p(y | outputs), or a bound on it, for the concatenated outputs [M, o] of the heads.
 
     `columns` [M, 2] holds the first and end column of the outputs of each example's head; None: there is one head.
     """
 
-    compiled: bool  # whether nn/chain.py, native.c and the GPU kernels compute this likelihood
+    @property
+    def compiled(self) -> bool:
+        """Whether nn/chain.py, native.c and the GPU kernels compute this likelihood."""
+        ...
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: -log p(y | outputs)."""
         ...
+
+
+class Likelihood(Objective, Protocol):
+    """p(y | outputs), for outputs that predictions and the Fisher are made from."""
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""

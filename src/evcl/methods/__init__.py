@@ -3,11 +3,13 @@
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.agem import AGEM
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, with_coreset
-from evcl.methods.data import Interleaved, Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.data import NO_HEAD, Interleaved, Minibatch, Mixed, Sampler, TaskData, shuffled
 from evcl.methods.derpp import DERPP
+from evcl.methods.dgr import DGR
 from evcl.methods.ekf import EKF
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.evcl import EVCL
+from evcl.methods.evcl_dgr import EVCL_DGR
 from evcl.methods.evcl_er import EVCL_ER
 from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
@@ -70,6 +72,7 @@ for _method in (
     EVCL_FILM,
     EVCL_ER,
     KFAC_EVCL,
+    EVCL_DGR,
     VCL,
     VCL_RANDOM,
     VCL_KCENTER,
@@ -97,6 +100,7 @@ for _method in (
     AGEM,
     FROMP,
     SCOMMER,
+    DGR,
     RANDOM,
     KCENTER,
     NAIVE,
@@ -108,6 +112,7 @@ __all__ = [
     "ELASTIC",
     "KL",
     "METHODS",
+    "NO_HEAD",
     "Distillation",
     "Elastic",
     "Fit",

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from evcl.nn import BayesianNetwork
 
 
+NO_HEAD = -1  # the head of examples that are explained by the trunk's own outputs
+
+
 @dataclass(frozen=True)
 class TaskData:
     """x [U, N, ...] and y [U, N]. Replica r learns from row r mod U; with U = 1, all replicas share the data."""
 
     x: Tensor
     y: Tensor  # class indices within the head; for a likelihood other than the categorical, [U, N, ...]
-    head: int
+    head: int  # its number, or NO_HEAD
     weights: Tensor | None = None  # [U, N]: the weight of each example, with mean 1; None: all 1
     task: int = 0  # the task's number in the order of learning, from 0
 

@@ -73,8 +73,8 @@ def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
     past, inputs = _reduced(protection(inner.rows, round_, s), left * unit, kept, round_)
     beta = tempering(s, round_)
     to_prior = kl(inner.prior, beta, inner.beta, past, round_, s)
-    first = Gaussian(memory.first, -0.5 * first_precision(round_, s).log().expand_as(memory.first))
-    to_prior = replace(to_prior, prior=tempered(to_prior.prior, first, heads_left), weight=unit * to_prior.weight)
+    prior = tempered(to_prior.prior, first_prior(memory.first, round_, s), heads_left)
+    to_prior = replace(to_prior, prior=prior, weight=unit * to_prior.weight)
     if inner.factors:
         to_prior = replace(to_prior, means=1 - factored(inner, round_))
     terms = [to_prior, *penalty(inner, s, round_, past.elastic * unit * (left if inner.factors else heads_left))]
@@ -97,6 +97,11 @@ def remaining(memory: Memory, rows: Mapping[int, int], alpha: Number, round_: Ro
         for name in head_names(k).values():
             each[:, layout.spans[name]] = 1 - alpha * own / total
     return left, each
+
+
+def first_prior(mean: Tensor, round_: Round, s: Settings) -> Gaussian:
+    """p_0, with these means."""
+    return Gaussian(mean, -0.5 * first_precision(round_, s).log().expand_as(mean))
 
 
 def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
@@ -135,7 +140,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
 
 SHARE = Setting(
     0.75,
-    "alpha, the share of the evidence of earlier tasks that the kept examples carry; the posterior carries the rest",
+    "alpha, the share of the evidence of earlier tasks that kept or generated rows carry; the posterior has the rest",
     high=1.0,
 )
 EVCL_ER = with_replay(evcl.EVCL, name="evcl-er", summary=METHOD_SUMMARIES["evcl-er"])

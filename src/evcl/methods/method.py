@@ -28,7 +28,7 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl.likelihoods import Likelihood
+from evcl.likelihoods import Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
@@ -135,9 +135,9 @@ class Fit:
     start: Gaussian | None = None
     moves: Tensor | None = None
     model: Model | None = None
-    likelihood: Likelihood | None = None
+    likelihood: Objective | None = None
     rule: Callable[..., Any] | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
     capture: bool = True
     film: bool = True
     fresh: bool = False

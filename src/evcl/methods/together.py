@@ -13,6 +13,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import Settings
 from evcl.methods.data import Minibatch, TaskData
+from evcl.methods.memory import Model
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
 from evcl.methods.terms import Differentiated, Gradients, Quadratic, Spring, Springs, Term, term_name
 from evcl.nn import BayesianNetwork, Gaussian, head_names
@@ -68,7 +69,11 @@ def fitted_of(fitted: Fitted, fit: Fit, replicas: list[int], tracked: Sequence[T
     used = fitted.used.clone()
     for name in whole.shapes.keys() - layout.shapes.keys():
         network.layout.view(used, name).zero_()
-    return replace(fitted, q=_of(fitted.q, replicas), own=own, layout=layout, used=used, tracked=tracked)
+    model = fitted.model
+    if model is not None and fit.model is not None:
+        statistics = {name: tensor[replicas] for name, tensor in model.statistics.items()}
+        model = replace(fit.model, posterior=_of(model.posterior, replicas), statistics=statistics)
+    return replace(fitted, q=_of(fitted.q, replicas), own=own, layout=layout, used=used, tracked=tracked, model=model)
 
 
 def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -> Fit:
@@ -83,18 +88,16 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
             )
         return getattr(first, what)
 
-    if any(fit.model is not None for fit in fits):
-        raise EvclError(
-            f"{names} cannot share a program: one trains a second network; give each method its own shares="
-        )
     count, device = len(round_.seeds), round_.posterior.mean.device
+    model = _model(fits, groups, count, names)
+    whole = round_.posterior if model is None else model.posterior
     own = [(fit, torch.tensor(group.replicas, device=device)) for fit, group in zip(fits, groups, strict=True)]
     terms = [_term(term, replicas, count) for fit, replicas in own for term in fit.terms]
     losses = [LossOf(loss, replicas) for fit, replicas in own for loss in fit.losses]
     trackers = [TrackerOf(one, replicas) for fit, replicas in own for one in fit.trackers]
     start = None
     if any(fit.start is not None for fit in fits):
-        start = Gaussian(round_.posterior.mean.clone(), _cloned(round_.posterior.log_std))
+        start = Gaussian(whole.mean.clone(), _cloned(whole.log_std))
         for fit, group in zip(fits, groups, strict=True):
             if fit.start is not None:
                 start.mean[group.replicas] = fit.start.mean
@@ -102,7 +105,7 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
                     start.log_std[group.replicas] = fit.start.log_std
     moves = None
     if any(fit.moves is not None for fit in fits):
-        moves = torch.ones_like(round_.posterior.mean, dtype=torch.bool)
+        moves = torch.ones_like(whole.mean, dtype=torch.bool)
         for fit, group in zip(fits, groups, strict=True):
             if fit.moves is not None:
                 moves[group.replicas] = fit.moves.bool()
@@ -113,10 +116,11 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         trackers=trackers,
         start=start,
         moves=moves,
+        model=model,
         sampler=same("sampler"),
         likelihood=same("likelihood"),
         rule=same("rule"),
-        rates=same("rates"),
+        rates=_rates(fits, groups, whole.mean, names),
         capture=all(fit.capture for fit in fits),
         film=same("film"),
         fresh=same("fresh"),
@@ -125,6 +129,46 @@ def merged(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], round_: Round) -
         batch=same("batch"),
         project=same("project"),
     )
+
+
+def _model(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], count: int, names: str) -> Model | None:
+    """The groups' second networks as one, of the first group's module; None: they train none."""
+    models = [fit.model for fit in fits if fit.model is not None]
+    if not models:
+        return None
+    if len(models) < len(fits) or len({tuple(one.network.layout.shapes.items()) for one in models}) > 1:
+        raise EvclError(
+            f"{names} cannot share a program: their second networks differ; give each method its own shares="
+        )
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        found = parts[0].new_empty(count, *parts[0].shape[1:])
+        for part, group in zip(parts, groups, strict=True):
+            found[group.replicas] = part
+        return found
+
+    stds = [one.posterior.log_std for one in models]
+    log_std = None if stds[0] is None else joined([std for std in stds if std is not None])
+    posterior = Gaussian(joined([one.posterior.mean for one in models]), log_std)
+    statistics = {name: joined([one.statistics[name] for one in models]) for name in models[0].statistics}
+    return replace(models[0], posterior=posterior, statistics=statistics)
+
+
+def _rates(fits: Sequence[Fit], groups: Sequence[ReplicaGroup], like: Tensor, names: str) -> dict[str, Any]:
+    """The groups' own rates: numbers may differ, and are then [R, 1]."""
+    words = [{name: v for name, v in fit.rates.items() if isinstance(v, str)} for fit in fits]
+    if len({tuple(fit.rates) for fit in fits}) > 1 or any(one != words[0] for one in words):
+        raise EvclError(f"{names} cannot share a program: their fits differ in rates; give each method its own shares=")
+    found: dict[str, Any] = {}
+    for name in fits[0].rates:
+        values = [fit.rates[name] for fit in fits]
+        if not any(isinstance(value, Tensor) for value in values) and len(set(values)) == 1:
+            found[name] = values[0]
+            continue
+        found[name] = like.new_empty(len(like), 1)
+        for value, group in zip(values, groups, strict=True):
+            found[name][group.replicas] = value
+    return found
 
 
 def _data(

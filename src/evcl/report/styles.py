@@ -77,6 +77,8 @@ NAMES = {
     "ivon": "IVON",
     "noisy-kfac": "noisy K-FAC",
     "ekf": "EKF",
+    "dgr": "DGR",
+    "evcl-dgr": "EVCL + DGR",
 }
 # For a user's own methods, and for a second result of a method above: they differ in marker if not in colour.
 SPARE = (

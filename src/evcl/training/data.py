@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evcl._core.randomness import Noise
-from evcl.likelihoods import CATEGORICAL, Likelihood
-from evcl.methods import Minibatch, TaskData
+from evcl.likelihoods import CATEGORICAL, Objective
+from evcl.methods import NO_HEAD, Minibatch, TaskData
 from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
 from evcl.nn.film import Mixture
@@ -27,12 +27,12 @@ class Pool:
         tasks: Sequence[TaskData],
         classes: Callable[[int], int],
         replicas: int = 1,
-        likelihood: Likelihood = CATEGORICAL,
+        likelihood: Objective = CATEGORICAL,
         augment: bool = False,
     ) -> None:
         self.likelihood, self.augment = likelihood, augment
         self.sizes = [task.y.shape[1] for task in tasks]
-        self.heads = sorted({task.head for task in tasks})
+        self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
         for k in self.heads:
             starts[k] = total

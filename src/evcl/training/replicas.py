@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +151,7 @@ class Replicas:
         )
         self.rounds = 0  # number of rounds learned; generators are derived from it
         self.seen: tuple[int, ...] = ()  # the head of each task learned
-        self._examined: list[BayesianNetwork] = []
+        self._examined: WeakSet[BayesianNetwork] = WeakSet()  # a method may make a network for one round
 
     def _first(self, network: nn.Module, only: Names, skip: Names) -> BayesianNetwork:
         if self.method.trunk is None:
@@ -220,7 +221,7 @@ class Replicas:
         centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
         self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
         network.set_statistics({**network.statistics(), **statistics})
-        self._examined = [one for one in self._examined if one is not network]
+        self._examined.discard(network)
 
     def add_film(self, tasks: int) -> None:
         """If the networks have FiLM, have rows for at least this many tasks."""
@@ -238,10 +239,10 @@ class Replicas:
 
     def check_independent(self, network: BayesianNetwork, x: Tensor) -> None:
         """Check, once per network, how it treats a batch of examples like x [U, N, ...]."""
-        if not any(network is one for one in self._examined):
+        if network not in self._examined:
             apart = any(group.method.apart for group in self.groups)
             check_examples_independent(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
-            self._examined.append(network)
+            self._examined.add(network)
 
     def _grow(self, slots: Sequence[Slot]) -> None:
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""

@@ -1,0 +1,82 @@
+"""EVCL whose past is carried partly by generated rows: see evcl.py and dgr.py.
+
+The evidence of earlier tasks must count once. A share alpha (`replay_share`) of it is carried by generated rows, and
+the rest by the posterior of the last round:
+
+    L_t = mean NLL + alpha N_past / N_t (mean loss on generated rows)
+          + beta/N_t KL(q_t || q_{t-1}^(1-alpha) p_0^alpha) + (1 - alpha) (elastic term + distillation)
+
+evcl_er.py derives this for kept rows, and has the mean and the precision of q_{t-1}^(1-alpha) p_0^alpha. alpha = 1 is
+deep generative replay with Gaussian weights and the first prior; alpha = 0 is EVCL. As generated rows carry the alpha
+share of the evidence, the next posterior has all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from evcl._core.settings import Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods.dgr import DGR, REPLAY, labelled
+from evcl.methods.elastic_memory import Memory as ElasticMemory
+from evcl.methods.evcl import EVCL
+from evcl.methods.evcl_er import SHARE, first_prior, tempered
+from evcl.methods.generator import Memory as GeneratorMemory
+from evcl.methods.generator import begun, retrained
+from evcl.methods.importance import trackers
+from evcl.methods.kronecker import factored, penalty, remembered
+from evcl.methods.label_noise import tempering
+from evcl.methods.memory import per_weight
+from evcl.methods.method import Fit, Learned, Learning, Round
+from evcl.methods.teacher import protection, unlearned
+from evcl.methods.vcl import betas, kl
+
+
+@dataclass(frozen=True)
+class Memory:
+    base: ElasticMemory
+    past: GeneratorMemory
+    first: Tensor = per_weight(start="prior")  # the first prior's means
+
+
+def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    base, beta = memory.base, tempering(s, round_)
+    replay = begun(memory.past, round_, s)
+    past = protection(base.rows, round_, Settings({**s, "distill": (1 - s.replay_share) * s.distill}))
+    rest = torch.zeros_like(round_.posterior.mean[:, :1]) + (1 - s.replay_share)
+    past = past._replace(elastic=rest * past.elastic)
+    to_prior = kl(base.prior, beta, base.beta, past, round_, s)
+    to_prior = replace(to_prior, prior=tempered(to_prior.prior, first_prior(memory.first, round_, s), rest))
+    if base.factors:
+        to_prior = replace(to_prior, means=1 - factored(base, round_))
+    losses = labelled(replay, memory.past, round_, s.label_temperature, s.replay_share)
+    fitted = yield Fit(
+        round_.tasks,
+        terms=[to_prior, *penalty(base, s, round_, past.elastic)],
+        losses=[*past.losses, *losses],
+        trackers=trackers(s),
+    )
+    after = yield from retrained(replay, memory.past, round_, s)
+    fitted = unlearned(fitted, to_prior.prior, past, round_)
+    past = past._replace(losses=[*past.losses, *losses])
+    kept = remembered(base, fitted, round_, s, betas(beta, base.beta, past, round_, s))
+    return Learned(fitted.q, Memory(kept, after, memory.first))
+
+
+EVCL_DGR = replace(
+    EVCL,
+    name="evcl-dgr",
+    summary=METHOD_SUMMARIES["evcl-dgr"],
+    learn=learn,
+    memory=Memory,
+    settings={
+        **EVCL.settings,
+        **REPLAY,
+        "replay_share": replace(SHARE, default=0.5),
+    },
+    stages=DGR.stages,
+    shares="evcl-dgr",
+)
