@@ -154,8 +154,13 @@ def merge(results: Sequence[Result]) -> Result:
 
 
 def to_json(content: Result | Mapping[str, Any]) -> str:
-    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently."""
-    return json.dumps(msgspec.to_builtins(content), indent=1, allow_nan=False) + "\n"
+    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured in an
+    earlier version is left out.
+    """
+    built = msgspec.to_builtins(content)
+    if built.get("memory_bytes", 0) is None:
+        del built["memory_bytes"]
+    return json.dumps(built, indent=1, allow_nan=False) + "\n"
 
 
 class _Version(Struct):
@@ -185,8 +190,10 @@ def _check(result: Result) -> None:
         raise ValueError("config.tasks should be a whole number, at least 1")
     if type(validation) not in (int, float) or not 0 <= validation < 1:
         raise ValueError("config.validation should be at least 0 and less than 1")
-    if result.seconds < 0 or (result.memory_bytes or 0) < 0:
-        raise ValueError("seconds and memory_bytes should be at least 0")
+    if result.seconds < 0:
+        raise ValueError("seconds should be at least 0")
+    if (result.memory_bytes or 0) < 0:
+        raise ValueError("memory_bytes should be at least 0")
     for name, (low, high) in RANGES.items():
         summary = result.measure(name)
         values = [summary.mean, summary.std, *summary.per_seed]
