@@ -40,6 +40,8 @@ PROTOCOLS = (
     Protocol("si", "permuted-mnist", "about 97", "Zenke et al. (2017), a figure", 3),
     Protocol("si", "split-mnist", "about 99", "Zenke et al. (2017), a figure"),
     Protocol("ewc", "split-mnist", "99.12", "van de Ven (2025), exact Fisher"),
+    Protocol("er", "split-mnist", "80.4", "Buzzega et al. (2020), 200 examples"),
+    Protocol("derpp", "split-mnist", "85.6", "Buzzega et al. (2020), 200 examples"),
     Protocol("imm-mode", "permuted-mnist", "98.0", "Lee et al. (2017)", 3),
     Protocol("imm-mean", "permuted-mnist", "93 to 98", "Lee et al. (2017)", 3),
     Protocol("improved-vcl", "permuted-mnist", "93", "Swaroop et al. (2019)", 3),
@@ -68,7 +70,8 @@ def row(one: Protocol) -> str:
     found, network = result.average_accuracy, "-".join(map(str, result.config["hidden"]))
     assert found.mean is not None
     error = "" if found.std is None else f" ± {100 * found.std / one.seeds**0.5:.2f}"
-    about = f"{one.benchmark}, {result.tasks} tasks, {network}, {result.config['epochs']} epochs"
+    scenario = f" ({result.config['scenario']}-incremental)" if "scenario" in result.config else ""
+    about = f"{one.benchmark}{scenario}, {result.tasks} tasks, {network}, {result.config['epochs']} epochs"
     return (
         f"| `{one.method}` | {about} | {one.published} | {one.source} | {100 * found.mean:.2f}{error} | {one.seeds} |"
     )
