@@ -85,6 +85,8 @@ class Result(Struct, frozen=True, kw_only=True):
         backward_transfer: see `evcl.metrics.backward_transfer`
         nll: over all tasks after the last one, in nats
         ece: the expected calibration error, over all tasks after the last one
+        inferred_accuracy: over all tasks after the last one, if the task is not given but inferred, in each of the
+            ways of `evcl.training.Session.infer`; empty if there is one head, or if the method is not Bayesian
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
             seed; None: not measured
@@ -103,6 +105,7 @@ class Result(Struct, frozen=True, kw_only=True):
     backward_transfer: Summary
     nll: Summary
     ece: Summary
+    inferred_accuracy: dict[Name, Summary] = {}
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -149,13 +152,21 @@ def merge(results: Sequence[Result]) -> Result:
         accuracy=[matrix for some in matrices for matrix in some] if matrices else None,
         seconds=round(sum(result.seconds for result in results), 3),
         memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
+        inferred_accuracy={
+            how: summarise([v for r in results for v in r.inferred_accuracy[how].per_seed])
+            for how in results[0].inferred_accuracy
+            if all(how in result.inferred_accuracy for result in results)
+        },
         **measures,
     )
 
 
 def to_json(content: Result | Mapping[str, Any]) -> str:
     """The JSON text of a file. Uses `json`, because msgspec prints some floats differently."""
-    return json.dumps(msgspec.to_builtins(content), indent=1, allow_nan=False) + "\n"
+    found = msgspec.to_builtins(content)
+    if not found.get("inferred_accuracy", True):
+        del found["inferred_accuracy"]
+    return json.dumps(found, indent=1, allow_nan=False) + "\n"
 
 
 class _Version(Struct):
@@ -187,8 +198,9 @@ def _check(result: Result) -> None:
         raise ValueError("config.validation should be at least 0 and less than 1")
     if result.seconds < 0 or (result.memory_bytes or 0) < 0:
         raise ValueError("seconds and memory_bytes should be at least 0")
-    for name, (low, high) in RANGES.items():
-        summary = result.measure(name)
+    summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
+    summaries |= {f"inferred_accuracy {how}": (one, 0, 1) for how, one in result.inferred_accuracy.items()}
+    for name, (summary, low, high) in summaries.items():
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
             raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
