@@ -107,8 +107,9 @@ def second_task(name: str, network: Network, rows: int, **given: Any) -> Callabl
         run.learn(tasks[1:], observer=timer)
         rest = clock() - start - sum(timer.fits)
         run.restore(before)
-        first, *later = timer.fits
-        return Cost(statistics.median(timer.steps), first, rest + epochs * sum(later))  # fine-tuning: usual epochs
+        first, *later = timer.fits or [0.0]  # a method may train nothing
+        step = statistics.median(timer.steps or [0.0])
+        return Cost(step, first, rest + epochs * sum(later))  # fine-tuning: usual epochs
 
     return learn
 

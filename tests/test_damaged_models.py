@@ -53,6 +53,7 @@ def test_it_is_what_is_mutated_here(saved, tmp_path):
     rows, beta = ({"dict": [[k, "tensor"] for k in keys]} for keys in ((0, 1), (-1, 0, 1)))
     inner = {"prior": gaussian, "importance": "tensor", "used": "tensor", "rows": rows, "beta": beta}
     inner["factors"] = {"dict": []}  # of importance=kfac alone
+    inner["classes"] = {"fields": {"classes": {"dict": []}, "common": {"dict": []}}}  # without a coreset alone
     second = {"examples": {**example["examples"], "head": 1, "task": 1}}
     outline = {"fields": {"inner": {"fields": inner}, "kept": [example, second], "tuned": gaussian}}
     assert description["memory"] == [outline]
@@ -140,6 +141,8 @@ def test_the_outline_of_the_memory(saved, tmp_path):
         for one in ((at, {"dict": []}), ((*at, "dict"), []), ((*at, "dict"), {}))  # none were counted
     ]
     none.append(((0, "fields", "inner", "fields", "factors", "dict"), {}))  # there are none
+    at = (0, "fields", "inner", "fields", "classes", "fields")
+    none += [((*at, name, "dict"), {}) for name in ("classes", "common")]
     assert taken == [*none, ((0, "fields", "kept"), [])]  # no examples at all: it goes on without
 
 
@@ -155,6 +158,7 @@ def test_a_field_too_many_and_one_too_few(saved, tmp_path, path):
         if change == "more":
             node["more"] = None
         else:
+            node.pop("classes", None)  # which files of earlier versions do not have
             node.popitem()
         assert refused(tmp_path / "m", {**description, "memory": memory}, tensors), change
 

@@ -6,7 +6,7 @@ from evcl._core.lazy import lazily
 
 if TYPE_CHECKING:
     from evcl import benchmarks, methods, metrics, nn
-    from evcl._core.errors import Diverged, EvclError
+    from evcl._core.errors import Diverged, EvclError, ForgettingWarning
     from evcl._core.version import __version__
     from evcl.callbacks import Callback, Epoch
     from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, Predictions, load
@@ -14,7 +14,7 @@ else:  # torch takes seconds to import, and some commands do not need it
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "evcl._core.errors": "Diverged EvclError",
+            "evcl._core.errors": "Diverged EvclError ForgettingWarning",
             "evcl._core.version": "__version__",
             "evcl.callbacks": "Callback Epoch",
             "evcl.learner": "EVCL EWC VCL Learner Measures Naive Predictions load",
@@ -33,6 +33,7 @@ __all__ = [
     "Diverged",
     "Epoch",
     "EvclError",
+    "ForgettingWarning",
     "Learner",
     "Measures",
     "Naive",

@@ -100,7 +100,8 @@ def test_the_best_trial_meets_the_test_data_and_nothing_is_done_twice(small, tmp
     run.main(["memory", "--folder", str(tmp_path)])
     kept = json.loads((tmp_path / "results" / "memory.json").read_text("utf-8"))["split-digits:2"]
     weights = 64 * 100 + 100 + 100 * 100 + 100 + 2 * (2 * 100 + 2)
-    assert kept["evcl"] == pytest.approx(4 * 4 * weights, rel=0.01)  # means, sigmas, Fisher, which are in use
+    own = 4 * 4 * weights  # means, sigmas, Fisher, which are in use
+    assert 1.01 * own < kept["evcl"] < 2.1 * own  # and the likelihood of each class, with at most as many numbers
     assert kept["ewc"] == pytest.approx(3 * 4 * weights, rel=0.01)
     shown = write_tables.made(tmp_path / "results")
     assert "| method | split-digits, 2 tasks |" in shown

@@ -19,6 +19,7 @@ from evcl._core.settings import resolve
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import METHODS, TaskData
 from evcl.methods.generator import Memory as GeneratorMemory
+from evcl.methods.generative import Statistics
 from evcl.methods.memory import Another, ByKey, Kept, PerWeight, hows, mapped
 from evcl.training import Run
 
@@ -42,7 +43,9 @@ def fields(memory):
     """How each field is stored, and its value, in inner memories too."""
     for name, how in hows(memory).items():
         value = getattr(memory, name)
-        if not isinstance(memory, GeneratorMemory):
+        if isinstance(memory, Statistics) and name == "classes":
+            assert {t.shape[1] for t in tensors(value)} <= {2}  # one vector for each of the head's two classes
+        elif not isinstance(memory, GeneratorMemory):
             yield from fields(value) if how is None else [(how, value)]
 
 
@@ -98,6 +101,8 @@ def stored(how, value):
 
 
 def stored_by_key(how, value, found):
+    if how.key is str and "scatter" in value:
+        return "1 matrix, 1 vector per class"
     if how.key is str:
         return f"{len(found) / (1 + len(HIDDEN)):g} matrices per layer" if value else None
     if value and all(t.shape[2:] == (sum(HIDDEN),) for t in found):

@@ -54,6 +54,7 @@ PROGRAMS = [
             "scommer",
             "dgr",
             "evcl-dgr",
+            "generative-classifier",
         )
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -28,7 +30,8 @@ def memory(generator, bayesian, r=3, p=40):
 def terms_of(method, memory, s, n):
     """Those of the fit that it asks for first, for a task of n examples."""
     task = TaskData(torch.zeros(1, n, 1), torch.zeros(1, n).long(), 0)
-    round_ = Round(0, [task], None, memory.prior, (), [0], None)
+    network = SimpleNamespace(classes=lambda head: 2)
+    round_ = Round(0, [task], network, memory.prior, (), [0], None)
     return next(method.learn(memory, round_, s)).terms
 
 

@@ -30,6 +30,10 @@ class Diverged(EvclError):
     """The loss became NaN or infinite; the state from before the task is kept."""
 
 
+class ForgettingWarning(UserWarning):
+    """A task is likely to make the learner forget something."""
+
+
 class BadExample(EvclError):
     """An example that cannot be used. `row` is its index among those given, and `what` is what is wrong with it."""
 

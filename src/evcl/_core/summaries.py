@@ -34,6 +34,7 @@ METHOD_SUMMARIES = {
     "fromp": "plain weights; keeps the outputs at memorable points",
     "scommer": "replay; a sparse network, and an average that predicts",
     "dgr": "plain weights; replays inputs that a VAE generates",
+    "generative-classifier": "a Gaussian per class on random features; no training",
     "random-coreset": "plain training from scratch on random kept examples only",
     "kcenter-coreset": "plain training from scratch on k-center examples only",
     "naive": "plain training on one task after another",

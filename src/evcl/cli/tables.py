@@ -102,6 +102,11 @@ def learn(
         was = "" if before is None else f" ({_percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
         _say(f"on the held-out rows: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
+    for note in found.notes:
+        _say(f"note: {note}")
+    if now := [(name, part) for name, part in found.learner.evaluate_kept().items() if name != line["task"]]:
+        shown = [f"{name} {_percent(part)}" for name, part in now]
+        _say(f"earlier tasks now, on the rows kept of them: {_shortened(shown)}")
     tasks = len(found.history)
     _say(f"model: {model} ({model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'})")
 
@@ -152,15 +157,23 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
     if len(learner.heads) > 1:
         _fact("heads", _shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
-    for i, column in enumerate(("task", "learned", "rows", "accuracy", "entropy", "epistemic")):
+    now = learner.evaluate_kept()
+    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "entropy", "epistemic")
+    for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
     for line in found.history:
         measured = ["-"] * 3
         if line["held_out"]:
             measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+        if now:
+            measured.insert(1, _percent(now[line["task"]]) if line["task"] in now else "-")
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console().print(table)
     console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
+    if now:
+        console().print("now: on the rows kept of each task, which the model has trained on.")
+    elif len(found.history) > 1:
+        console().print("No rows are kept, so what earlier tasks are at now is unknown.")
 
 
 def _columns(model: tables.Model) -> str:

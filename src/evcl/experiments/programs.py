@@ -9,6 +9,7 @@ from typing import Any
 
 from evcl import methods
 from evcl._core.settings import BAYESIAN, TRAINING, Setting
+from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
 from evcl.methods.memory import has_models
@@ -48,7 +49,9 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
         method = methods.for_settings(methods.get(config.method), config.settings)
-        chosen = (config.network, config.scenario)
+        grows = config.scenario == "class" or not (config.scenario or config.benchmark in BENCHMARK_SUMMARIES)
+        apart = grows and method.log_joint is not None  # its networks may get other heads than those of other methods
+        chosen = (config.network, config.scenario, apart)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
         key = (*where, *chosen, config.settings.validation, *kind(method))
         each = {name: _shared(name, value, method.known_settings.get(name)) for name, value in config.settings.items()}

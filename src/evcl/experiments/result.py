@@ -85,6 +85,8 @@ class Result(Struct, frozen=True, kw_only=True):
         backward_transfer: see `evcl.metrics.backward_transfer`
         nll: over all tasks after the last one, in nats
         ece: the expected calibration error, over all tasks after the last one
+        inferred_accuracy: over all tasks after the last one, if the task is not given but inferred, in each of the
+            ways of `evcl.training.Session.infer`; empty if there is one head, or if the method is not Bayesian
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
             seed; None: not measured
@@ -103,6 +105,7 @@ class Result(Struct, frozen=True, kw_only=True):
     backward_transfer: Summary
     nll: Summary
     ece: Summary
+    inferred_accuracy: dict[Name, Summary] = {}
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -149,17 +152,23 @@ def merge(results: Sequence[Result]) -> Result:
         accuracy=[matrix for some in matrices for matrix in some] if matrices else None,
         seconds=round(sum(result.seconds for result in results), 3),
         memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
+        inferred_accuracy={
+            how: summarise([v for r in results for v in r.inferred_accuracy[how].per_seed])
+            for how in results[0].inferred_accuracy
+            if all(how in result.inferred_accuracy for result in results)
+        },
         **measures,
     )
 
 
 def to_json(content: Result | Mapping[str, Any]) -> str:
-    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured in an
-    earlier version is left out.
+    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured is left
+    out.
     """
     built = msgspec.to_builtins(content)
-    if built.get("memory_bytes", 0) is None:
-        del built["memory_bytes"]
+    for name in ("memory_bytes", "inferred_accuracy"):
+        if not built.get(name, True):
+            del built[name]
     return json.dumps(built, indent=1, allow_nan=False) + "\n"
 
 
@@ -190,12 +199,11 @@ def _check(result: Result) -> None:
         raise ValueError("config.tasks should be a whole number, at least 1")
     if type(validation) not in (int, float) or not 0 <= validation < 1:
         raise ValueError("config.validation should be at least 0 and less than 1")
-    if result.seconds < 0:
-        raise ValueError("seconds should be at least 0")
-    if (result.memory_bytes or 0) < 0:
-        raise ValueError("memory_bytes should be at least 0")
-    for name, (low, high) in RANGES.items():
-        summary = result.measure(name)
+    if result.seconds < 0 or (result.memory_bytes or 0) < 0:
+        raise ValueError("seconds and memory_bytes should be at least 0")
+    summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
+    summaries |= {f"inferred_accuracy {how}": (one, 0, 1) for how, one in result.inferred_accuracy.items()}
+    for name, (summary, low, high) in summaries.items():
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
             raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")

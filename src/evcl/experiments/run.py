@@ -238,6 +238,9 @@ def execute_together(
     def note(text: str) -> None:
         on_event(groups[0], replace(now, accuracy=None, note=text))
 
+    infer = lead.scenario in ("domain", "class")
+    if infer and run.needs_task:
+        note(f"scenario {lead.scenario} does not give the task, which {lead.method} needs to predict: it is inferred")
     machine = environment(lead.device)
     with contextlib.ExitStack() as stack:
         for log in logs:
@@ -245,14 +248,14 @@ def execute_together(
                 stack.callback(log.close)
         if checkpoints is None:
             start = time.perf_counter()
-            found = learn_stream(run, streams, observer, after_task)
+            found = learn_stream(run, streams, observer, after_task, infer=infer)
             seconds = time.perf_counter() - start
         else:
             asked = stack.enter_context(deferred())
             stop, own = checkpoints.stop or asked, checkpoints.of(program_name(configs))
             identities = [identity(one) for one in configs]
             checkpointer = Checkpointer(replace(own, stop=stop), identities, asdict(machine), note, ranks)
-            found = learn_stream(run, streams, observer, after_task, checkpointer)
+            found = learn_stream(run, streams, observer, after_task, checkpointer, infer)
             seconds = checkpointer.seconds
     seconds = round(seconds / len(cells), 3)
     shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
@@ -353,6 +356,11 @@ def _result(
         backward_transfer=summarise([metrics.backward_transfer(matrix)]),
         nll=summarise([per_task(metrics.nll)]),
         ece=summarise([per_task(metrics.expected_calibration_error)]),
+        inferred_accuracy={
+            how: summarise([math.nan if diverged else float(each[r])])
+            for how, each in found.inferred.items()
+            if bool(each[r].isfinite())
+        },
         seconds=seconds,
         memory_bytes=size,
         environment=machine,

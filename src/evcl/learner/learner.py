@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.density import Density, density, room
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.inputs import Label, class_weights, labels, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
@@ -33,6 +34,7 @@ from evcl.training import Given, History, Run, Session, TaskData, Validation
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
+SHOWN = 8  # of many classes, this many are named
 NEW = "new"  # the value of `head` that gives a task its own head
 MOST_HEADS = 10_000  # that a learner or a file may have
 
@@ -225,14 +227,19 @@ class Learner(Predictor):
 
         try:
             with self._session.round(given, ended) as tasks:
-                classes = self._session.classes_of(given[0])
+                if told := self.forgetting(given[0].name, [repr(label) for label in self._session.lacking]):
+                    warnings.warn(told, ForgettingWarning, stacklevel=3)
+                classes = self._session.group_of(given[0], tasks[0])
                 validation = None
                 if options.validation is not None:
                     drawn = generator(self.seed, "validation", run.rounds)
                     tasks[0], data = held_out.hold_out(tasks[0], held, classes, drawn)
-                    validation = Validation(_weighted(data, options.class_weight, classes), options.patience)
+                    weights = self._class_weight(options, given[0], classes)
+                    validation = Validation(_weighted(data, weights, classes), options.patience)
                 if options.class_weight is not None:
-                    tasks[0] = _weighted(tasks[0], options.class_weight, classes)
+                    for i, part in enumerate(tasks):
+                        own = self._session.group_of(given[0], part)
+                        tasks[i] = _weighted(part, self._class_weight(options, given[0], own), own)
                 if not run.rounds:
                     self._check_scale(tasks[0].x[0])
                 report.begin(epochs * run.method.stages)
@@ -251,6 +258,31 @@ class Learner(Predictor):
         finally:
             self._busy = False
         return names
+
+    @property
+    def lacking(self) -> tuple[Label, ...]:
+        """The old classes of the last task's head that the task had no rows of, although it trained their softmax."""
+        return tuple(self._session.lacking)
+
+    def forgetting(self, task: str, lacking: Sequence[str]) -> str | None:
+        """One line of advice for a task that lacks these classes of its head; None if all is well."""
+        if not lacking or self._run.kept_examples() or self.settings.get("coreset", "none") != "none":
+            return None
+        some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
+        known = self.method.known_settings
+        keep = "memory=200" if "memory" in known else "coreset='random'" if "coreset" in known else None
+        advice = (
+            "keep all classes in every task" if keep is None else f"a learner with {keep} keeps rows of every class"
+        )
+        return f"task {task!r} has no rows of {some}, which its head knows, and will make it forget them: {advice}"
+
+    def _class_weight(self, options: _Options, task: Given, classes: Sequence[Label]) -> Any:
+        """The option `class_weight`, for those of the head's classes that are learned together."""
+        given = options.class_weight
+        if not isinstance(given, Mapping):
+            return given
+        others = set(self._session.heads[task.head]) - set(classes)
+        return {label: weight for label, weight in given.items() if label not in others}
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
@@ -298,7 +330,13 @@ class Learner(Predictor):
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""
         self._check_idle()
-        names = head_names(list(self._heads).index(self._head(task)))
+        groups = self._session.groups[self._head(task)]
+        if len(groups) > 1:
+            raise EvclError(
+                f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
+                "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
+            )
+        names = head_names(groups[0].number)
         network, mean = self._run.network, self._run.predictor(self._number(task)).mean
         views = network.layout.views(mean)
         weight, bias = views[names["weight"]][0], views[names["bias"]][0]
@@ -363,6 +401,11 @@ class Learner(Predictor):
             "heads": [[name, classes] for name, classes in self._heads.items()],
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
+        groups, shown = self._session.groups, self._session.shown
+        if any(len(some) > 1 for some in groups.values()) or any(shown[k] < set(c) for k, c in self._heads.items()):
+            parts = {name: [[one.number, one.classes] for one in some] for name, some in groups.items()}
+            rows = {name: [label for label in classes if label in shown[name]] for name, classes in self._heads.items()}
+            description |= {"groups": parts, "shown": rows, "seen": self._session.seen}
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self._session.density is not None:
             more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}

@@ -21,6 +21,7 @@ from evcl.methods import get as get_method
 from evcl.methods import known_settings
 from evcl.nn import MLP, Layout
 from evcl.nn.columns import first_column
+from evcl.training.session import Group, Session
 
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
@@ -57,7 +58,9 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
     heads = {name: list(classes) for name, classes in saved["heads"]}
     tasks = dict(saved["tasks"])
-    weights = trunk.size + sum((saved["features"] + 1) * len(classes) for classes in heads.values())
+    groups = _groups(saved, heads)
+    sizes = dict(sorted((group.number, len(group.classes)) for some in groups.values() for group in some))
+    weights = trunk.size + sum((saved["features"] + 1) * size for size in sizes.values())
     if len(heads) > MOST_HEADS:
         raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
     if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
@@ -97,12 +100,14 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
-    run.add_heads(saved["features"], [len(classes) for classes in heads.values()])
+    run.add_heads(saved["features"], list(sizes.values()))
     run.add_film(len(tasks))
-    learner._session.heads, learner._session.tasks = heads, tasks
+    session = learner._session
+    session.heads, session.groups, session.tasks = heads, groups, tasks
+    session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
-        learner._session.density = Density.from_tensors(seen)
-    run.load_tensors(tensors, saved["memory"], saved["rounds"], learner._session.seen())
+        session.density = Density.from_tensors(seen)
+    run.load_tensors(tensors, saved["memory"], saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():
         if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
@@ -110,6 +115,34 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         if kept.y.numel():
             learner._inputs(kept.x[0])  # raises if the network does not accept them
     return learner
+
+
+def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, list[Group]]:
+    """The groups of classes of each head. Before there were groups, a head was one."""
+    if "groups" not in saved:
+        return {name: [Group(k, classes)] for k, (name, classes) in enumerate(heads.items())}
+    found = {name: [Group(k, list(classes)) for k, classes in some] for name, some in saved["groups"].items()}
+    if found.keys() != heads.keys():
+        raise EvclError("its groups of classes do not fit its heads")
+    for name, classes in heads.items():
+        grouped = {label for group in found[name] for label in group.classes}
+        distinct = all(group.classes and len(set(group.classes)) == len(group.classes) for group in found[name])
+        if not distinct or grouped != set(classes) or not all(type(group.number) is int for group in found[name]):
+            raise EvclError("its groups of classes do not fit its heads")
+    numbers = sorted(group.number for some in found.values() for group in some)
+    if numbers != list(range(len(numbers))):
+        raise EvclError("its groups of classes do not fit its heads")
+    return found
+
+
+def _used(saved: dict[str, Any], session: Session) -> tuple[dict[str, set[Any]], list[int]]:
+    """For each head, the classes that some row had; and the network's heads that the tasks used."""
+    shown = {name: set(classes) for name, classes in saved.get("shown", session.heads).items()}
+    numbers = {name: [group.number for group in groups] for name, groups in session.groups.items()}
+    seen = list(saved.get("seen", [numbers[head][0] for head in session.tasks.values()]))
+    if shown.keys() != numbers.keys() or not set(seen) <= {k for own in numbers.values() for k in own}:
+        raise EvclError("its tasks do not fit its heads")
+    return shown, seen
 
 
 def _mlp(saved: dict[str, Any] | None, trunk: Layout) -> MLP:

@@ -85,3 +85,5 @@ class VCLOptions(NaiveOptions, DistillationOptions, total=False):
 
 class EVCLOptions(VCLOptions, ElasticOptions, total=False):
     """Settings of EVCL."""
+
+    one_softmax: bool

@@ -17,7 +17,7 @@ from evcl._core.inputs import Label, inputs, labels, pair, positions
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.training import Run, Session
 
-INFER = "infer"  # the value of `task` that chooses, for each example, the head that is least uncertain
+INFER = "infer"  # the value of `task` that infers the head for each example
 
 
 class Predictions(NamedTuple):
@@ -120,8 +120,8 @@ class Predictor:
         """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
 
         The seed fixes the draws, so the same input always gives the same output. `task` is a name or a number, and may
-        be omitted if there is only one head. With task="infer", each example is predicted by the head that is least
-        uncertain about it (see `predictions`).
+        be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
+        `predictions`).
         """
         if task == INFER:
             return self.predictions(x, task).probabilities
@@ -136,9 +136,10 @@ class Predictor:
     def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
         """Labels and probabilities, how uncertain they are, and why.
 
-        With task="infer", each example is predicted by the head that is least uncertain about it: the one with the
-        smallest entropy relative to its maximum, log(classes). The columns are then the classes of all heads, in the
-        order of `classes("infer")`; classes that the example's head does not know have probability 0.
+        With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
+        example, if the method has a likelihood per class; otherwise the least uncertain one, with the smallest entropy
+        relative to its maximum, log(classes). The columns are then the classes of all heads, in the order of
+        `classes("infer")`; classes that the example's head does not know have probability 0.
         """
         self._check_idle()
         checked, classes = self._inputs(x), self.classes(task)
@@ -152,10 +153,12 @@ class Predictor:
             wide = p if len(heads) == 1 else p.new_zeros(len(p), len(classes)).index_copy(1, _index(p, columns), p)
             parts.append((wide, entropy, torch.minimum(aleatoric, entropy), normalised_entropy(p)))
         best = torch.stack([relative for *_, relative in parts]).argmin(0)
+        by_task = task == INFER and self._run.needs_task
+        if task == INFER and not by_task and (likely := self._likeliest(checked)) is not None:
+            best = likely
         rows = torch.arange(len(best), device=best.device)
         chosen = [torch.stack([part[i] for part in parts])[best, rows] for i in range(4)]
         first = {head: name for name, head in reversed(self._tasks.items())}
-        by_task = task == INFER and self._run.network.film is not None
         names = self.tasks if by_task else [first[head] for head in heads]
         tasks = np.array(names)[best.cpu().numpy()]
         p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
@@ -165,14 +168,34 @@ class Predictor:
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
-    def evaluate(self, tasks: Benchmark | Task | Iterable[Task]) -> dict[str, float]:
-        """The accuracy on the test set of each of these tasks. All of them must have been learned."""
+    def evaluate(self, tasks: Benchmark | Task | Iterable[Task] | None = None) -> dict[str, float]:
+        """The accuracy on the test set of each of these tasks. All of them must have been learned.
+
+        Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
+        It has trained on these rows, so the accuracy on new ones may be lower.
+        """
+        if tasks is None:
+            if not self._run.kept_examples():
+                raise EvclError("no rows of earlier tasks are kept to evaluate on: pass the tasks, evaluate(tasks)")
+            return self.evaluate_kept()
         tasks = tasks_of(tasks, "evaluate")
         for task in tasks:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
         return {task.name: self.measure(task).accuracy for task in tasks}
+
+    def evaluate_kept(self) -> dict[str, float]:
+        """The accuracy on the rows that are kept of each task; empty if none are."""
+        right: dict[str, list[Tensor]] = {}
+        places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
+        for kept in self._run.kept_examples():
+            name = self.tasks[kept.task]
+            if kept.y.numel():
+                columns = positions([places[kept.head][i] for i in kept.y[0].tolist()], self._heads[self._tasks[name]])
+                p = self._probabilities(kept.x[0], name)
+                right.setdefault(name, []).append(p.argmax(1).cpu() == columns)
+        return {name: float(torch.cat(right[name]).double().mean()) for name in self.tasks if name in right}
 
     def measure(self, data: Any, task: str | int | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
@@ -194,15 +217,20 @@ class Predictor:
 
     def _probabilities(self, x: Tensor, task: str | int | None) -> Tensor:
         self._check_idle()
-        head = list(self._heads).index(self._head(task))
-        (p,) = self._tried(x, lambda x: [self._run.predict(x, head, task=self._number(task))])
+        head, number = self._head(task), self._number(task)
+
+        def predict(x: Tensor) -> list[Tensor]:
+            each = [self._run.predict(x, group.number, task=number) for group in self._session.groups[head]]
+            return [self._session.mixed(x, head, each)]
+
+        (p,) = self._tried(x, predict)
         return p
 
     def _asked(self, task: str | int | None) -> list[tuple[str, int | None]]:
         """The heads that predict, each with the number of the task whose weights it uses."""
         if task != INFER:
             return [(self._head(task), self._number(task))]
-        if self._run.network.film is not None:  # tasks that share a head have different weights
+        if self._run.needs_task:  # tasks that share a head have different weights
             return [(head, number) for number, head in enumerate(self._tasks.values())]
         first = list(self._tasks.values())  # each head uses the weights of its first task
         return [(head, first.index(head) if self._run.predicts_by_task else None) for head in self._heads]
@@ -211,17 +239,31 @@ class Predictor:
         """For each head, with the weights of the task beside it: the probabilities, and the mean entropy of the
         predictions of single draws of the weights.
         """
-        heads = list(self._heads)
-        calls = [([heads.index(head)], number) for head, number in asked]
+        session = self._session
+        numbers = [[group.number for group in session.groups[head]] for head, _ in asked]
+        calls = [(some, number) for some, (_, number) in zip(numbers, asked, strict=True)]
         if all(number is None for _, number in asked):
-            calls = [([heads.index(head) for head, _ in asked], None)]
+            calls = [([k for some in numbers for k in some], None)]
 
         def predict(x: Tensor) -> list[Tensor]:
             pairs = [pair for some, number in calls for pair in self._run.predict_with_entropy(x, some, number)]
-            return [tensor for pair in pairs for tensor in pair]
+            found: list[Tensor] = []
+            for head, _ in asked:
+                own = [pairs.pop(0) for _ in session.groups[head]]
+                found += session.mixed_with_entropy(x, head, own)
+            return found
 
         found = self._tried(x, predict)
         return list(zip(found[::2], found[1::2], strict=True))
+
+    def _likeliest(self, x: Tensor) -> Tensor | None:
+        """[N]: the position of the head with the largest likelihood of each example; None if it is unknown."""
+        groups = self._session.groups.values()
+        found = self._run.evidence(x.unsqueeze(0), [group.number for some in groups for group in some])
+        if found is None:
+            return None
+        each = [part.logsumexp(2) for part in found.split([len(some) for some in groups], 2)]
+        return torch.stack(each)[:, 0].argmax(0)
 
     def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
         """The result of `predict` without the replica axis. Raises if a prediction is not finite."""
@@ -292,7 +334,7 @@ def _like(x: Any, tensor: Tensor) -> Any:
 def normalised_entropy(p: Tensor) -> Tensor:
     """[N]: the entropy of these probabilities [N, classes] as a fraction of its maximum, log(classes)."""
     entropy: Tensor = torch.special.entr(p).sum(1)
-    return entropy / math.log(p.shape[1])
+    return entropy / math.log(max(2, p.shape[1]))
 
 
 def _index(like: Tensor, values: list[int]) -> Tensor:

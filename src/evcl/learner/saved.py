@@ -65,7 +65,7 @@ def _from_1(
             told[one.name] = {"dict": {}}
         elif one.name in ("importance", "used"):
             told[one.name], found[at] = "tensor", tensors[one.name].expand_as(tensors["posterior.mean"]).clone()
-        else:
+        elif one.name != "classes":  # format 1 had none
             told[one.name] = _coresets(at, saved, tensors, found)
     return {"fields": told}
 

@@ -15,6 +15,7 @@ from evcl.methods.ewc import EWC
 from evcl.methods.ewc_offline import EWC_OFFLINE
 from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
 from evcl.methods.fromp import FROMP
+from evcl.methods.generative import GENERATIVE
 from evcl.methods.gvcl import GVCL
 from evcl.methods.imm import IMM_MEAN, IMM_MODE
 from evcl.methods.importance import fisher
@@ -101,6 +102,7 @@ for _method in (
     FROMP,
     SCOMMER,
     DGR,
+    GENERATIVE,
     RANDOM,
     KCENTER,
     NAIVE,

@@ -45,6 +45,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
     def learn(remembered: Any, round_: Round, s: Settings) -> Learning:
         rows = [_rows(remembered.kept, task, i, round_, s) for i, task in enumerate(round_.tasks)]
         rest = [task.select(others(r, task.y.shape[1])) for task, r in zip(round_.tasks, rows, strict=True)]
+        s = Settings({**s, "one_softmax": True})  # kept examples of the old classes take part
         learned = yield from method.learn(remembered.inner, round_.of(rest), s)
         kept = (*remembered.kept, *(task.select(r) for task, r in zip(round_.tasks, rows, strict=True)))
         tuned = learned.posterior
@@ -55,7 +56,7 @@ def with_coreset(method: Method, **changes: Any) -> Method:
             tuned = fitted.q
         return Learned(learned.posterior, memory(learned.memory, kept, tuned))
 
-    wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, stages=method.stages + 1)
+    wrapped = replace(method, memory=memory, learn=learn, predictor=_tuned, log_joint=None, stages=method.stages + 1)
     return replace(wrapped, **{"shares": f"{method.shares} and coresets", **changes})
 
 

@@ -7,6 +7,14 @@ The anchor (mu*, s2*) is the posterior at the end of the last task, which is als
 relative to those of the new one, so that lambda = 1 has a meaning. `importance` chooses another measure in place of the
 Fisher (see importance.py). The last term is in `teacher.py`; the paper does not have it (`distill` 0).
 
+New classes: a task without the old classes of its head is learned in a softmax of its own, a group of classes g,
+
+    p(y | x) = p(g | x) p(y | x, g)
+
+p(y | x, g) is the network's, trained and protected as if g were the head of another task: no old class is taught to be
+silent. p(g | x) comes from a Gaussian likelihood per class, which forgets nothing (see generative.py). With the setting
+`one_softmax`, a head has one softmax over all its classes.
+
 With Kronecker factors (`importance` kfac, see kronecker.py), the precision of q_{t-1} would be a second, diagonal
 estimate of the curvature that the factors estimate, and the past would count twice. So the KL then leaves the means of
 weights with factors to the matrix penalty, and holds only their variances.
@@ -14,17 +22,28 @@ weights with factors to the matrix penalty, and holds only their variances.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from evcl._core.settings import ELASTIC, Settings
+from torch import Tensor
+
+from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods.elastic_memory import Memory
+from evcl.methods import generative
+from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, factored, penalty, remembered
 from evcl.methods.label_noise import tempering
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, protection, unlearned
 from evcl.methods.vcl import betas, kl
+from evcl.nn import Gaussian
+
+
+@dataclass(frozen=True)
+class Memory(ElasticMemory):
+    """What EWC keeps, and the likelihood per class."""
+
+    classes: generative.Statistics = field(default_factory=generative.Statistics)
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -38,17 +57,28 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     return Learned(fitted.q, remembered(memory, fitted, round_, s, betas(beta, memory.beta, past, round_, s)))
 
 
+def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
+    return generative.log_joint(memory.classes, q, asked)
+
+
+ONE_SOFTMAX = Setting(
+    False,
+    "whether a head always has one softmax over all its classes. Otherwise a task with none of the head's old classes "
+    "gets a softmax of its own there, and a Gaussian likelihood per class tells which of them predicts an input",
+)
 EVCL = Method(
     name="evcl",
     summary=METHOD_SUMMARIES["evcl"],
     bayesian=True,
-    learn=learn,
+    learn=generative.with_classes(learn),
     memory=Memory,
+    log_joint=log_joint,
     settings={
         **ELASTIC,
         "kfac_merge": MERGE,
         **DISTILLATION,
         "distill": replace(DISTILLATION["distill"], default=USUAL),
+        "one_softmax": ONE_SOFTMAX,
     },
     apart=True,
 )

@@ -72,10 +72,12 @@ EVCL_DGR = replace(
     summary=METHOD_SUMMARIES["evcl-dgr"],
     learn=learn,
     memory=Memory,
+    log_joint=None,  # generated rows of the old classes take part
     settings={
         **EVCL.settings,
         **REPLAY,
         "replay_share": replace(SHARE, default=0.5),
+        "one_softmax": None,
     },
     stages=DGR.stages,
     shares="evcl-dgr",

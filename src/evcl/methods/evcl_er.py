@@ -27,7 +27,7 @@ evidence of the past, and are reduced to 1 - alpha, too; kept rows are inputs of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import evcl
 from evcl.methods.data import TaskData
 from evcl.methods.elastic_memory import Memory as ElasticMemory
+from evcl.methods.generative import Statistics, with_classes
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import factored, penalty, remembered
 from evcl.methods.label_noise import tempering
@@ -54,12 +55,14 @@ class Memory:
     inner: ElasticMemory
     rehearsal: Rehearsal
     first: Tensor = per_weight(start="prior")  # m_0
+    classes: Statistics = field(default_factory=Statistics)  # as in EVCL
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     some = bool(memory.rehearsal.recalled(round_))
     learned = yield from _replayed(memory, round_, s) if some else evcl.learn(memory.inner, round_, s)
-    return Learned(learned.posterior, Memory(learned.memory, memory.rehearsal.after(round_, s), memory.first))
+    rehearsal = memory.rehearsal.after(round_, s)
+    return Learned(learned.posterior, replace(memory, inner=learned.memory, rehearsal=rehearsal))
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -134,7 +137,9 @@ def _reduced(past: Past, by: Tensor, kept: Sequence[TaskData], round_: Round) ->
 def with_replay(method: Method, **changes: Any) -> Method:
     """Add a memory of examples to EVCL, or to EVCL with other defaults."""
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
-    replayed = replace(method, learn=learn, memory=Memory, settings=settings, shares=f"{method.shares} and evidence")
+    replayed = replace(
+        method, learn=with_classes(learn), memory=Memory, settings=settings, shares=f"{method.shares} and evidence"
+    )
     return replace(replayed, **changes)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -234,6 +234,15 @@ def plain(memory: Any, round_: Round, s: Settings) -> Learning:
     return Learned(fitted.q, memory)
 
 
+class Asked(NamedTuple):
+    """What to predict: x [U, N, ...] (see TaskData), through these heads of a network, for replicas with the seeds."""
+
+    network: BayesianNetwork
+    x: Tensor
+    heads: Sequence[int]
+    seeds: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Method:
     """A continual learning method.
@@ -251,6 +260,11 @@ class Method:
         predictor: (memory, posterior, task or None) -> the weights that predict a task; None: the posterior
         trunk: (the user's network, number of rounds) -> the trunk to train in the last of these rounds, for a method
             whose network grows. Weights keep their values under their names; None: the user's network
+        log_joint: (memory, posterior, asked) -> [R, N, C] for each of the heads asked for: log p(x, class) up to a
+            constant; None if it is unknown. A method with such a likelihood per class can tell apart classes that were
+            never learned together. So a task without the old classes of its head gets a softmax of its own there
+        generative: True if `log_joint` alone predicts, without the network
+        needs_task: True if the weights that predict differ from task to task, also for tasks that share a head
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
@@ -268,6 +282,9 @@ class Method:
     adapt: Callable[[nn.Module, Sequence[Settings]], nn.Module] | None = None
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
     trunk: Callable[[nn.Module, int], nn.Module] | None = None
+    log_joint: Callable[[Any, Gaussian, Asked], list[Tensor] | None] | None = None
+    generative: bool = False
+    needs_task: bool = False
     stages: int = 1
     apart: bool = False
     jointly: bool = False

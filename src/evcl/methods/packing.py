@@ -81,8 +81,11 @@ def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) 
 
 
 def _unpacked(memory: M, told: Any, path: list[str], given: Mapping[str, Tensor], fits: Fits) -> M:
-    told = told["fields"]
+    told = dict(told["fields"])
     known, values = hows(memory), {}
+    for name, how in known.items():
+        if how is None and name not in told and not tensors(getattr(memory, name)):
+            told[name] = outline(getattr(memory, name))  # the file was written before there was such an inner memory
     if told.keys() != known.keys():
         raise EvclError(f"its memory has the fields {sorted(told)}, but this method's has {sorted(known)}")
     for name, how in known.items():

@@ -92,5 +92,6 @@ PROGRESSIVE = Method(
     settings={"film": FILM},
     predictor=predictor,
     trunk=columns,
+    needs_task=True,
     shares="progressive",
 )

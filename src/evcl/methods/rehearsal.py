@@ -225,7 +225,7 @@ def with_memory(method: Method, **changes: Any) -> Method:
         assert method.predictor is not None
         return method.predictor(remembered.inner, posterior, task)
 
-    wrapped = replace(method, memory=memory, learn=learn, predictor=method.predictor and predictor)
+    wrapped = replace(method, memory=memory, learn=learn, predictor=method.predictor and predictor, log_joint=None)
     return replace(wrapped, **{"shares": f"{method.shares} and a memory", **changes})
 
 

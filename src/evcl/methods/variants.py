@@ -49,13 +49,17 @@ def _refused(method: Method, given: Mapping[str, Any]) -> str:
 
 def remembering(method: Method) -> Method:
     """The method with a memory of examples."""
-    if method.learn is evcl.learn:
+    if method.learn is evcl.EVCL.learn:
         return with_replay(method)
     return with_memory(method, settings={**method.settings, **REHEARSAL})
 
 
 def for_settings(method: Method, s: Settings) -> Method:
-    """The method with coresets or a memory, if the settings ask for them and the method does not always have them."""
+    """The method with coresets or a memory, if the settings ask for them and the method does not always have them, and
+    without a likelihood per class if they do not want it.
+    """
+    if s.get("one_softmax"):
+        method = replace(method, log_joint=None)
     if s.get("memory", 0) and "memory" not in method.known_settings:
         method = remembering(method)
     if s.get("memory_policy", "balanced") != "balanced" and "memory_policy" in method.known_settings:

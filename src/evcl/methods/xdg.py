@@ -137,6 +137,7 @@ XDG = Method(
         ),
     },
     predictor=predictor,
+    needs_task=True,
     apart=True,
     shares="xdg",
 )

@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.layer import BayesianLayer, Grads, Weights
-from evcl.nn.layers import Linear
+from evcl.nn.layers import Embedding, Linear
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.sampled import FreeParameter
 from evcl.nn.slots import Slot, head_names
@@ -66,6 +66,11 @@ class BayesianNetwork(nn.Module):
     @property
     def replicas(self) -> int:
         return self.weights.replicas
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether it has an embedding: its inputs may be numbers that only name things."""
+        return any(isinstance(m, (Embedding, nn.Embedding, nn.EmbeddingBag)) for m in self.trunk.modules())
 
     def bind(
         self,

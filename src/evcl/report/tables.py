@@ -20,7 +20,9 @@ DEFINITIONS = (
     "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
     "last one. MB is the size of the weights and of all that a method keeps beside them after the last task. "
     "Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds "
-    "(n - 1). Joint training sees all tasks at once: a ceiling, not a continual learner."
+    "(n - 1). Task inferred: the average accuracy if the task is not given, and each example is predicted by the head "
+    "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a ceiling, "
+    "not a continual learner."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
@@ -103,7 +105,9 @@ def full_table(group: Group) -> Table:
     shown = group.has_published
     columns = ["method", "seeds", "average accuracy", *(["published", "difference"] if shown else [])]
     sized = any(line.result.memory_bytes is not None for line in group.lines)
-    columns += ["forgetting", "NLL", "ECE", *(["MB"] if sized else []), "seconds"]
+    inferred = any(line.result.inferred_accuracy for line in group.lines)
+    more = [*(["task inferred"] if inferred else []), *(["MB"] if sized else [])]
+    columns += ["forgetting", "NLL", "ECE", *more, "seconds"]
     made = []
     for line in group.lines:
         cells = [line.label, seeds(line.result), percent(line.result.average_accuracy)]
@@ -114,11 +118,19 @@ def full_table(group: Group) -> Table:
             percent(line.result.forgetting),
             plus_minus(nll.mean, nll.std, 3),
             percent(line.result.ece),
+            *([_inferred(line)] if inferred else []),
             *([megabytes(line.result)] if sized else []),
             f"{line.result.seconds:.1f}",
         ]
         made.append(((line.label,), tuple(cells)))
     return Table(tuple(columns), tuple(made))
+
+
+def _inferred(line: Line) -> str:
+    """The accuracy if the task is inferred, and how: by likelihood if the method has one, otherwise by entropy."""
+    found = line.result.inferred_accuracy
+    how = next((one for one in ("likelihood", "entropy") if one in found), None)
+    return "-" if how is None else f"{percent(found[how])} ({how})"
 
 
 def _beside_published(line: Line) -> list[str]:

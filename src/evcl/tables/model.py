@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evcl._core.errors import BadExample, EvclError
+from evcl._core.errors import BadExample, EvclError, ForgettingWarning
 from evcl._core.files import parsed
 from evcl._core.inputs import positions
 from evcl._core.randomness import generator
@@ -50,6 +51,7 @@ class Model:
     labels: list[str] = field(default_factory=list)  # the learner uses indices into this list as labels
     drop: tuple[str, ...] = ()  # columns to ignore in every file
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
+    notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -82,8 +84,13 @@ class Model:
         train, held = self._inputs(source, y, validation, lenient)
         before = None if held is None or shared == "new" else self._measured(held, shared, source)["accuracy"]
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
-        self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForgettingWarning)  # its labels are numbers: see `notes`
+            self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
         known_before, self.labels = len(self.labels), labels
+        lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
+        told = self.learner.forgetting(name, lacking)
+        self.notes = [] if told is None else [told]
         self.history.append(
             {
                 "task": name,

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
+from evcl.methods.method import Asked
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.replicas import Replicas
 
@@ -88,6 +90,49 @@ class Predicting(Replicas):
         """Whether each task's predictions use different weights: a method chooses them, or there is FiLM."""
         return self.network.film is not None or any(group.method.predictor is not None for group in self.groups)
 
+    @property
+    def needs_task(self) -> bool:
+        """Whether predictions differ from task to task, also for tasks that share a head."""
+        return self.network.film is not None or any(group.method.needs_task for group in self.groups)
+
+    @property
+    def tells_classes_apart(self) -> bool:
+        """Whether new classes of a head may be learned apart from its old ones: see `Method.log_joint`."""
+        found = all(group.method.log_joint is not None and not group.method.generative for group in self.groups)
+        return found and self.network.film is None and not self.network.takes_tokens
+
+    @torch.no_grad()
+    def log_joint(self, x: Tensor, heads: Sequence[int]) -> list[Tensor] | None:
+        """[R, N, C] for each of these heads: log p(x, class) up to a constant, by the methods' likelihood per class.
+        NaN for replicas whose method has none, or knows too little; None if all are such. x [U, N, ...]: see TaskData.
+        """
+        parts: list[list[Tensor] | None] = []
+        posterior = self.network.posterior
+        for group, memory in zip(self.groups, self.memories, strict=True):
+            own, rows = posterior, x
+            if len(self.groups) > 1:
+                own = posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
+                rows = x if len(x) == 1 else x[[r % len(x) for r in group.replicas]]
+            asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
+            parts.append(None if group.method.log_joint is None else group.method.log_joint(memory, own, asked))
+        if all(part is None for part in parts):
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [(len(group.replicas), x.shape[1]) for group in self.groups]
+        known = [
+            [x.new_full((*size, self.classes(k)), torch.nan) for k in heads] if part is None else part
+            for size, part in zip(sizes, parts, strict=True)
+        ]
+        order = torch.tensor([r for group in self.groups for r in group.replicas]).argsort()
+        return [torch.cat(each)[order.to(x.device)] for each in zip(*known, strict=True)]
+
+    @torch.no_grad()
+    def evidence(self, x: Tensor, heads: Sequence[int]) -> Tensor | None:
+        """[R, N, heads]: log p(x, head) up to a constant; NaN and None: see `log_joint`."""
+        found = self.log_joint(x, heads)
+        return None if found is None else torch.stack([scores.logsumexp(2) for scores in found], 2)
+
     @torch.no_grad()
     def predict(
         self,
@@ -98,6 +143,8 @@ class Predicting(Replicas):
         task: int | None = None,
     ) -> Tensor:
         """Probabilities [R, N, classes] for x [U, N, ...] (see TaskData), averaged over fixed draws of the weights."""
+        if self.method.generative:
+            return self._generated(x, [head])[0]
         total: Tensor | float = 0.0
         count = 0
         for (p,) in self._drawn(x, [head], draws, chunk, task):
@@ -111,6 +158,8 @@ class Predicting(Replicas):
         """For each of these heads: `predict`, and the mean over the weight draws of the entropy of each draw's own
         prediction, [R, N], in nats. The trunk is computed only once.
         """
+        if self.method.generative:
+            return [(p, torch.special.entr(p).sum(2)) for p in self._generated(x, heads)]
         totals: list[tuple[Tensor | float, Tensor | float]] = [(0.0, 0.0) for _ in heads]
         count = 0
         for found in self._drawn(x, heads, task=task):
@@ -118,6 +167,13 @@ class Predicting(Replicas):
             totals = [(total + p, entropy + torch.special.entr(p).sum(-1)) for (total, entropy), p in pairs]
             count += 1
         return [(torch.as_tensor(total) / count, torch.as_tensor(entropy) / count) for total, entropy in totals]
+
+    def _generated(self, x: Tensor, heads: Sequence[int]) -> list[Tensor]:
+        """The predictions of a method that predicts without the network."""
+        found = self.log_joint(x, heads)
+        if found is None:
+            raise EvclError(f"{self.method.name} cannot predict inputs of another shape than it has learned from")
+        return [scores.softmax(2) for scores in found]
 
     def _drawn(
         self,

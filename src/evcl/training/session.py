@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,24 +19,52 @@ from evcl.methods import TaskData
 from evcl.nn import Gaussian
 from evcl.training.run import Run
 
+LIKELY = 10  # a task of at least this many rows per class would have rows of every class, if it had all of them
+
 
 class Given(NamedTuple):
-    """A task as the caller passes it: inputs [U, N, ...] (see TaskData), and U lists of labels."""
+    """A task as the caller passes it: inputs [U, N, ...] (see TaskData), and U lists of labels.
+
+    `counts` has the number of rows of each label. A stream gives it, since it may give only some of the rows.
+    """
 
     name: str
     head: str
     classes: Sequence[Label]  # classes that its head must have, even if no label uses them
     x: Tensor
     y: Sequence[Sequence[Label]]
+    counts: Mapping[Label, int] | None = None
+
+    def rows(self) -> Mapping[Label, int]:
+        """The number of rows of each label."""
+        return Counter(label for row in self.y for label in row) if self.counts is None else self.counts
+
+
+class Group(NamedTuple):
+    """Classes of a head that are learned together, in one softmax: a head of the network.
+
+    A class may be in several groups of its head: it belongs to the last of them.
+    """
+
+    number: int  # of the network's head
+    classes: list[Label]  # in the order of its outputs
 
 
 class Session:
-    """A run, the names of its tasks and heads, and the heads' classes."""
+    """A run, the names of its tasks and heads, and the heads' classes.
+
+    A head is one softmax over its classes. But if the run tells classes apart that were not learned together (see
+    `Method.log_joint`), a task without the old classes of its head adds a group of classes, with a softmax of its own.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
+        self.groups: dict[str, list[Group]] = {}  # head -> its groups of classes
+        self.shown: dict[str, set[Label]] = {}  # head -> its classes that some row had
         self.tasks: dict[str, str] = {}  # task -> its head
+        self.seen: list[int] = []  # the network's heads that tasks have used, in order
+        self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
@@ -44,65 +74,212 @@ class Session:
 
         On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
         """
-        state, before = self.run.state(), (self.heads, self.tasks, self.density)
+        state, before = self.run.state(), (self.heads, self.groups, self.shown, self.tasks, self.seen, self.density)
         self._drawn = None
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
+        self.groups, self.shown = dict(self.groups), dict(self.shown)
         try:
-            tasks = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
-            yield tasks
+            prepared = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
+            heads = [k for task in given for k in self._used(task)]
+            yield [part for parts in prepared for part in parts]
             self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
+            self.seen = [*self.seen, *heads]
             ended()
         except BaseException as error:
             self.run.restore(state)
-            self.heads, self.tasks, self.density = before
+            self.heads, self.groups, self.shown, self.tasks, self.seen, self.density = before
             if isinstance(error, EvclError):
                 raise error.within(f"task {given[-1].name!r}") from error
             raise
 
-    def _prepared(self, task: Given, number: int) -> TaskData:
-        run, known = self.run, self.heads.get(task.head, [])
-        classes = _merged(known, task.classes, [label for row in task.y for label in set(row)])
-        if not known:
-            run.add_head(run.features(task.x[:1, 0].to(run.network.posterior.mean)), len(classes))
-        elif len(classes) > len(known):
-            run.grow_head(list(self.heads).index(task.head), len(classes))
-        self.heads[task.head] = classes
+    def _prepared(self, task: Given, number: int) -> list[TaskData]:
+        """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
+        run, name = self.run, task.head
+        known, rows = self.heads.get(name, []), task.rows()
+        present = set(rows)
+        classes = _merged(known, task.classes, list(present))
+        shown = self.shown.get(name, set())
+        new = [label for label in classes if label not in known]
+        groups = list(self.groups.get(name, []))
+        if not groups:
+            groups = [Group(run.add_head(self._features(task), len(classes)), classes)]
+        elif not present & shown and self._tells_apart(task, groups):
+            own = [label for label in classes if label in present]
+            groups.append(Group(run.add_head(self._features(task), len(own)), own))
+            new = [label for label in new if label not in own]
+        if groups and new and known:  # into the group with the most rows of this task
+            most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
+            k = max(range(len(groups)), key=lambda i: (most[i], i))
+            groups[k] = Group(groups[k].number, [*groups[k].classes, *new])
+            run.grow_head(groups[k].number, len(groups[k].classes))
+        self.heads[name], self.groups[name], self.shown[name] = classes, groups, shown | present
+        owner = {label: g for label, (g, _) in zip(classes, self.owners(name), strict=True)}
+        used = {label for label in classes if owner[label] in {owner[one] for one in present}}
+        few = sum(rows.values()) < LIKELY * len(used)
+        self.lacking = [] if few else [label for label in classes if label in used & shown - present]
         run.add_film(number + 1)
-        return replace(self.data(task), task=number)
+        return self._parts(task, number)
 
-    def classes_of(self, task: Given) -> list[Label]:
-        """The classes of a task's head."""
-        return self.heads[task.head]
+    def _tells_apart(self, task: Given, groups: Sequence[Group]) -> bool:
+        """Whether these groups of classes can be told apart from new classes. A model of an earlier version cannot: it
+        has no statistics of its classes. In a stream, where `counts` are given, they are known.
+        """
+        if not self.run.tells_classes_apart or task.counts is not None:
+            return self.run.tells_classes_apart
+        x = task.x[:, :1].to(self.run.network.posterior.mean)
+        return self.run.evidence(x, [group.number for group in groups]) is not None
 
-    def seen(self) -> list[int]:
-        """The number of the head of each task learned."""
-        numbers = {name: k for k, name in enumerate(self.heads)}
-        return [numbers[head] for head in self.tasks.values()]
+    def _features(self, task: Given) -> int:
+        return self.run.features(task.x[:1, 0].to(self.run.network.posterior.mean))
+
+    def owners(self, name: str) -> list[tuple[int, int]]:
+        """For each class of a head: its group, and its position there."""
+        groups = self.groups[name]
+        last = [max(g for g, group in enumerate(groups) if label in group.classes) for label in self.heads[name]]
+        return [(g, groups[g].classes.index(label)) for g, label in zip(last, self.heads[name], strict=True)]
+
+    def _used(self, task: Given) -> list[int]:
+        """The network's heads that a task uses, that with the most rows first."""
+        owner = {label: g for label, (g, _) in zip(self.heads[task.head], self.owners(task.head), strict=True)}
+        rows: Counter[int] = Counter()
+        for label, count in task.rows().items():
+            rows[owner[label]] += count
+        return [self.groups[task.head][g].number for g in sorted(rows, key=lambda g: (-rows[g], g))]
+
+    def _parts(self, task: Given, number: int) -> list[TaskData]:
+        groups, whole, used = self.groups[task.head], self.data(task), self._used(task)
+        group, place = torch.tensor(self.owners(task.head)).to(whole.y.device)[whole.y].unbind(2)
+        if len(used) == 1:
+            return [replace(whole, y=place, head=used[0], task=number)]
+        found = []
+        for k in used:
+            mine = group == next(g for g, one in enumerate(groups) if one.number == k)
+            least = int(mine.sum(1).min())  # streams of several seeds must have equally many rows
+            rows = torch.stack([row.nonzero().flatten()[:least] for row in mine])
+            found.append(replace(whole, y=place, head=k, task=number).select(rows))
+        return found
+
+    def group_of(self, task: Given, data: TaskData) -> list[Label]:
+        """The classes that a part of a task's data is classified among, in the order of its labels."""
+        return next(group.classes for group in self.groups[task.head] if group.number == data.head)
 
     def data(self, task: Given) -> TaskData:
         """A task's data on the run's device; labels become class indices within its head."""
         mean = self.run.network.posterior.mean
         y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
-        return TaskData(task.x.to(mean), y.to(mean.device), list(self.heads).index(task.head), task=number)
+        return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, task=number)
 
-    def predict(self, data: TaskData) -> Tensor:
-        """Predictions [R, N, classes] for a task's inputs; with several processes, each predicts a part.
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict(self, data: TaskData, name: str) -> Tensor:
+        """Predictions [R, N, classes of the head `name`] for a task's inputs; with several processes, each predicts a
+        part.
 
         Weight draws are kept from one task to the next, whatever their size.
         """
-        run, heads = self.run, len(self.heads)
+        run, heads = self.run, len(self.run.network.heads)
         weights = run.predictor(data.task)
         if self._drawn is None or self._drawn[0] is not weights or self._drawn[1] != heads:
             self._drawn = weights, heads, list(run.draws(range(heads), data.task))
         draws = self._drawn[2]
+
+        def predicted(x: Tensor) -> Tensor:
+            each = [run.predict(x, group.number, draws, task=data.task) for group in self.groups[name]]
+            return self.mixed(x, name, each)
+
         if run.ranks is None:
-            return run.predict(data.x, data.head, draws, task=data.task)
+            return predicted(data.x)
         mean, part = run.network.posterior.mean, run.ranks.part(data.x.shape[1])
-        found = mean.new_zeros(len(mean), data.x.shape[1], run.classes(data.head))
+        found = mean.new_zeros(len(mean), data.x.shape[1], len(self.heads[name]))
         if part.stop > part.start:
-            found[:, part] = run.predict(data.x[:, part], data.head, draws, task=data.task)
+            found[:, part] = predicted(data.x[:, part])
         return run.ranks.sum_(found)
+
+    def predict_inferring(self, data: TaskData, name: str) -> Tensor:
+        """`predict` for a method that needs the task, which is not given: each example is predicted as one of the task,
+        out of those that use this head, whose prediction is least uncertain.
+        """
+        tasks = [number for number, head in enumerate(self.tasks.values()) if head == name]
+        each = torch.stack([self.predict(replace(data, task=number), name) for number in tasks])
+        best = torch.special.entr(each).sum(3).argmin(0)
+        return each.gather(0, best[None, :, :, None].expand(1, *each.shape[1:])).squeeze(0)
+
+    def infer(self, data: TaskData, label: Sequence[Sequence[Label]]) -> dict[str, Tensor]:
+        """[R] each: the accuracy on these inputs, with these labels for each stream, if the task is not given. Each
+        example is predicted by one of the heads, chosen in one of these ways:
+
+        entropy: the head with the smallest entropy, relative to its maximum, log(classes)
+        information: the head whose outputs tell least about the weights: the smallest mutual information, also relative
+        likelihood: the head with the largest likelihood p(x, head), if the method has a likelihood per class
+        """
+        run, first = self.run, {head: number for number, head in reversed(list(enumerate(self.tasks.values())))}
+        scores: dict[str, list[Tensor]] = {"entropy": [], "information": []}
+        right = []
+        numbers = [group.number for groups in self.groups.values() for group in groups]
+        task = None if not run.predicts_by_task else -1
+        pairs = run.predict_with_entropy(data.x, numbers) if task is None else []
+        for name, classes in self.heads.items():
+            own = [group.number for group in self.groups[name]]
+            mine = pairs[: len(own)] if task is None else run.predict_with_entropy(data.x, own, first[name])
+            pairs = pairs[len(own) :]
+            p, aleatoric = self.mixed_with_entropy(data.x, name, mine)
+            entropy = torch.special.entr(p).sum(2)
+            most = math.log(max(2, len(classes)))
+            scores["entropy"].append(-entropy / most)
+            scores["information"].append((aleatoric - entropy).clamp(max=0) / most)
+            places = [positions(row, classes, unknown=len(classes)) for row in label]
+            wanted = torch.stack([places[r % len(places)] for r in range(len(p))]).to(p.device)
+            right.append(p.argmax(2) == wanted)
+        every = run.evidence(data.x, numbers)
+        if every is not None:
+            sizes = [len(groups) for groups in self.groups.values()]
+            scores["likelihood"] = [part.logsumexp(2) for part in every.split(sizes, 2)]
+        found = {}
+        for how, each in scores.items():
+            best = torch.stack(each).argmax(0, keepdim=True)
+            accuracy = torch.stack(right).gather(0, best).squeeze(0).double().mean(1)
+            unknown = torch.stack(each).isnan().any(2).any(0)
+            found[how] = torch.where(unknown, torch.nan, accuracy).cpu()
+        return found
+
+    def mixed(self, x: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
+        """[R, N, classes of a head]: p(g | x) p(y | x, g), from the predictions of each of the head's groups."""
+        owners = self.owners(name)
+        if len(each) == 1:
+            return each[0]
+        group = self.group_probabilities(x, name)
+        found = []
+        for g, p in enumerate(each):
+            own = torch.tensor([place for i, place in owners if i == g], device=p.device)
+            p = p[:, :, own]
+            found.append(group[:, :, g : g + 1] * p / p.sum(2, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny))
+        counts = [0] * len(each)
+        columns = []
+        starts = [sum(one.shape[2] for one in found[:g]) for g in range(len(found))]
+        for g, _ in owners:
+            columns.append(starts[g] + counts[g])
+            counts[g] += 1
+        return torch.cat(found, 2)[:, :, torch.tensor(columns, device=found[0].device)]
+
+    def mixed_with_entropy(self, x: Tensor, name: str, each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """`mixed`, and the mean entropy of single draws of the weights: that of the groups, and of the classes within
+        them. `each` has both for every group.
+        """
+        p = self.mixed(x, name, [one for one, _ in each])
+        if len(each) == 1:
+            return p, each[0][1]
+        group = self.group_probabilities(x, name)
+        within = (group * torch.stack([entropy for _, entropy in each], 2)).sum(2)
+        return p, torch.special.entr(group).sum(2) + within
+
+    def group_probabilities(self, x: Tensor, name: str) -> Tensor:
+        """[R, N, groups]: p(g | x) for the groups of a head; uniform if the run knows no likelihood of these inputs."""
+        numbers = [group.number for group in self.groups[name]]
+        evidence = self.run.evidence(x, numbers)
+        if evidence is None:
+            return x.new_full((len(self.run.seeds), x.shape[1], len(numbers)), 1 / len(numbers))
+        return evidence.softmax(2)
 
 
 def _merged(head: Sequence[Label], known: Sequence[Label], y: Sequence[Label]) -> list[Label]:

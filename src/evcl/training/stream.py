@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class StreamResult:
     accuracy: Tensor
     probabilities: list[Tensor]  # per task: [R, N, classes]
     labels: list[Tensor]  # per task: [U, N] (see TaskData), class indices
+    inferred: dict[str, Tensor] = field(default_factory=dict)  # [R] each: mean accuracy if tasks are inferred, by how
 
 
 OnTask = Callable[[int, Tensor], None]
@@ -37,11 +39,13 @@ def learn_stream(
     make_observer: MakeObserver | None = None,
     on_task: OnTask | None = None,
     checkpointer: Checkpointer | None = None,
+    infer: bool = False,
 ) -> StreamResult:
     """Learn a stream; replica r learns `streams[r mod len(streams)]`.
 
     `make_observer` makes an observer for each round. `on_task(task, accuracy [R, tasks seen])` is called after each
-    evaluation. `checkpointer` saves the run, and knows where to resume it.
+    evaluation. `checkpointer` saves the run, and knows where to resume it. `infer`: predictions are not told the task,
+    and a method that needs it infers it.
     """
     session = Session(run)
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
@@ -49,6 +53,7 @@ def learn_stream(
     rounds = [list(range(len(tasks)))] if run.method.jointly else [[k] for k in range(len(tasks))]
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
+    inferred: dict[str, list[Tensor]] = {}
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     for number, round_ in enumerate(rounds):
         last = round_[-1]
@@ -57,7 +62,7 @@ def learn_stream(
         with session.round([_given(tasks[k], [t.train for t in tasks[k]], learned) for k in round_]) as training:
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
-                learned = checkpointer.enter(number, run, session.seen(), own_heads, {"accuracy": accuracy})
+                learned = checkpointer.enter(number, run, session.seen, own_heads, {"accuracy": accuracy})
             if not learned:
                 if make_observer is not None:
                     watching = make_observer(last, " + ".join(tasks[k][0].name for k in round_))
@@ -74,16 +79,22 @@ def learn_stream(
             if checkpointer is not None:
                 checkpointer.pause()
             data = session.data(_given(tasks[k], [t.held_out for t in tasks[k]]))
-            p = session.predict(data)
+            predict = session.predict_inferring if infer and run.needs_task else session.predict
+            p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
             if round_ is rounds[-1]:  # only the last round's are returned, and they grow with the number of tasks
                 probabilities.append(p)
                 labels.append(data.y)
+                if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
+                    given = _given(tasks[k], [t.held_out for t in tasks[k]])
+                    for how, found in session.infer(data, given.y).items():
+                        inferred.setdefault(how, []).append(found)
         accuracy[run.diverged.cpu(), last] = torch.nan
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
-    return StreamResult(accuracy, probabilities, labels)
+    means = {how: torch.stack(found).mean(0) for how, found in inferred.items()}
+    return StreamResult(accuracy, probabilities, labels, means)
 
 
 def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:
@@ -91,13 +102,14 @@ def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool =
     enough to make its head.
     """
     task = tasks[0]
-    if shape_alone:
-        parts = [part.select(torch.tensor([0])) for part in parts]
-    x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
     y = [part.y.tolist() for part in parts]
     for r, own in enumerate(tasks):
         if own.classes != task.classes:
             y[r] = [task.classes[i] for i in positions(y[r], own.classes).tolist()]
         else:
             positions(list(set(y[r])), own.classes)  # raises if a label is not among the classes
-    return Given(task.name, task.head, task.classes, x, y)
+    counts = Counter(label for row in y for label in row)
+    if shape_alone:
+        parts, y = [part.select(torch.tensor([0])) for part in parts], [row[:1] for row in y]
+    x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
+    return Given(task.name, task.head, task.classes, x, y, counts)

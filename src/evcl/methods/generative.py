@@ -1,0 +1,350 @@
+"""A likelihood per class: a generative classifier on fixed random features (compare van de Ven, Li and Tolias, 2021).
+
+    p(f(x) | c) = N(f(x); m_c, S),    p(c | x) = softmax_c [ (log n_c + log N(f(x); m_c, S)) / T ]
+
+m_c is the mean of the features f of class c over n_c rows. All classes share S, the covariance within classes:
+
+    S = (sum_c sum_{x in c} (f(x) - m_c)(f(x) - m_c)^T + k s^2 I) / (n + k),    s^2 its mean variance
+
+Counts, means and the scatter are sums over rows. So tasks can come in any order, and give what all rows at once would
+give: nothing is forgotten, and no row is kept. Softmax layers are different: their classes compete in training, so a
+task without the old classes teaches them never to predict these.
+
+The features are ReLU units with random weights, drawn from the seed. For images they are convolutions, averaged over a
+grid of 4 x 4 fields. They are centred and scaled by the mean and the standard deviation of the first task's inputs. If
+no layer of the trunk is trained, they are units on top of the trunk's features.
+
+A Gaussian is too confident, so its log-likelihoods are divided by T. T minimises the NLL of rows that each task holds
+out, predicted among all classes known by then; afterwards, these rows are added to the statistics as well.
+
+This is the method `generative-classifier`, and the part of EVCL that tells apart classes that were never learned
+together (see evcl.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.settings import TRAINING, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.methods.data import TaskData
+from evcl.methods.memory import per_layer, per_task
+from evcl.methods.method import Asked, Learned, Learning, Method, Round
+from evcl.nn import BayesianNetwork, Gaussian, outputs
+
+LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
+PER_WEIGHT = 4  # beside a network, the matrix has at most this many numbers per weight: as many as EVCL itself keeps
+FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
+SMALLEST = 8  # images with fewer pixels than this along a side are flattened
+ADDED = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
+CHUNK = 2048  # rows whose features are computed at a time
+Learn = Callable[[Any, Round, Settings], Learning]
+# A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
+FOLDS, FEWEST, MANY = 5, 10, 1000
+MOST_HELD = 1000  # rows
+TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
+USUAL, DOUBT = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The memory: sums over all rows learned.
+
+    `classes` maps heads to [R, C, 1 + D]: for each class, the number of rows and the mean of their features. `common`
+    holds what the classes share: the upper triangle of the scatter within classes, the centre and scale of the inputs,
+    and the NLL of held-out rows for each temperature. Both are empty until the first task, or if a network takes
+    tokens, whose numbers have no distances.
+    """
+
+    classes: dict[int, Tensor] = per_task()
+    common: dict[str, Tensor] = per_layer()
+
+    @cached_property
+    def classifier(self) -> tuple[Tensor, Tensor]:
+        """log p(f, c) / T up to a constant, as a linear function of the features: [R, D, C] and [R, C], over the
+        classes of all heads. The offset is -inf for a class without rows.
+        """
+        self._check()
+        every = torch.cat(list(self.classes.values()), 1)
+        count, mean = every[:, :, 0].double(), every[:, :, 1:].double()
+        weights, offsets = [], []
+        for n, m, flat, t in zip(count, mean, self.common["scatter"], self.temperature, strict=True):
+            scatter, rows, k = _square(flat.double()), n.sum(), ADDED * m.shape[1]
+            spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
+            scatter.diagonal().add_(k * spread)
+            solved = torch.cholesky_solve(m.T, torch.linalg.cholesky(scatter / (rows + k)))
+            weights.append(solved / t)
+            offsets.append((n.log() - rows.log() - 0.5 * (m.T * solved).sum(0)) / t)
+        return torch.stack(weights).to(every.dtype), torch.stack(offsets).to(every.dtype)
+
+    def _check(self) -> None:
+        """Files are not trusted: refuse tensors that do not belong together."""
+        width = _side(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
+        sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
+        right = self.common.keys() == {*sizes, "centre"} and all(t.dim() == 2 for t in self.common.values())
+        right = right and all(self.common[name].shape[1] == size for name, size in sizes.items())
+        shapes = {(one.dim(), one.shape[2:]) for one in self.classes.values()}
+        if (
+            not right
+            or shapes != {(3, torch.Size([1 + width]))}
+            or any(float(t[:, :, 0].min()) < 0 for t in self.classes.values())
+        ):
+            raise EvclError("the statistics of its classes do not fit each other")
+
+    @property
+    def temperature(self) -> Tensor:
+        """[R]: the temperature with the smallest NLL."""
+        grid = torch.tensor(TEMPERATURES, dtype=torch.float64, device=self.common["nll"].device)
+        total = self.common["nll"].double() + DOUBT * (grid / USUAL).log().square()
+        return grid[total.argmin(1)]
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
+    """[U, N, ...] or [R, N, ...]: what the random units see: the inputs, or the features of a trunk that is fixed."""
+    return x if network.trunk_names else outputs(network, weights, network.layout, x, [])
+
+
+def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
+    """[N, D]: the random features of the rows x [N, ...] for replica r."""
+    source, width = generator(seed, "features"), _side(common["scatter"].shape[1])
+    z = (x - common["centre"][r].view(x.shape[1:])) / common["scale"][r]
+    if image(x.shape[1:]):
+        filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
+        filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        return F.adaptive_avg_pool2d(F.conv2d(z, filters, padding=FIELD // 2).relu(), GRID).flatten(1)
+    inputs = math.prod(x.shape[1:])
+    weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(x)
+    bias = torch.randn(width, generator=source).to(x)
+    return (z.flatten(1) @ weight + bias).relu()
+
+
+def image(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST
+
+
+def _chunks(
+    statistics: Statistics, x: Tensor, seeds: Sequence[int], size: int = CHUNK
+) -> Iterator[tuple[int, int, Tensor]]:
+    """For each replica and each piece of x [U, N, ...]: the replica, the piece's first row, and its features [n, D]."""
+    for r, seed in enumerate(seeds):
+        for i, part in enumerate(x[r % len(x)].split(size)):
+            yield r, i * size, units(part, statistics.common, r, seed)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> Statistics:
+    """The statistics after this round. Their matrix has at most `most` numbers, or that of the fewest features."""
+    network, mean = round_.network, round_.posterior.mean
+    if network.takes_tokens:
+        return statistics
+    tasks = []
+    for task in round_.tasks:
+        known = task.head in statistics.classes or task.head not in round_.seen
+        if known:  # otherwise earlier rows of the head are missing: it was saved by an earlier version
+            tasks.append(replace(task, x=base(network, mean, task.x)))
+    for task in tasks:
+        if not statistics.common:
+            statistics = replace(statistics, common=_first(task.x, round_, most))
+        if statistics.common["centre"].shape[1] != math.prod(task.x.shape[2:]):
+            return Statistics()  # inputs of several shapes: there are no common features
+    if not tasks:
+        return statistics
+    orders = [_shuffled(task, i, round_) for i, task in enumerate(tasks)]
+    n = sum(order.shape[1] for order in orders)
+    nll = statistics.common["nll"].clone()
+    for fold in range(0 if n < FEWEST else FOLDS if n < MANY else 1):
+        rest, held = statistics, []
+        for task, order in zip(tasks, orders, strict=True):
+            own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
+            rest = _added(rest, task, order[:, ~own], round_)
+            held.append((task, order[:, own]))
+        rest = replace(rest, common={**rest.common, "nll": _certain(nll)})  # its T is 1
+        for task, rows in held:
+            nll += _nll(rest, task, rows[:, :MOST_HELD], round_)
+        if n >= MANY:  # the rest is already counted
+            statistics, orders = rest, [rows for _, rows in held]
+    statistics = replace(statistics, common={**statistics.common, "nll": nll})
+    for task, order in zip(tasks, orders, strict=True):
+        statistics = _added(statistics, task, order, round_)
+    return Statistics(
+        {k: round_.same(one) for k, one in statistics.classes.items()},
+        {name: round_.same(one) for name, one in statistics.common.items()},
+    )
+
+
+def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
+    """The centre and scale of the first task's inputs x [U, N, ...], and sums of no rows."""
+    own = torch.arange(len(round_.seeds)) % len(x)
+    flat = x.flatten(2)
+    centre = flat.mean(1)
+    scale = (flat - centre.unsqueeze(1)).square().mean((1, 2)).sqrt().clamp_min(1e-12)
+    common = {"centre": centre[own], "scale": scale[own].unsqueeze(1)}
+    room = MOST if most >= MOST * (MOST + 1) / 2 else _side(int(most))
+    width = max(LEAST, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MOST, room))
+    width -= width % GRID**2
+    common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
+    common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
+    return common
+
+
+def _shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
+    """[R, n]: the rows of task i in random order."""
+    sources = round_.generators("folds", i)
+    return torch.stack([torch.randperm(task.y.shape[1], generator=g) for g in sources]).to(task.y.device)
+
+
+def _added(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Statistics:
+    """Add the rows [R, n] of a task, piece by piece: sums of squares are about the mean, and merged exactly."""
+    classes, dtype = round_.network.classes(task.head), torch.float64 if task.x.is_cuda else task.x.dtype
+    scatter = statistics.common["scatter"].clone()
+    before = statistics.classes.get(task.head)
+    width = _side(scatter.shape[1])
+    after = scatter.new_zeros(len(scatter), classes, 1 + width)
+    if before is not None:
+        after[:, : before.shape[1]] = before
+    for r, seed in enumerate(round_.seeds):
+        own, total = r % len(task.x), _square(scatter[r].to(dtype))
+        for some in rows[r].split(CHUNK):
+            f = units(task.x[own, some], statistics.common, r, seed).to(dtype)
+            weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
+            among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
+            count, old = among.sum(0), after[r].to(dtype)
+            mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
+            centred = (f - mean[task.y[own, some]]) * weights.sqrt().unsqueeze(1)
+            step = torch.where(count.unsqueeze(1) > 0, mean - old[:, 1:], 0.0)
+            whole = (old[:, 0] + count).clamp_min(1e-12)
+            apart = step * (old[:, 0] * count / whole).sqrt().unsqueeze(1)
+            total += centred.T @ centred + apart.T @ apart
+            after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
+            after[r, :, 0] = old[:, 0] + count
+        scatter[r] = _triangle(total)
+    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, "scatter": scatter})
+
+
+def _certain(nll: Tensor) -> Tensor:
+    """NLLs for which the temperature is 1."""
+    found = torch.full_like(nll, 1e9)
+    found[:, TEMPERATURES.index(1.0)] = -1e9
+    return found
+
+
+def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Tensor:
+    """[R, temperatures]: the total NLL of these rows among all known classes. The statistics' own T must be 1."""
+    heads = list(statistics.classes)
+    start = sum(statistics.classes[k].shape[1] for k in heads[: heads.index(task.head)])
+    own = torch.arange(len(rows), device=rows.device).unsqueeze(1) % len(task.x)
+    scores = torch.cat(_scores(statistics, round_.seeds, task.x[own, rows], heads), 2)
+    y = start + task.y[own, rows]
+    found = [
+        F.cross_entropy((scores / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES
+    ]
+    return torch.stack(found, 2).nan_to_num(0.0, 0.0).sum(1)  # a row whose class has no other rows says nothing
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def _scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Sequence[int]) -> list[Tensor]:
+    weight, offset = statistics.classifier
+    found = [x.new_empty(len(seeds), x.shape[1], statistics.classes[k].shape[1]) for k in heads]
+    sizes = [one.shape[1] for one in statistics.classes.values()]
+    places = [list(statistics.classes).index(k) for k in heads]
+    for r, first, f in _chunks(statistics, x, seeds):
+        parts = torch.addmm(offset[r], f, weight[r]).split(sizes, 1)
+        for into, place in zip(found, places, strict=True):
+            into[r, first : first + len(f)] = parts[place]
+    return found
+
+
+@torch.no_grad()
+def log_joint(statistics: Statistics, q: Gaussian, asked: Asked) -> list[Tensor] | None:
+    """[R, N, C] for each of the heads: log p(x, class) / T up to a constant; -inf for classes without rows. None if
+    the statistics of one of the heads are unknown.
+    """
+    if not all(k in statistics.classes for k in asked.heads):
+        return None
+    x = base(asked.network, q.mean, asked.x)
+    if math.prod(x.shape[2:]) != statistics.common["centre"].shape[1]:
+        return None
+    return _scores(statistics, asked.seeds, x, asked.heads)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def with_classes(learn: Learn) -> Learn:
+    """Add `counted` to a method whose memory has the statistics in its field `classes`. A head of a single class is not
+    trained: there is nothing to tell apart.
+    """
+
+    def both(memory: Any, round_: Round, s: Settings) -> Learning:
+        trained = [task for task in round_.tasks if round_.network.classes(task.head) > 1]
+        learned = Learned(round_.posterior, memory)
+        if trained:
+            learned = yield from learn(memory, round_.of(trained), s)
+        if s.one_softmax or s.film:
+            return learned
+        statistics = counted(memory.classes, round_, most=PER_WEIGHT * round_.network.layout.size)
+        return replace(learned, memory=replace(learned.memory, classes=statistics))
+
+    return both
+
+
+def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:
+    found = counted(memory, round_)
+    if not found.classes:
+        raise EvclError("a likelihood per class cannot be learned from tokens, or from inputs of several shapes")
+    return Learned(round_.posterior, found)
+    yield  # a generator that requests no fit
+
+
+GENERATIVE = Method(
+    name="generative-classifier",
+    summary=METHOD_SUMMARIES["generative-classifier"],
+    bayesian=False,
+    learn=_learn,
+    memory=Statistics,
+    settings={
+        "film": replace(
+            TRAINING["film"], refuses={"true": "it trains nothing, so FiLM's scales and shifts would never change"}
+        )
+    },
+    log_joint=log_joint,
+    generative=True,
+    stages=0,
+    shares="generative",
+)
+
+
+def _side(numbers: int) -> int:
+    return (math.isqrt(8 * numbers + 1) - 1) // 2
+
+
+def _square(flat: Tensor) -> Tensor:
+    side = _side(len(flat))
+    i, j = torch.triu_indices(side, side, device=flat.device)
+    found = flat.new_zeros(side, side)
+    found[i, j] = flat
+    found[j, i] = flat
+    return found
+
+
+def _triangle(square: Tensor) -> Tensor:
+    i, j = torch.triu_indices(len(square), len(square), device=square.device)
+    return square[i, j]

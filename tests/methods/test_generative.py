@@ -1,0 +1,381 @@
+"""The likelihood per class: that it is what its equations say, forgets nothing, and lets no old class fall silent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import MultivariateNormal
+
+import evcl
+from evcl._core.settings import resolve
+from evcl.experiments import configure
+from evcl.experiments.run import execute
+from evcl.methods import METHODS, TaskData, generative
+from evcl.methods.method import Asked
+from evcl.training import Checkpoints, Run
+from evcl.training.checkpointer import Stopped
+
+F64 = torch.float64
+DIGITS = evcl.benchmarks.get("split-digits", scenario="class")
+X, Y = (torch.cat([getattr(task.test, name) for task in DIGITS]) for name in "xy")
+
+
+def blobs(classes, rows=30, inputs=3, seed=0, dtype=F64):
+    """Rows of these classes, each around a centre of its own."""
+    source = torch.Generator().manual_seed(seed)
+    centres = torch.randn(10, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 3
+    y = torch.tensor(classes).repeat(rows)
+    return centres[y] + torch.randn(len(y), inputs, generator=source, dtype=dtype), y
+
+
+def made(method="generative-classifier", heads=(2, 2), seeds=(0,), network=None, **given):
+    s = resolve(method, METHODS[method].known_settings, {"epochs": 2, "lr": 0.01, **given})
+    run = Run(
+        network or evcl.nn.mlp(3, [6]), METHODS[method], [s] * len(seeds), list(seeds), draw=network is None, dtype=F64
+    )
+    run.add_heads(6, heads)
+    return run
+
+
+def task(head, classes, seed=0, number=0, **options):
+    x, y = blobs(classes, seed=seed, **options)
+    return TaskData(x.unsqueeze(0), (y - min(classes)).unsqueeze(0), head, task=number)
+
+
+def statistics(run):
+    return run.memory.classes if isinstance(run.memory, METHODS["evcl"].memory) else run.memory
+
+
+# --- what it computes ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_gaussian_per_class_with_a_common_covariance():
+    """By torch's own Gaussian, from all rows at once."""
+    run = made()
+    parts = [task(0, [0, 1]), task(1, [2, 3], seed=1, number=1)]
+    for one in parts:
+        run.learn([one])
+    found, x = statistics(run), blobs([0, 1, 2, 3], 5, seed=7)[0]
+    f = [generative.units(one.x[0], found.common, 0, 0) for one in parts]
+    each = [f[k][parts[k].y[0] == c] for k in range(2) for c in range(2)]
+    centred = torch.cat([one - one.mean(0) for one in each])
+    scatter = centred.T @ centred
+    k = generative.ADDED * len(scatter)
+    scatter += k * scatter.diagonal().mean() / len(centred) * torch.eye(len(scatter), dtype=F64)
+    covariance, new = scatter / (len(centred) + k), generative.units(x, found.common, 0, 0)
+    wanted = torch.stack([MultivariateNormal(one.mean(0), covariance).log_prob(new) for one in each], 1)
+    wanted = (wanted + torch.tensor([len(one) for one in each]).log()) / found.temperature
+    scores = torch.cat(run.log_joint(x.unsqueeze(0), [0, 1]), 2)[0]
+    torch.testing.assert_close(scores.log_softmax(1), wanted.log_softmax(1))
+    for head, own in ((0, wanted[:, :2]), (1, wanted[:, 2:])):
+        torch.testing.assert_close(run.predict(x.unsqueeze(0), head)[0], own.softmax(1))
+
+
+@pytest.mark.parametrize("method", ["generative-classifier", "evcl"])
+def test_the_order_of_the_rows_and_their_cut_into_tasks_do_not_matter(method):
+    """From the first task come only the centre and the scale of the inputs, so all runs begin with the same one."""
+    first, second, third = (task(0, [0, 1, 2], seed=k, number=k) for k in range(3))
+    both = TaskData(torch.cat([second.x, third.x], 1), torch.cat([second.y, third.y], 1), 0, task=1)
+    ends = []
+    for order in ([first, second, third], [first, third, second], [first, both]):
+        run = made(method, heads=(3,))
+        for number, one in enumerate(order):
+            run.learn([TaskData(one.x, one.y, 0, task=number)])
+        ends.append(statistics(run))
+    for other in ends[1:]:
+        torch.testing.assert_close(other.classes[0], ends[0].classes[0])
+        torch.testing.assert_close(other.common["scatter"], ends[0].common["scatter"])
+
+
+def test_a_large_task_is_counted_once(monkeypatch):
+    """Above a number of rows, the fold that is held out is added afterwards instead of counting all rows again."""
+    one = task(0, [0, 1, 2])
+    ends = []
+    for many in (1000, 20):
+        monkeypatch.setattr(generative, "MANY", many)
+        run = made(heads=(3,))
+        run.learn([one])
+        ends.append(statistics(run))
+    assert float(ends[0].classes[0][0, :, 0].sum()) == 90
+    torch.testing.assert_close(ends[0].classes[0], ends[1].classes[0])
+    torch.testing.assert_close(ends[0].common["scatter"], ends[1].common["scatter"])
+
+
+def test_weights_of_examples_count_as_so_many_rows():
+    x, y = blobs([0, 1], 15)
+    twice = TaskData(torch.cat([x, x[y == 0]]).unsqueeze(0), torch.cat([y, y[y == 0]]).unsqueeze(0), 0)
+    weighted = TaskData(x.unsqueeze(0), y.unsqueeze(0), 0, torch.where(y == 0, 2.0, 1.0).to(F64).unsqueeze(0))
+    ends = []
+    for one in (twice, weighted):
+        run = made(heads=(2,))
+        run.learn([task(0, [0, 1], seed=5)])
+        run.learn([one])
+        ends.append(statistics(run))
+    torch.testing.assert_close(ends[0].classes[0], ends[1].classes[0])
+    torch.testing.assert_close(ends[0].common["scatter"], ends[1].common["scatter"])
+
+
+def test_a_class_without_rows_is_never_predicted():
+    run = made(heads=(4,))
+    run.learn([task(0, [0, 1])])
+    p = run.predict(blobs([0, 1], 5)[0].unsqueeze(0), 0)
+    assert float(p[:, :, 2:].max()) == 0
+    torch.testing.assert_close(p.sum(2), torch.ones(1, 10, dtype=F64))
+
+
+def test_the_temperature_makes_it_honest():
+    found = execute(configure("split-digits", "generative-classifier", given={"scenario": "class"}))
+    assert found.average_accuracy.mean > 0.95
+    assert found.nll.mean < 0.2
+    assert found.ece.mean < 0.04
+
+
+def test_images_have_convolutions_and_a_fixed_trunk_its_own_features():
+    x = torch.randn(1, 40, 1, 12, 12, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = torch.arange(40).unsqueeze(0) % 2
+    x[0, y[0] == 1, :, :, :6] += 1
+    with torch.random.fork_rng():
+        networks = [nn.Sequential(nn.Flatten(), nn.Linear(144, 6)) for _ in range(2)]
+    run = made(heads=(2,), network=networks[0])
+    run.learn([TaskData(x, y, 0)])
+    assert statistics(run).common["scatter"].shape[1] == 128 * 129 // 2
+    assert float((run.predict(x, 0).argmax(2) == y).double().mean()) > 0.9
+    s = resolve("evcl", METHODS["evcl"].known_settings, {"epochs": 1})
+    run = Run(networks[1], METHODS["evcl"], [s], [0], draw=False, dtype=F64, only=[])
+    run.add_heads(6, [2])
+    run.learn([TaskData(x, y, 0)])
+    assert statistics(run).common["centre"].shape == (1, 6)
+    assert run.evidence(x, [0]).shape == (1, 40, 1)
+
+
+def test_statistics_that_do_not_fit_are_refused():
+    run = made(heads=(2,))
+    run.learn([task(0, [0, 1])])
+    good = statistics(run)
+    asked = Asked(run.network, blobs([0], 2)[0].unsqueeze(0), [0], [0])
+    for name in ("scatter", "nll", "scale"):
+        bad = generative.Statistics(good.classes, {**good.common, name: good.common[name][:, :-1]})
+        with pytest.raises(evcl.EvclError, match="the statistics of its classes do not fit each other"):
+            generative.log_joint(bad, run.network.posterior, asked)
+    less = generative.Statistics({0: good.classes[0][:, :, :-1]}, good.common)
+    with pytest.raises(evcl.EvclError, match="do not fit each other"):
+        generative.log_joint(less, run.network.posterior, asked)
+
+
+def test_replicas_side_by_side_are_each_alone():
+    parts = [task(0, [0, 1]), task(1, [2, 3], seed=1, number=1)]
+    together, *alone = (made("evcl", seeds=seeds) for seeds in ((3, 4), (3,), (4,)))
+    for run in (together, *alone):
+        for one in parts:
+            run.learn([one])
+    x = blobs([0, 3], 4)[0].unsqueeze(0)
+    found = together.evidence(x, [0, 1])
+    for r, run in enumerate(alone):
+        torch.testing.assert_close(found[r : r + 1], run.evidence(x, [0, 1]))
+    assert float((found[0] - found[1]).abs().max()) > 1e-3  # each seed has its own features
+
+
+# --- new classes in one head -----------------------------------------------------------------------------------------
+
+
+def learned(shared=True, tasks=DIGITS, **given):
+    learner = evcl.EVCL(evcl.nn.mlp(64, [50]), **{"epochs": 10, **given})
+    for k, one in enumerate(tasks):
+        learner.learn((one.train.x, one.train.y), str(k), "0" if shared and k else "new")
+    return learner
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return learned()
+
+
+def test_new_classes_do_not_silence_the_old_ones(learner):
+    assert learner.measure((X, Y)).accuracy > 0.92
+    assert learner.measure((X, Y)).ece < 0.06
+    assert learner.classes() == tuple(range(10))
+    with pytest.warns(evcl.ForgettingWarning, match=r"task '1' has no rows of 0, 1, which its head knows"):
+        silenced = learned(tasks=DIGITS[:2], one_softmax=True)
+    assert silenced.measure((DIGITS[0].test.x, DIGITS[0].test.y)).accuracy < 0.5
+
+
+def test_given_the_group_it_is_task_incremental_evcl(learner):
+    """So adding classes changes the odds of old classes of a group only as far as another task with a head would."""
+    apart = learned(shared=False)
+    p = learner.predict_proba(X)
+    for k in range(5):
+        own = p[:, 2 * k : 2 * k + 2]
+        torch.testing.assert_close(own / own.sum(1, keepdim=True), apart.predict_proba(X, k), rtol=1e-4, atol=1e-5)
+    means = (one._run.network.posterior.mean for one in (learner, apart))
+    assert torch.equal(*means)
+
+
+def test_the_uncertainty_adds_up(learner):
+    found = learner.predictions(X)
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(len(X)))
+    torch.testing.assert_close(found.probabilities, learner.predict_proba(X))
+    torch.testing.assert_close(found.entropy, torch.special.entr(found.probabilities).sum(1))
+    assert float(found.epistemic.min()) > -1e-6
+    wrong = found.labels != Y
+    assert float(found.entropy[wrong].mean()) > 3 * float(found.entropy[~wrong].mean())
+
+
+def test_it_is_saved_and_goes_on(learner, tmp_path):
+    learner.save(tmp_path / "m")
+    back = evcl.load(tmp_path / "m")
+    assert torch.equal(back.predict_proba(X), learner.predict_proba(X))
+    one = DIGITS[0].train
+    more = torch.cat([one.x[:60], DIGITS[4].train.x[:60]]), torch.cat([one.y[:60], DIGITS[4].train.y[:60]])
+    states = []
+    for path in ("m", "n"):  # a task with rows of two groups
+        back = evcl.load(tmp_path / path) if path == "m" else back
+        if path == "m":
+            back.learn(more, "more", "0", epochs=2)
+            back.save(tmp_path / "n")
+            states.append(back._run.tensors())
+        else:
+            states.append(evcl.load(tmp_path / "n")._run.tensors())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert back.measure((X, Y)).accuracy > 0.9
+    assert back._run.seen == (0, 1, 2, 3, 4, 0, 4)
+
+
+def test_a_failed_task_leaves_no_group(learner):
+    before = learner.predict_proba(X)
+
+    class Fails(evcl.Callback):
+        def end_epoch(self, epoch):
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        learner.learn((X[:40], Y[:40] + 10), "eleven", "0", callbacks=[Fails()])
+    assert learner.classes() == tuple(range(10))
+    assert torch.equal(learner.predict_proba(X), before)
+
+
+def test_one_class_at_a_time():
+    """The network has nothing to tell apart, and the likelihoods do everything."""
+    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=3)
+    learner.learn(blobs([0, 1], dtype=torch.float32), "0")
+    for c in (2, 3):
+        learner.learn(blobs([c], seed=c, dtype=torch.float32), str(c), "0")
+    x, y = blobs([0, 1, 2, 3], seed=8, dtype=torch.float32)
+    assert learner.measure((x, y)).accuracy > 0.9
+    assert np.isfinite(learner.predictions(x.numpy()).unfamiliar).all()
+
+
+def test_classes_named_in_advance_are_new_when_their_rows_come():
+    learner = evcl.EVCL(evcl.nn.mlp(64, [50]), epochs=10)
+    for k, one in enumerate(DIGITS[:3]):
+        data = one.train.x, one.train.y
+        learner.learn(data, str(k), "0" if k else "new", classes=range(6))
+    rows = Y < 6
+    assert learner.classes() == tuple(range(6))
+    assert learner.measure((X[rows], Y[rows])).accuracy > 0.9
+    torch.testing.assert_close(learner.predict_proba(X).sum(1), torch.ones(len(X)))
+
+
+def test_new_classes_beside_old_ones_join_them():
+    x, y = blobs([0, 1], dtype=torch.float32)
+    learner = evcl.EVCL(evcl.nn.mlp(3, [8]), epochs=30, lr=0.02)
+    learner.learn((x, y), "0")
+    learner.learn(blobs([0, 1, 2], seed=1, dtype=torch.float32), "1", "0")
+    assert len(learner._session.groups["0"]) == 1
+    assert learner.measure(blobs([0, 1, 2], seed=2, dtype=torch.float32)).accuracy > 0.9
+
+
+def test_what_a_head_of_several_groups_cannot_do(learner):
+    with pytest.raises(evcl.EvclError, match="the classes of this head were learned in 5 groups"):
+        learner.mean_network()
+
+
+def test_options_of_learn_in_a_new_group():
+    one, two = DIGITS[0].train, DIGITS[1].train
+    learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=3)
+    learner.learn((one.x, one.y), "0", class_weight={0: 2.0})
+    learner.learn((two.x, two.y), "1", "0", validation=0.2, patience=2, class_weight={0: 1.0, 2: 3.0})
+    assert learner.history["1"][-1].validation_nll > 0
+    with pytest.raises(evcl.EvclError, match="class_weight: 9 is not among the classes"):
+        learner.learn((two.x, two.y), "2", "0", class_weight={9: 2.0})
+
+
+def test_tokens_have_no_likelihood():
+    with torch.random.fork_rng():
+        trunk = nn.Sequential(nn.Embedding(20, 4), nn.Flatten())
+    x = torch.randint(20, (60, 3), generator=torch.Generator().manual_seed(0))
+    learner = evcl.EVCL(trunk, epochs=1)
+    learner.learn((x, x[:, 0] % 2), "0")
+    with pytest.warns(evcl.ForgettingWarning):
+        learner.learn((x, 2 + x[:, 1] % 2), "1", "0")
+    assert len(learner._session.groups["0"]) == 1
+    other = evcl.Learner(trunk, "generative-classifier")
+    with pytest.raises(evcl.EvclError, match="cannot be learned from tokens"):
+        other.learn((x, x[:, 0] % 2), "0")
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def stream(method, seeds=(0,), **given):
+    given = {"scenario": "class", "epochs": 5, **given}
+    return configure("split-digits", method, "default", seeds, tasks=3, given=given)
+
+
+class StopAfter:
+    """Asks a run to stop once it has been asked a few times."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def __call__(self):
+        self.times -= 1
+        return self.times < 0
+
+
+def test_a_stream_of_new_classes_is_interrupted_and_resumed(tmp_path):
+    whole = execute(stream("evcl", (0, 1)))
+    assert whole.average_accuracy.mean > 0.9
+    stops, found = 0, None
+    while found is None and stops < 30:
+        try:
+            found = execute(stream("evcl", (0, 1)), checkpoints=Checkpoints(tmp_path, 0, True, StopAfter(7)))
+        except Stopped:
+            stops += 1
+    assert stops > 1
+    assert (found.accuracy, found.nll) == (whole.accuracy, whole.nll)
+    alone = [execute(stream("evcl", (seed,))) for seed in (0, 1)]
+    assert [one.accuracy[0] for one in alone] == whole.accuracy
+
+
+def test_the_task_is_inferred_and_measured():
+    """By the likelihood of the inputs far better than by the uncertainty of a head that has never seen the like."""
+    found = execute(stream("evcl", scenario="task")).inferred_accuracy
+    assert set(found) == {"entropy", "information", "likelihood"}
+    assert found["likelihood"].mean > 0.9
+    assert 0.3 < found["entropy"].mean < 0.8
+    assert set(execute(stream("vcl", scenario="task")).inferred_accuracy) == {"entropy", "information"}
+    assert execute(stream("naive", scenario="task")).inferred_accuracy == {}
+    assert execute(stream("evcl")).inferred_accuracy == {}  # there is one head
+
+
+def test_a_learner_infers_the_task_by_likelihood_too():
+    learner = learned(shared=False, tasks=DIGITS[:3])
+    rows = Y < 6
+    found = learner.predictions(X[rows], "infer")
+    assert float((found.labels == Y[rows]).double().mean()) > 0.9
+    assert float((torch.tensor(found.tasks.astype(int)) == Y[rows] // 2).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("method", ["xdg", "evcl-film", "progressive"])
+def test_a_method_that_needs_the_task_infers_it_where_it_is_not_given(method):
+    """So it is worse than with the task, but better than a network that forgets."""
+    notes = []
+    config = stream(method, scenario="domain")
+    found = execute(config, lambda event: notes.append(event.note) if event.note else None)
+    line = f"scenario domain does not give the task, which {method} needs to predict: it is inferred"
+    assert notes == [line]
+    told = execute(stream(method, scenario="task"))
+    assert 0.5 < found.average_accuracy.mean < told.average_accuracy.mean
