@@ -46,7 +46,7 @@ class Memory(ElasticMemory):
     classes: generative.Statistics = field(default_factory=generative.Statistics)
 
 
-def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+def learn(memory: ElasticMemory, round_: Round, s: Settings) -> Learning:
     past, beta = protection(memory.rows, round_, s), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     if memory.factors:
