@@ -162,8 +162,8 @@ def merge(results: Sequence[Result]) -> Result:
 
 
 def to_json(content: Result | Mapping[str, Any]) -> str:
-    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured is left
-    out.
+    """The JSON text of a file. Uses `json`, because msgspec prints some floats differently. What was not measured is
+    left out.
     """
     built = msgspec.to_builtins(content)
     for name in ("memory_bytes", "inferred_accuracy"):
