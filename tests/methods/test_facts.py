@@ -18,8 +18,8 @@ from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import METHODS, TaskData
-from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generative import Statistics
+from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.memory import Another, ByKey, Kept, PerWeight, hows, mapped
 from evcl.training import Run
 

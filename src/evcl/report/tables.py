@@ -21,8 +21,8 @@ DEFINITIONS = (
     "last one. MB is the size of the weights and of all that a method keeps beside them after the last task. "
     "Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds "
     "(n - 1). Task inferred: the average accuracy if the task is not given, and each example is predicted by the head "
-    "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a ceiling, "
-    "not a continual learner."
+    "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a "
+    "ceiling, not a continual learner."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
