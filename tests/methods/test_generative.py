@@ -379,3 +379,57 @@ def test_a_method_that_needs_the_task_infers_it_where_it_is_not_given(method):
     assert notes == [line]
     told = execute(stream(method, scenario="task"))
     assert 0.5 < found.average_accuracy.mean < told.average_accuracy.mean
+
+
+# --- rows that are kept ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["evcl", "naive"])
+def test_a_learner_that_keeps_rows_from_now_on(method, tmp_path):
+    """It is the setting `memory`, from the next task on, also for a learner from a file."""
+    learner = evcl.Learner(evcl.nn.mlp(64, [20]), method, epochs=3)
+    one, two, three = (task.train for task in DIGITS[:3])
+    learner.learn((one.x, one.y), "0")
+    before = learner.predict_proba(X)
+    with pytest.raises(evcl.EvclError, match="no rows of earlier tasks are kept"):
+        learner.evaluate()
+    learner.save(tmp_path / "m")
+    ends = []
+    for other in (learner, evcl.load(tmp_path / "m")):
+        other.keep(30)
+        assert torch.equal(other.predict_proba(X), before)
+        other.learn((two.x, two.y), "1")
+        assert other.kept == 30
+        other.save(tmp_path / "n")
+        other = evcl.load(tmp_path / "n")
+        other.keep(12).learn((three.x, three.y), "2")
+        assert (other.kept, other.settings.memory) == (12, 12)
+        found = other.evaluate()
+        assert list(found) == ["1", "2"]  # nothing of the first task was there to be kept
+        assert min(found.values()) > 0.5
+        ends.append(other._run.tensors())
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_keeping_rows_from_the_first_task_is_the_setting():
+    ends = []
+    for given in ({"memory": 25}, {}):
+        learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2, **given)
+        if not given:
+            learner.keep(25)
+        for k, one in enumerate(DIGITS[:3]):
+            learner.learn((one.train.x, one.train.y), str(k), "0" if k else "new")
+        ends.append(learner._run.tensors())
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_method_that_cannot_keep_rows_says_so():
+    learner = evcl.Learner(evcl.nn.mlp(64, [20]), "xdg", epochs=1)
+    with pytest.raises(evcl.EvclError, match="xdg cannot have a memory of examples"):
+        learner.keep(10)
+    one, two = DIGITS[0].train, DIGITS[1].train
+    learner.learn((one.x, one.y), "0")
+    with pytest.warns(evcl.ForgettingWarning, match="give every task rows of every class"):
+        learner.learn((two.x, two.y), "1", "0")

@@ -433,3 +433,74 @@ def test_other_methods_learn_tables_too(evcl, method):
     assert evcl(*learn, "--target", "buys", "--method", method, "--epochs", "5")[0] == 0
     assert evcl(*learn, "--task", "again", "--epochs", "5")[0] == 0
     assert f"method   {method}" in evcl("inspect", "m")[1]
+
+
+# --- new classes, and rows that are kept -----------------------------------------------------------------------------
+
+
+def digit_months():
+    """Two new digits per month, and rows of all ten to test on; nothing of the inputs is scaled."""
+    stream = package.benchmarks.get("split-digits", scenario="class")
+    for k, task in enumerate(stream):
+        frames = []
+        for part in (task.train, task.test):
+            frame = pd.DataFrame(part.x.numpy() * 16, columns=[f"p{i}" for i in range(64)])
+            frames.append(frame.assign(digit=[f"d{label}" for label in part.y.tolist()]))
+        frames[0].to_csv(f"month-{k}.csv", index=False)
+        frames[1].to_csv("new.csv", index=False, mode="a" if k else "w", header=not k)
+
+
+def accuracy(evcl):
+    status, out, err = evcl("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+    assert (status, err) == (0, "")
+    found = rows_of("p.csv")
+    wanted = rows_of("new.csv")
+    right = np.mean([a["prediction"] == b["digit"] for a, b in zip(found, wanted, strict=True)])
+    assert f"accuracy {100 * right:.1f}%" in out
+    return right
+
+
+@pytest.mark.parametrize("keep", [None, 0, 2])
+def test_two_new_classes_a_month(evcl, keep):
+    """With the defaults, without any row of earlier months, and with 200 that are kept from some month on."""
+    digit_months()
+    for k in range(5):
+        more = ["--target", "digit"] if k == 0 else []
+        more += ["--keep", "200"] if k == keep else []
+        status, out, err = evcl("learn", "--model", "m", "--data", f"month-{k}.csv", *more)
+        assert (status, err) == (0, "")
+        assert "forget" not in out
+        unknown = "note: no rows are kept, so what earlier tasks are at now is unknown; --keep 200 keeps some"
+        assert (unknown in out) == (k > 0 and (keep is None or k < keep))
+    assert accuracy(evcl) > 0.92
+    now = "earlier tasks now, on the rows kept of them: "
+    months = [f"month-{k}" for k in range(4) if keep is not None and k >= keep]
+    assert (now in out) == bool(months)
+    assert all(f"{month} " in out.partition(now)[2].splitlines()[0] for month in months)
+    shown = evcl("inspect", "m")[1]
+    assert ("No rows are kept" in shown) == (keep is None)
+    assert ("keeps    200 rows of earlier tasks, which it rehearses" in shown) == (keep is not None)
+    assert ("  now  " in shown) == (keep is not None)
+
+
+def test_a_month_without_a_class_is_named(model):
+    frame = people(seed=1)
+    frame[frame.buys == "yes"].to_csv("february.csv", index=False)
+    out = model("learn", "--model", "m", "--data", "february.csv")[1]
+    told = "note: task 'february' has no rows of 'no', which its head knows, and may make it forget them: "
+    assert f"{told}--keep 200 would keep rows of every class" in out
+    people(seed=2).to_csv("march.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "march.csv", "--keep", "20")[0] == 0
+    people(seed=3)[lambda frame: frame.buys == "no"].to_csv("april.csv", index=False)
+    out = model("learn", "--model", "m", "--data", "april.csv")[1]
+    assert "forget" not in out  # rows of the other class are kept
+    assert "earlier tasks now, on the rows kept of them: march " in out
+
+
+def test_keep_takes_a_number_of_rows(model):
+    assert model("learn", "--model", "m", "--data", "january.csv", "--task", "x", "--keep", "-1")[0] == 2
+    people().to_csv("other.csv", index=False)
+    made = ["--data", "other.csv", "--target", "buys", "--method", "ekf", "--keep", "9"]
+    status, _, err = model("learn", "--model", "n", *made)
+    assert (status, Path("n").exists()) == (1, False)
+    assert "ekf cannot have a memory of examples: a filter sees each row once" in err

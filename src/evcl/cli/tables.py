@@ -39,6 +39,9 @@ def learn(
     set_: GivenSettings = None,
     seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
     validation: Annotated[float, typer.Option(help="Hold out this fraction of the file, and measure on it.")] = 0.1,
+    keep: Annotated[
+        int | None, typer.Option(help="Keep this many rows in all, balanced by class, and rehearse them [none].")
+    ] = None,
     drop: Drop = None,
     category: Annotated[
         list[str] | None, typer.Option(help="Treat this column as categorical, even if it looks numeric.")
@@ -48,6 +51,7 @@ def learn(
 ) -> None:
     """Learn a file as one more task; the first time, create the model."""
     from evcl import methods, tables
+    from evcl.methods.rehearsal import REHEARSAL
 
     with usage():
         HELD_OUT.check("--validation", validation)
@@ -55,6 +59,8 @@ def learn(
         if chosen.jointly:
             raise Usage(f"{chosen.name} trains on all tasks at once, but evcl learn learns one task at a time")
         given = settings(set_ or [])
+        if keep is not None:
+            REHEARSAL["memory"].check("--keep", keep)
         if epochs is not None:
             epochs = int(chosen.known_settings["epochs"].check("--epochs", epochs))
         if given and not model.exists():
@@ -82,6 +88,7 @@ def learn(
                 validation=validation,
                 drop=drop or [],
                 lenient=lenient,
+                keep=keep,
                 callbacks=callbacks,
                 **new,
             )
@@ -154,6 +161,8 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
     _fact("classes", _shortened(found.labels))
     if found.drop:
         _fact("drop", _shortened(list(found.drop)))
+    if learner.kept:
+        _fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
     if len(learner.heads) > 1:
         _fact("heads", _shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)

@@ -259,22 +259,36 @@ class Learner(Predictor):
             self._busy = False
         return names
 
+    def keep(self, examples: int) -> Learner:
+        """Keep this many examples in all from now on, equally many of each class, and train on them beside each new
+        task; returns the learner. It is the setting `memory`, for a learner that exists already: examples of tasks
+        learned before this call are not there to be kept.
+        """
+        self._check_idle()
+        given = {**self.settings, "memory": examples}
+        settings = resolve(self.method.name, known_settings(self.method, given), given)
+        self._run.switch(self.method, settings)
+        self.settings = settings
+        return self
+
     @property
     def lacking(self) -> tuple[Label, ...]:
         """The old classes of the last task's head that the task had no rows of, although it trained their softmax."""
         return tuple(self._session.lacking)
 
-    def forgetting(self, task: str, lacking: Sequence[str]) -> str | None:
-        """One line of advice for a task that lacks these classes of its head; None if all is well."""
-        if not lacking or self._run.kept_examples() or self.settings.get("coreset", "none") != "none":
+    def forgetting(self, task: str, lacking: Sequence[str], keep: str | None = "learner.keep(200)") -> str | None:
+        """One line of advice for a task that lacks these classes of its head; None if all is well. `keep` is how to
+        keep examples.
+        """
+        if not lacking or self._run.kept_examples():
             return None
         some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
-        known = self.method.known_settings
-        keep = "memory=200" if "memory" in known else "coreset='random'" if "coreset" in known else None
-        advice = (
-            "keep all classes in every task" if keep is None else f"a learner with {keep} keeps rows of every class"
-        )
-        return f"task {task!r} has no rows of {some}, which its head knows, and will make it forget them: {advice}"
+        try:
+            known_settings(self.method, {**self.settings, "memory": 0})
+        except EvclError:
+            keep = None
+        advice = f"{keep} would keep rows of every class" if keep else "give every task rows of every class"
+        return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
 
     def _class_weight(self, options: _Options, task: Given, classes: Sequence[Label]) -> Any:
         """The option `class_weight`, for those of the head's classes that are learned together."""

@@ -168,6 +168,11 @@ class Predictor:
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
+    @property
+    def kept(self) -> int:
+        """The number of examples of earlier tasks that the learner keeps."""
+        return sum(task.y.shape[1] for task in self._run.kept_examples())
+
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task] | None = None) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks. All of them must have been learned.
 

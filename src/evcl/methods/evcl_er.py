@@ -27,7 +27,7 @@ evidence of the past, and are reduced to 1 - alpha, too; kept rows are inputs of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,13 +37,12 @@ from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import evcl
 from evcl.methods.data import TaskData
-from evcl.methods.elastic_memory import Memory as ElasticMemory
-from evcl.methods.generative import Statistics, with_classes
+from evcl.methods.generative import counting, trainable
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import factored, penalty, remembered
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
-from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying, weighted
 from evcl.methods.teacher import Distillation, Number, Past, Shares, protection, teach, unlearned
 from evcl.methods.vcl import betas, first_precision, kl
@@ -52,17 +51,23 @@ from evcl.nn import Gaussian, head_names
 
 @dataclass(frozen=True)
 class Memory:
-    inner: ElasticMemory
+    inner: evcl.Memory
     rehearsal: Rehearsal
     first: Tensor = per_weight(start="prior")  # m_0
-    classes: Statistics = field(default_factory=Statistics)  # as in EVCL
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    some = bool(memory.rehearsal.recalled(round_))
-    learned = yield from _replayed(memory, round_, s) if some else evcl.learn(memory.inner, round_, s)
-    rehearsal = memory.rehearsal.after(round_, s)
-    return Learned(learned.posterior, replace(memory, inner=learned.memory, rehearsal=rehearsal))
+    part, learned, rehearsal = trainable(round_), Learned(round_.posterior, memory.inner), memory.rehearsal
+    if part.tasks:
+        some = bool(rehearsal.recalled(part))
+        learned = yield from _replayed(memory, part, s) if some else evcl.learn(memory.inner, part, s)
+        rehearsal = rehearsal.after(part, s)
+    inner = counting(learned.memory, round_, s)
+    return Learned(learned.posterior, replace(memory, inner=inner, rehearsal=rehearsal))
+
+
+def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
+    return evcl.log_joint(memory.inner, q, asked)
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -138,7 +143,12 @@ def with_replay(method: Method, **changes: Any) -> Method:
     """Add a memory of examples to EVCL, or to EVCL with other defaults."""
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
     replayed = replace(
-        method, learn=with_classes(learn), memory=Memory, settings=settings, shares=f"{method.shares} and evidence"
+        method,
+        learn=learn,
+        memory=Memory,
+        log_joint=log_joint,
+        settings=settings,
+        shares=f"{method.shares} and evidence",
     )
     return replace(replayed, **changes)
 

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,7 @@ FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, avera
 SMALLEST = 8  # images with fewer pixels than this along a side are flattened
 ADDED = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
 CHUNK = 2048  # rows whose features are computed at a time
+M = TypeVar("M")
 Learn = Callable[[Any, Round, Settings], Learning]
 # A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
 FOLDS, FEWEST, MANY = 5, 10, 1000
@@ -289,21 +290,29 @@ def log_joint(statistics: Statistics, q: Gaussian, asked: Asked) -> list[Tensor]
 
 
 def with_classes(learn: Learn) -> Learn:
-    """Add `counted` to a method whose memory has the statistics in its field `classes`. A head of a single class is not
-    trained: there is nothing to tell apart.
-    """
+    """Add the statistics of classes to a method whose memory has a field `classes` for them."""
 
     def both(memory: Any, round_: Round, s: Settings) -> Learning:
-        trained = [task for task in round_.tasks if round_.network.classes(task.head) > 1]
-        learned = Learned(round_.posterior, memory)
-        if trained:
-            learned = yield from learn(memory, round_.of(trained), s)
-        if s.one_softmax or s.film:
-            return learned
-        statistics = counted(memory.classes, round_, most=PER_WEIGHT * round_.network.layout.size)
-        return replace(learned, memory=replace(learned.memory, classes=statistics))
+        part, learned = trainable(round_), Learned(round_.posterior, memory)
+        if part.tasks:
+            learned = yield from learn(memory, part, s)
+        return replace(learned, memory=counting(learned.memory, round_, s))
 
     return both
+
+
+def trainable(round_: Round) -> Round:
+    """The round without the rows of heads that have a single class: there is nothing to tell apart."""
+    return round_.of([task for task in round_.tasks if round_.network.classes(task.head) > 1])
+
+
+def counting(memory: M, round_: Round, s: Settings) -> M:
+    """A memory with this round counted in its field `classes`, unless the settings want no likelihood per class."""
+    if s.one_softmax or s.film:
+        return memory
+    most = PER_WEIGHT * round_.network.layout.size
+    found: M = replace(memory, classes=counted(memory.classes, round_, most))  # type: ignore[attr-defined, type-var]
+    return found
 
 
 def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:

@@ -60,10 +60,12 @@ def learn(
     validation: float = 0.1,
     drop: Sequence[str] = (),
     lenient: bool = False,
+    keep: int | None = None,
     callbacks: Sequence[Callback] = (),
     **new: Any,
 ) -> Model:
-    """Learn a file as one more task, and write the model; `new` holds options for a model that is created now.
+    """Learn a file as one more task, and write the model; `new` holds options for a model that is created now. `keep`:
+    see `Learner.keep`.
 
     If learning fails or is interrupted, the model file is left unchanged. A long task is saved regularly to a folder
     beside the model, and the same call resumes from there.
@@ -84,6 +86,8 @@ def learn(
             source = open_source(data, found)
             found.check(source, drop)
             rows = read_rows(source, found.target)
+        if keep is not None:
+            found.learner.keep(keep)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, lenient, callbacks, checkpoint_folder(model))
         if _fingerprint(model) != before:

@@ -89,8 +89,10 @@ class Model:
             self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
         known_before, self.labels = len(self.labels), labels
         lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
-        told = self.learner.forgetting(name, lacking)
+        told = self.learner.forgetting(name, lacking, "--keep 200")
         self.notes = [] if told is None else [told]
+        if told is None and earlier and not self.learner.kept:
+            self.notes.append("no rows are kept, so what earlier tasks are at now is unknown; --keep 200 keeps some")
         self.history.append(
             {
                 "task": name,

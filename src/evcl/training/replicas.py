@@ -312,6 +312,22 @@ class Replicas:
             return "auto"  # if one is auto, all are: `stack` refuses a mixture
         return [float(decided(one)) for one in each]
 
+    def switch(self, method: Method, settings: Settings) -> None:
+        """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
+        changed. A memory that is added wraps the present one, and starts empty.
+        """
+        (memory,), mean = self.memories, self.network.posterior.mean
+        method = for_settings(method, settings)
+        if memories.hows(method.memory).keys() != memories.hows(memory).keys():
+            centre, trunk = torch.zeros_like(mean), self.network.centre
+            if not trunk.is_meta:  # that of an mlp from a file: it is 0
+                centre[:, : trunk.shape[1]] = trunk
+            fresh = Fresh(replace(self.network.posterior, mean=centre), self.network.posterior)
+            memory = replace(memories.initial(method.memory, fresh, _no_network), inner=memory)
+        self.memories, self.method, self.settings = (memory,), method, stack([settings], mean)
+        self.groups = [ReplicaGroup(method, [0], self.settings)]
+        self._changed()
+
     # --- state -----------------------------------------------------------------------------------------------------
 
     def _networks(self) -> list[BayesianNetwork]:
@@ -429,6 +445,10 @@ class Replicas:
             if whole.log_std is not None and part.log_std is not None:
                 whole.log_std[group.replicas] = part.log_std
         return whole
+
+
+def _no_network(field: str, make: Any) -> Model:
+    raise EvclError(f"a second network ({field}) cannot be added to a learner that has learned tasks")
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
