@@ -150,6 +150,7 @@ def test_stopped_again_and_again_it_ends_to_the_bit_where_it_would_have(method, 
 
 
 @every_method
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 def test_a_head_may_grow(method, tmp_path):
     """A later task brings a class that its head did not know; saved and loaded, it goes on as it would have."""
     if METHODS[method].jointly:

@@ -335,6 +335,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_a_learner_is_saved_loaded_and_goes_on(name, tmp_path):
     make, shape = CASES[name]

@@ -233,6 +233,7 @@ def test_the_penalty_is_exactly_0_in_the_first_step(dropout):
     assert epoch.terms["functional"] == 0
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 def test_a_head_that_grows_keeps_old_classes():
     """New classes in one head: naive training forgets the old ones at once."""
     benchmark = evcl.benchmarks.get("split-digits", tasks=2, scenario="class")

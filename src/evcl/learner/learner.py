@@ -280,7 +280,7 @@ class Learner(Predictor):
         """One line of advice for a task that lacks these classes of its head; None if all is well. `keep` is how to
         keep examples.
         """
-        if not lacking or self._run.kept_examples():
+        if not lacking or self.method.generative or self._run.kept_examples():
             return None
         some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
         try:
