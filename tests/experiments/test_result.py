@@ -76,7 +76,7 @@ def test_what_newer_versions_add_is_passed_over(changed):
         (lambda r: r["config"].update({"a" * 201: 1}), "length <= 200"),
         (lambda r: r.update(seconds="1"), "Expected `float`, got `str` - at `$.seconds`"),
         (lambda r: r.update(seconds=float("nan")), "JSON is malformed"),
-        (lambda r: r.update(seconds=-1), "seconds should be at least 0"),
+        (lambda r: r.update(seconds=-1), "seconds and memory_bytes should be at least 0"),
         (lambda r: r.update(seeds=[0, 0]), "seeds should be"),
         (lambda r: r.update(seeds=[]), "seeds should be"),
         (lambda r: r.update(seeds=["0", "7"]), "Expected `int`, got `str` - at `$.seeds[0]`"),

@@ -54,6 +54,8 @@ PROGRAMS = [
             "scommer",
             "dgr",
             "evcl-dgr",
+            "progressive",
+            "progress-compress",
             "generative-classifier",
         )
     ),

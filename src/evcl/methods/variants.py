@@ -19,6 +19,7 @@ REFUSES = {  # method -> why it cannot have a memory of examples
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), OWN_RULE),
     "ekf": "a filter sees each row once",
     "xdg": "kept rows of earlier tasks would need the units that this task closes",
+    "generative-classifier": "it forgets nothing, so there is nothing that kept rows could protect",
     **dict.fromkeys(("dgr", "evcl-dgr"), "generated rows take the place of kept ones"),
     "progressive": "the columns of earlier tasks never change, so there is nothing that kept rows could protect",
     "progress-compress": "it learns a new task in a second network, which knows no earlier ones",
