@@ -21,6 +21,7 @@ REFUSES = {  # method -> why it cannot have a memory of examples
     "xdg": "kept rows of earlier tasks would need the units that this task closes",
     **dict.fromkeys(("dgr", "evcl-dgr"), "generated rows take the place of kept ones"),
     "progressive": "the columns of earlier tasks never change, so there is nothing that kept rows could protect",
+    "generative-classifier": "it trains nothing, and forgets nothing",
     "progress-compress": "it learns a new task in a second network, which knows no earlier ones",
 }
 
