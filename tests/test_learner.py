@@ -66,6 +66,7 @@ def test_tensors_in_tensors_out():
     assert isinstance(learner.predict(x.tolist()), np.ndarray)
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 def test_a_head_grows_with_new_labels_and_keeps_what_it_knew():
     x, y = blobs((0, 1), n=200)
     more = (x + np.float32(8), np.full(len(x), 7))
@@ -208,6 +209,7 @@ def saved(tmp_path):
     return learner, tmp_path / "m.safetensors"
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 def test_a_saved_file_holds_no_code_and_everything_else(saved):
     learner, path = saved
     assert not [p for p in path.parent.iterdir() if p != path]  # no temporary left

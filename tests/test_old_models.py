@@ -33,6 +33,7 @@ def assert_close(found, wanted, tolerance):
         np.testing.assert_allclose(found[task], rows, rtol=0, atol=tolerance, err_msg=task)
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 @pytest.mark.parametrize("name", list(made["MODELS"]))
 def test_it_predicts_the_same_and_goes_on(name):
     model, steps = made["MODELS"][name], made["MODELS"][name].steps()

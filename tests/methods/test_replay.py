@@ -156,7 +156,7 @@ def replayed(alpha, memory, **given):
     seen = 1 + torch.randn(2, ROWS, generator=draw, dtype=torch.float64)
     first = Gaussian(run.memory.first, torch.full_like(run.memory.first, 0.8).log())
     known = posterior(first, [(places[0], seen[0], 1 / BETA)])
-    inner = evcl.methods.elastic_memory.Memory(**{**vars(run.memory.inner), "prior": known})
+    inner = evcl.methods.evcl.Memory(**{**vars(run.memory.inner), "prior": known})
     run.memories = (type(run.memory)(inner, run.memory.rehearsal, run.memory.first),)
     return run, first, places, seen, first_fit(run, [numbered(1)])
 

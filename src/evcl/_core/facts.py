@@ -21,7 +21,7 @@ class Facts(NamedTuple):
 METHOD_FACTS = {
     "evcl": Facts(2024, "Batra and Clark", "3 per weight, 1 matrix, 1 vector per class"),
     "evcl-film": Facts(0, "this library", "3 per weight, 2 per unit and task"),
-    "evcl-er": Facts(0, "this library", "4 per weight, 200 examples in all, 1 matrix, 1 vector per class"),
+    "evcl-er": Facts(0, "this library", "4 per weight, 1 matrix, 1 vector per class, 200 examples in all"),
     "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer, 1 matrix, 1 vector per class"),
     "evcl-dgr": Facts(0, "this library", "4 per weight, a VAE"),
     "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),

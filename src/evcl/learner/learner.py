@@ -280,7 +280,8 @@ class Learner(Predictor):
         """One line of advice for a task that lacks these classes of its head; None if all is well. `keep` is how to
         keep examples.
         """
-        if not lacking or self.method.generative or self._run.kept_examples():
+        keeps = self._run.kept_examples() or self.settings.get("memory", 0)
+        if not lacking or keeps or self.method.generative or self.method.replays:
             return None
         some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
         try:

@@ -106,6 +106,7 @@ DGR = Method(
     summary=METHOD_SUMMARIES["dgr"],
     bayesian=False,
     learn=learn,
+    replays=True,
     memory=Memory,
     settings=REPLAY,
     stages=2,

@@ -72,6 +72,7 @@ EVCL_DGR = replace(
     summary=METHOD_SUMMARIES["evcl-dgr"],
     learn=learn,
     memory=Memory,
+    replays=True,
     log_joint=None,  # generated rows of the old classes take part
     settings={
         **EVCL.settings,

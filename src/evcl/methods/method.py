@@ -264,6 +264,8 @@ class Method:
             constant; None if it is unknown. A method with such a likelihood per class can tell apart classes that were
             never learned together. So a task without the old classes of its head gets a softmax of its own there
         generative: True if `log_joint` alone predicts, without the network
+        replays: True if earlier classes take part in every round in some form, as generated rows or as outputs of their
+            own, so that a task which lacks them does no harm
         needs_task: True if the weights that predict differ from task to task, also for tasks that share a head
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
@@ -284,6 +286,7 @@ class Method:
     trunk: Callable[[nn.Module, int], nn.Module] | None = None
     log_joint: Callable[[Any, Gaussian, Asked], list[Tensor] | None] | None = None
     generative: bool = False
+    replays: bool = False
     needs_task: bool = False
     stages: int = 1
     apart: bool = False

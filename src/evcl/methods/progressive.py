@@ -92,6 +92,7 @@ PROGRESSIVE = Method(
     settings={"film": FILM},
     predictor=predictor,
     trunk=columns,
+    replays=True,
     needs_task=True,
     shares="progressive",
 )

@@ -22,6 +22,7 @@ REFUSES = {  # method -> why it cannot have a memory of examples
     "generative-classifier": "it forgets nothing, so there is nothing that kept rows could protect",
     **dict.fromkeys(("dgr", "evcl-dgr"), "generated rows take the place of kept ones"),
     "progressive": "the columns of earlier tasks never change, so there is nothing that kept rows could protect",
+    "generative-classifier": "it trains nothing, and forgets nothing",
     "progress-compress": "it learns a new task in a second network, which knows no earlier ones",
 }
 

@@ -231,6 +231,8 @@ class Session:
             places = [positions(row, classes, unknown=len(classes)) for row in label]
             wanted = torch.stack([places[r % len(places)] for r in range(len(p))]).to(p.device)
             right.append(p.argmax(2) == wanted)
+        if not run.method.bayesian:
+            del scores["information"]  # without draws of the weights, there is none
         every = run.evidence(data.x, numbers)
         if every is not None:
             sizes = [len(groups) for groups in self.groups.values()]
