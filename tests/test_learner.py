@@ -676,3 +676,40 @@ def test_no_head_is_not_a_head():
     learner.learn(X, Y, epochs=1)
     with pytest.raises(evcl.EvclError, match="head must be 'new', or the name or number"):
         learner.learn(X, Y, head=None, epochs=1)
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl", "ewc"])
+def test_kept_rows_can_be_dropped_again(method):
+    learner = evcl.Learner(evcl.nn.mlp(6, [8]), method, epochs=2, seed=0)
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    learner.learn((x, y), "a")
+    learner.keep(10).learn((x, y), "b", head="a")
+    assert learner._run.kept_examples()
+    learner.keep(0).learn((x, y), "c", head="a")
+    assert not learner._run.kept_examples()
+
+
+def test_examples_are_kept_from_the_start_if_the_prior_is_a_network():
+    learner = evcl.Learner(evcl.nn.mlp(6, [8]), "evcl", prior="network", epochs=1)
+    with pytest.raises(evcl.EvclError, match="only be kept from the start"):
+        learner.keep(10)
+
+
+def test_a_single_row_is_learned_with_a_checkpoint(tmp_path):
+    learner = evcl.Learner(evcl.nn.mlp(6, [8]), "naive", epochs=1)
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    learner.learn((x, (x[:, 0] > 0).long()), "a")
+    learner.learn((x[:1], [0]), "b", head="a", checkpoint=tmp_path / "checkpoint")
+    assert learner.tasks == ("a", "b")
+
+
+def test_validation_examples_of_another_group_are_left_out():
+    learner = evcl.Learner(evcl.nn.mlp(6, [8]), "evcl", epochs=2)
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    learner.learn((x, y), "a")
+    learner.learn((x + 3, y + 2), "b", head="a")
+    both = torch.cat([x, x + 3]), torch.cat([y, y + 2])
+    learner.learn(both, task="c", head="a", validation=both)
+    assert learner.tasks == ("a", "b", "c")

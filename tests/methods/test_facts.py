@@ -102,7 +102,7 @@ def stored(how, value):
 
 def stored_by_key(how, value, found):
     if how.key is str and "scatter" in value:
-        return "1 matrix, 1 vector per class"
+        return "class statistics"
     if how.key is str:
         return f"{len(found) / (1 + len(HIDDEN)):g} matrices per layer" if value else None
     if value and all(t.shape[2:] == (sum(HIDDEN),) for t in found):
@@ -110,7 +110,7 @@ def stored_by_key(how, value, found):
     if any(t.dim() == 3 for t in found):
         assert sum(t.shape[1] for t in found) == 200
         return "with outputs"
-    if any(t.numel() > 1 for t in found):
+    if any(t.numel() > 2 for t in found):  # not the numbers of rows of the two classes
         assert all(t.numel() == INPUTS + sum(HIDDEN) for t in found)
         return f"{len(value) / TASKS:g} per unit and task"
     return None

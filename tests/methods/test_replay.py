@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from small_runs import EXAMPLES, HIDDEN, INPUTS, logits, named, plain, run_of, t
 import evcl
 from evcl._core.randomness import generator
 from evcl.methods import Round, TaskData
-from evcl.methods.evcl_er import remaining, tempered
+from evcl.methods.evcl_er import remaining, represented, tempered
 from evcl.nn import Gaussian
 
 LR, MEMORY, BATCH = 0.05, 12, 10
@@ -215,7 +217,8 @@ def test_rows_count_once_in_all_for_every_share():
         run, _, _, _, fit = replayed(alpha, memory=8)
         new, kept = fit.data
         carried = float(kept.weights.sum() / 8) / float(new.weights.sum() / ROWS)  # in units of the new task
-        left, each = remaining(run.memory, {0: ROWS}, alpha, round_of(run, [numbered(1)]))
+        kept_rows, seen = run.memory.rehearsal.kept, run.memory.inner.rows
+        left, each = remaining(kept_rows, [ROWS], seen, alpha, round_of(run, [numbered(1)]))
         assert carried + float(left) == pytest.approx(1)
         assert bool((each[0] == left).all())
         assert float(new.weights.mean() + kept.weights.mean()) / 2 == pytest.approx(1)
@@ -225,15 +228,28 @@ def test_a_task_without_kept_rows_stays_in_the_posterior():
     run = run_of("evcl-er", memory=10, replay_share=0.8)
     for number in range(2):
         run.learn([task(number, number)])
-    rehearsal = run.memory.rehearsal
-    only = type(rehearsal)(rehearsal.kept[:1], {k: v for k, v in rehearsal.rows.items() if k != 1})
-    run.memories = (type(run.memory)(run.memory.inner, only, run.memory.first),)
-    left, each = remaining(run.memory, {0: EXAMPLES}, 0.8, round_of(run, [task(2, 0)]))
+    kept, seen = run.memory.rehearsal.kept[:1], run.memory.inner.rows
+    left, each = remaining(kept, [EXAMPLES], seen, 0.8, round_of(run, [task(2, 0)]))
     assert float(left) == pytest.approx(1 - 0.8 / 2)
     view = run.network.layout.view
     assert float(view(each, "head 0.weight").unique()) == pytest.approx(0.2)
     assert float(view(each, "head 1.weight").unique()) == 1
     assert float(view(each, "1.weight").unique()) == pytest.approx(0.6)
+
+
+def test_a_kept_row_stands_for_rows_of_its_own_class():
+    """Classes are kept in equal numbers, whatever their numbers of rows; each class counts as it was."""
+    run = run_of("evcl-er", memory=8)
+    first = task(0, 0)
+    y = torch.zeros_like(first.y)
+    y[:, :6] = 1
+    run.learn([replace(first, y=y)])
+    (kept,), (rows,) = represented(run.memory.rehearsal, round_of(run, [task(1, 0)]))
+    assert rows == EXAMPLES
+    for label, count in ((0, EXAMPLES - 6), (1, 6)):
+        own = kept.y[0] == label
+        assert int(own.sum()) == 4
+        assert float(kept.weights[0][own].sum()) * rows / 8 == pytest.approx(count)
 
 
 def test_a_product_of_powers_of_gaussians():

@@ -19,10 +19,10 @@ class Facts(NamedTuple):
 
 
 METHOD_FACTS = {
-    "evcl": Facts(2024, "Batra and Clark", "3 per weight, 1 matrix, 1 vector per class"),
+    "evcl": Facts(2024, "Batra and Clark", "3 per weight, class statistics"),
     "evcl-film": Facts(0, "this library", "3 per weight, 2 per unit and task"),
-    "evcl-er": Facts(0, "this library", "4 per weight, 1 matrix, 1 vector per class, 200 examples in all"),
-    "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer, 1 matrix, 1 vector per class"),
+    "evcl-er": Facts(0, "this library", "4 per weight, class statistics, 200 examples in all"),
+    "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer, class statistics"),
     "evcl-dgr": Facts(0, "this library", "4 per weight, a VAE"),
     "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),
     "vcl-random-coreset": Facts(2018, "Nguyen et al.", "3 per weight, 200 examples per task"),
@@ -52,7 +52,7 @@ METHOD_FACTS = {
     "fromp": Facts(2020, "Pan et al.", "1 per weight, 200 examples in all"),
     "scommer": Facts(2023, "Sarfraz et al.", "1 per weight, 200 examples in all, 1 per unit and class"),
     "dgr": Facts(2017, "Shin et al.", "a VAE"),
-    "generative-classifier": Facts(2021, "van de Ven et al.", "1 matrix, 1 vector per class"),
+    "generative-classifier": Facts(2021, "van de Ven et al.", "class statistics"),
     "random-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "kcenter-coreset": Facts(2018, "Nguyen et al.", "1 per weight, 200 examples per task"),
     "naive": Facts(0, "-", "nothing"),

@@ -35,6 +35,15 @@ def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor
         raise EvclError(f"validation: {error}") from None
 
 
+def among(held: tuple[Tensor, list[Label]], classes: Sequence[Label], head: Sequence[Label]) -> HeldOut:
+    """The validation examples of these classes, out of all that their head has. Other labels stay, to be refused."""
+    others = set(head) - set(classes)
+    rows = [i for i, label in enumerate(held[1]) if label not in others]
+    if not rows:
+        raise EvclError("validation: it has no examples of the classes that most of the task's examples have")
+    return held if len(rows) == len(held[1]) else (held[0][rows], [held[1][i] for i in rows])
+
+
 def hold_out(
     task: TaskData, held: HeldOut, classes: Sequence[Label], generator: torch.Generator
 ) -> tuple[TaskData, TaskData]:

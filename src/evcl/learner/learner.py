@@ -231,8 +231,10 @@ class Learner(Predictor):
                     warnings.warn(told, ForgettingWarning, stacklevel=3)
                 classes = self._session.group_of(given[0], tasks[0])
                 validation = None
-                if options.validation is not None:
+                if options.validation is not None and len(classes) > 1:  # a single class trains nothing
                     drawn = generator(self.seed, "validation", run.rounds)
+                    if not isinstance(held, float):  # those of the classes that are learned together
+                        held = held_out.among(held, classes, self._session.heads[given[0].head])
                     tasks[0], data = held_out.hold_out(tasks[0], held, classes, drawn)
                     weights = self._class_weight(options, given[0], classes)
                     validation = Validation(_weighted(data, weights, classes), options.patience)
@@ -345,6 +347,8 @@ class Learner(Predictor):
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""
         self._check_idle()
+        if self.method.generative:
+            raise EvclError(f"{self.method.name} trains no network: it predicts by a likelihood per class alone")
         groups = self._session.groups[self._head(task)]
         if len(groups) > 1:
             raise EvclError(

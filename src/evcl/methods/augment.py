@@ -2,7 +2,8 @@
 
 Each image is padded with 4 zeros on every side, cropped to its own size at a random place and, with probability 1/2,
 flipped from left to right. The draws are those of the step, so that every epoch has new ones, a resumed run has the
-same, and nothing waits for the host. Kept examples, teachers and the Fisher use the images as they are.
+same, and nothing waits for the host. Examples are kept as they are, and augmented like new ones when
+they are trained on; teachers and the Fisher use the images as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """EVCL with experience replay: kept rows carry a share of the evidence of earlier tasks, and the posterior the rest.
 
 After t-1 tasks, the posterior is q_{t-1} = p_0 L_1 ... L_{t-1}, with L_k the likelihood of task k. Kept rows of task k,
-m_k of n_k, are an estimate of it: log L_k = n_k/m_k sum_kept log p(y | x). If they carry the share alpha of the
-evidence, the posterior must carry 1 - alpha, so that each old row counts once in all:
+m_k of n_k, are an estimate of it: log L_k = n_k/m_k sum_kept log p(y | x), with n_k and m_k for each class of its own,
+since rows are kept class by class. If they carry the share alpha of the evidence, the posterior must carry 1 - alpha,
+so that each old row counts once in all:
 
     q_t = p_0 (L_1 ... L_{t-1})^(1-alpha) (L_1 ... L_{t-1})^alpha L_t
         = q_{t-1}^(1-alpha) p_0^alpha (L_1 ... L_{t-1})^alpha L_t,    the second power estimated by the kept rows
@@ -43,7 +44,7 @@ from evcl.methods.kronecker import factored, penalty, remembered
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Asked, Fit, Learned, Learning, Loss, Method, Round
-from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying, weighted
+from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
 from evcl.methods.teacher import Distillation, Number, Past, Shares, protection, teach, unlearned
 from evcl.methods.vcl import betas, first_precision, kl
 from evcl.nn import Gaussian, head_names
@@ -59,9 +60,10 @@ class Memory:
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     part, learned, rehearsal = trainable(round_), Learned(round_.posterior, memory.inner), memory.rehearsal
     if part.tasks:
-        some = bool(rehearsal.recalled(part))
+        rehearsal.recalled(part)
+        some = bool(represented(rehearsal, part)[0]) and bool(memory.inner.rows)
         learned = yield from _replayed(memory, part, s) if some else evcl.learn(memory.inner, part, s)
-        rehearsal = rehearsal.after(part, s)
+    rehearsal = rehearsal.after(round_, s)
     inner = counting(learned.memory, round_, s)
     return Learned(learned.posterior, replace(memory, inner=inner, rehearsal=rehearsal))
 
@@ -71,13 +73,13 @@ def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
-    inner, kept, n, alpha = memory.inner, memory.rehearsal.kept, round_.n, s.replay_share
-    rows = {task.task: int(memory.rehearsal.rows[task.task][0]) for task in kept}  # n_k
+    inner, n, alpha = memory.inner, round_.n, s.replay_share
+    kept, rows = represented(memory.rehearsal, round_)
     size = sum(task.y.shape[1] for task in kept)
-    unit = n / (n + alpha * sum(rows.values()))  # the objective of EVCL is in units of n
+    unit = n / (n + alpha * sum(rows))  # the objective of EVCL is in units of n
     new: Shares = [(task, unit * task.y.shape[1] / n) for task in round_.tasks]
-    old: Shares = [(task, unit * alpha * rows[task.task] / n) for task in kept]
-    left, heads_left = remaining(memory, rows, alpha, round_)
+    old: Shares = [(task, unit * alpha * one / n) for task, one in zip(kept, rows, strict=True)]
+    left, heads_left = remaining(kept, rows, inner.rows, alpha, round_)
     past, inputs = _reduced(protection(inner.rows, round_, s), left * unit, kept, round_)
     beta = tempering(s, round_)
     to_prior = kl(inner.prior, beta, inner.beta, past, round_, s)
@@ -93,17 +95,38 @@ def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
     return Learned(fitted.q, remembered(inner, fitted, round_, s, betas(beta, inner.beta, past, round_, s)))
 
 
-def remaining(memory: Memory, rows: Mapping[int, int], alpha: Number, round_: Round) -> tuple[Tensor, Tensor]:
-    """The share of the evidence of earlier tasks that the posterior still carries: [R, 1] of all rows, and [R, P] with
-    the heads' own. `rows`: the numbers of rows of the tasks with kept rows, which alone can be replaced.
+def represented(rehearsal: Rehearsal, round_: Round) -> tuple[list[TaskData], list[int]]:
+    """The kept rows of heads that are trained, and how many rows each of these tasks stands for: those of its classes
+    that have kept rows. A kept row has the weight of the rows of its class that it stands for, with mean 1: classes are
+    kept in equal numbers, not in proportion.
     """
-    layout, seen = round_.network.layout, memory.inner.rows
-    left = 1 - alpha * sum(rows.values()) / torch.stack(list(seen.values())).sum(0)
+    kept, rows = [], []
+    for i, task in enumerate(rehearsal.kept):
+        if round_.network.classes(task.head) > 1:
+            had = rehearsal.rows[i]
+            have = class_counts(task, had.shape[1], len(had))
+            shown = torch.where(have > 0, had, 0)
+            each = (shown / have.clamp_min(1)).gather(1, task.y) * task.y.shape[1] / shown.sum(1, keepdim=True)
+            weights = each.to(task.x) if task.weights is None else each.to(task.x) * task.weights
+            kept.append(task if bool((each == 1).all()) else replace(task, weights=weights))
+            rows.append(int(shown[0].sum()))
+    return kept, rows
+
+
+def remaining(
+    kept: Sequence[TaskData], rows: Sequence[int], seen: Mapping[int, Tensor], alpha: Number, round_: Round
+) -> tuple[Tensor, Tensor]:
+    """The share of the evidence of earlier tasks that the posterior still carries: [R, 1] of all rows, and [R, P] with
+    the heads' own. `rows`: how many rows the kept ones stand for, which alone can be replaced; `seen`: all rows that
+    each head has learned.
+    """
+    layout = round_.network.layout
+    left = (1 - alpha * sum(rows) / torch.stack(list(seen.values())).sum(0)).clamp_min(0)
     each = left.expand_as(round_.posterior.mean).clone()
     for k, total in seen.items():
-        own = sum(rows[task.task] for task in memory.rehearsal.kept if task.head == k)
+        own = sum(one for task, one in zip(kept, rows, strict=True) if task.head == k)
         for name in head_names(k).values():
-            each[:, layout.spans[name]] = 1 - alpha * own / total
+            each[:, layout.spans[name]] = (1 - alpha * own / total).clamp_min(0)
     return left, each
 
 

@@ -162,9 +162,8 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     for task in tasks:
         if not statistics.common:
             statistics = replace(statistics, common=_first(task.x, round_, most))
-        if statistics.common["centre"].shape[1] != math.prod(task.x.shape[2:]):
-            return Statistics()  # inputs of several shapes: there are no common features
-    if not tasks:
+    tasks = [task for task in tasks if statistics.common["centre"].shape[1] == math.prod(task.x.shape[2:])]
+    if not tasks:  # inputs of another shape have other features, and no statistics
         return statistics
     orders = [_shuffled(task, i, round_) for i, task in enumerate(tasks)]
     n = sum(order.shape[1] for order in orders)

@@ -34,7 +34,7 @@ from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.naive import NAIVE
 from evcl.methods.teacher import Distillation, Number, teach
 
-SEEN = -1  # the key of the number of rows of all tasks, in a dict by task
+SEEN = -1  # the key of the number of all rows, in a dict by place
 REHEARSAL: dict[str, Setting] = {
     "memory": Setting(200, "number of examples kept, of all tasks together", high=100_000_000),
     "memory_policy": Setting(
@@ -48,10 +48,10 @@ REHEARSAL: dict[str, Setting] = {
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The kept rows of each task that still has any, and how many rows these tasks had."""
+    """The kept rows of each task that still has any, and how many rows of each class these tasks had."""
 
     kept: tuple[TaskData, ...] = examples()
-    rows: dict[int, Tensor] = per_task()  # task, or SEEN -> [R, 1]
+    rows: dict[int, Tensor] = per_task()  # place in `kept` -> [R, C]; SEEN -> [R, 1]
 
     def recalled(self, round_: Round) -> tuple[TaskData, ...]:
         """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
@@ -69,14 +69,20 @@ class Rehearsal:
     def keeping(self, found: Sequence[tuple[TaskData, Tensor]], round_: Round) -> Rehearsal:
         """The memory with these rows of the tasks, as `chosen` returns them."""
         kept = tuple(task.select(rows) for task, rows in found)
-        seen = {**self.rows, **{task.task: _count(task.y.shape[1], round_) for task in round_.tasks}}
-        rows = {task.task: seen[task.task] for task in kept}
-        return Rehearsal(kept, {**rows, SEEN: _count(_seen(self) + round_.n, round_)})
+        known = {id(task): self.rows[i] for i, task in enumerate(self.kept)}
+        count = len(round_.seeds)
+        rows = {
+            i: known[id(task)] if id(task) in known else class_counts(task, round_.network.classes(task.head), count)
+            for i, (task, _) in enumerate(found)
+        }
+        seen = torch.full((count, 1), _seen(self) + round_.n, device=round_.posterior.mean.device)
+        return Rehearsal(kept, {**rows, SEEN: seen})
 
 
-def _count(n: int, round_: Round) -> Tensor:
-    mean = round_.posterior.mean
-    return torch.full((len(mean), 1), n, dtype=torch.long, device=mean.device)
+def class_counts(task: TaskData, classes: int, replicas: int) -> Tensor:
+    """[R, C]: the number of rows of each class."""
+    found = torch.stack([torch.bincount(y, minlength=classes) for y in task.y])
+    return found.repeat(replicas // len(found), 1)
 
 
 def _seen(memory: Rehearsal) -> int:

@@ -71,7 +71,7 @@ def sparse(network: nn.Module, settings: Sequence[Settings]) -> nn.Module:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    kept = memory.rehearsal.kept
+    kept = memory.rehearsal.recalled(round_)
     heads = sorted({task.head for task in (*round_.tasks, *kept)})
     steps = -(-round_.n // s.batch_size)
     stable = Stable(memory.stable.mean, decay(s, steps), s.stable_rate, round_)

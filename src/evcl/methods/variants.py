@@ -19,7 +19,6 @@ REFUSES = {  # method -> why it cannot have a memory of examples
     **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), OWN_RULE),
     "ekf": "a filter sees each row once",
     "xdg": "kept rows of earlier tasks would need the units that this task closes",
-    "generative-classifier": "it forgets nothing, so there is nothing that kept rows could protect",
     **dict.fromkeys(("dgr", "evcl-dgr"), "generated rows take the place of kept ones"),
     "progressive": "the columns of earlier tasks never change, so there is nothing that kept rows could protect",
     "generative-classifier": "it trains nothing, and forgets nothing",
@@ -60,10 +59,10 @@ def for_settings(method: Method, s: Settings) -> Method:
     """The method with coresets or a memory, if the settings ask for them and the method does not always have them, and
     without a likelihood per class if they do not want it.
     """
-    if s.get("one_softmax"):
-        method = replace(method, log_joint=None)
     if s.get("memory", 0) and "memory" not in method.known_settings:
         method = remembering(method)
+    if s.get("one_softmax"):
+        method = replace(method, log_joint=None)
     if s.get("memory_policy", "balanced") != "balanced" and "memory_policy" in method.known_settings:
         method = replace(method, shares=f"{method.shares}, {s.memory_policy}")  # it keeps other numbers of rows
     chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices

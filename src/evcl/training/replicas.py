@@ -93,7 +93,7 @@ class Replicas:
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
         self.method, groups = each[0], grouped(each, settings)
-        self.drawn = draw
+        self.drawn, self.prior = draw, prior
         network = self.method.changed(network, settings)
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
@@ -314,11 +314,18 @@ class Replicas:
 
     def switch(self, method: Method, settings: Settings) -> None:
         """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
-        changed. A memory that is added wraps the present one, and starts empty.
+        changed, or removed. A memory that is added wraps the present one, and starts empty.
         """
         (memory,), mean = self.memories, self.network.posterior.mean
         method = for_settings(method, settings)
-        if memories.hows(method.memory).keys() != memories.hows(memory).keys():
+        now, before = (memories.hows(one).keys() for one in (method.memory, memory))
+        if now != before and "inner" in before and "inner" not in now:
+            memory = memory.inner
+        elif now != before:
+            if self.prior == "network":
+                raise EvclError(
+                    'with prior="network", examples can only be kept from the start: Learner(..., memory=200)'
+                )
             centre, trunk = torch.zeros_like(mean), self.network.centre
             if not trunk.is_meta:  # that of an mlp from a file: it is 0
                 centre[:, : trunk.shape[1]] = trunk

@@ -74,7 +74,8 @@ class Session:
 
         On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
         """
-        state, before = self.run.state(), (self.heads, self.groups, self.shown, self.tasks, self.seen, self.density)
+        state = self.run.state()
+        before = self.heads, self.groups, self.shown, self.tasks, self.seen, self.lacking, self.density
         self._drawn = None
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
         self.groups, self.shown = dict(self.groups), dict(self.shown)
@@ -87,7 +88,7 @@ class Session:
             ended()
         except BaseException as error:
             self.run.restore(state)
-            self.heads, self.groups, self.shown, self.tasks, self.seen, self.density = before
+            self.heads, self.groups, self.shown, self.tasks, self.seen, self.lacking, self.density = before
             if isinstance(error, EvclError):
                 raise error.within(f"task {given[-1].name!r}") from error
             raise
@@ -148,7 +149,7 @@ class Session:
 
     def _parts(self, task: Given, number: int) -> list[TaskData]:
         groups, whole, used = self.groups[task.head], self.data(task), self._used(task)
-        group, place = torch.tensor(self.owners(task.head)).to(whole.y.device)[whole.y].unbind(2)
+        group, place = (column[whole.y] for column in torch.tensor(self.owners(task.head)).to(whole.y.device).T)
         if len(used) == 1:
             return [replace(whole, y=place, head=used[0], task=number)]
         found = []
