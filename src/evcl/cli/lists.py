@@ -81,6 +81,7 @@ def _methods(names: list[str]) -> None:
     out.print(table, highlight=False)
     for line in (
         "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
+        "       (class statistics: a vector per class, and a matrix)",
         "step:  time of a training step; naive takes 1",
         "task:  time of a task besides its steps; a naive epoch of 10,000 rows takes 1",
         f"Measured on the network {SHOWN} with batches of 64 rows:",
