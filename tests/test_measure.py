@@ -63,6 +63,7 @@ def test_a_number_is_no_array_of_labels(y):
     assert learner.tasks == ()
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 def test_classes_that_the_data_does_not_have():
     x, y = blobs((5, 7))
     learner = small()

@@ -83,6 +83,7 @@ def test_a_copy_and_a_pickle_are_the_same_and_go_on_learning_the_same():
         fresh.predict(X)
 
 
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
 @pytest.mark.parametrize("pickled", [False, True])
 def test_calls_with_one_task_name_are_one_task(pickled):
     """Exactly: the same numbers as in one call, whether it is the first task or a later one."""

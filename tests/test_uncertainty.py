@@ -96,7 +96,7 @@ def test_the_task_is_inferred_on_a_stream_of_many_heads():
 def test_inference_takes_the_head_that_is_least_unsure_for_its_size():
     """Against the definition: all heads asked, one by one, of different sizes and with labels in common."""
     x, y = clouds()
-    learner = evcl.EVCL(evcl.nn.mlp(2, [16]), dtype=torch.float64, epochs=40, lr=0.01, strength=1, tempering=0.1)
+    learner = evcl.VCL(evcl.nn.mlp(2, [16]), dtype=torch.float64, epochs=40, lr=0.01, tempering=0.1)
     learner.learn((x, y), task="three")
     learner.learn((x + 9, np.where(y > 1, 1, y) + 2), task="two")
     learner.learn((x + 9, np.where(y > 1, 1, y) + 2), task="more of two", head="two")

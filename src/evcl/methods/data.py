@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from evcl.nn import BayesianNetwork
 
 
-NO_HEAD = -1  # the head of examples that are explained by the trunk's own outputs
+NO_HEAD = -1
+"""The head of examples that are explained by the trunk's own outputs."""
 
 
 @dataclass(frozen=True)
