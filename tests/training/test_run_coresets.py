@@ -94,6 +94,7 @@ def test_the_copy_is_thrown_away_and_is_one_task_more(method, generator):
         plain.learn([TaskData(task.x[:, rest], task.y[:, rest], task.head)])
     assert same(run.network.posterior, plain.network.posterior)
     inner, alone = (packing.tensors(memory) for memory in (run.memory.inner, plain.memory))
+    alone = {name: t for name, t in alone.items() if not name.startswith("classes/")}  # with coresets: one softmax
     assert inner.keys() == alone.keys()
     assert all(torch.equal(inner[name], alone[name]) for name in inner)
     assert run.rounds == plain.rounds == 2
