@@ -36,11 +36,16 @@ def alone(method, **where):
     return small.train([method] * 2, [0, 1], **where)
 
 
-def check(found, wanted):
-    """The same tensors, but for rounding, which a generator passes on to the next task's examples."""
+def check(found, wanted, most=1e-9):
+    """The same tensors, but for rounding, of at most `most`."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-8, atol=1e-8, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(found[name], tensor, rtol=most, atol=most, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def rounding(method):
+    """A generator passes rounding errors on to the next task's examples."""
+    return 1e-8 if "dgr" in method else 1e-9
 
 
 def rows(found, some, group=None):
@@ -61,7 +66,7 @@ def rows(found, some, group=None):
 def test_three_seeds_in_one_program_are_three_alone(method):
     three = small.train([method] * 3, [0, 1, 2])
     for r in range(3):
-        check(rows(three, [r]), small.train([method], [r], replicas=[r]))
+        check(rows(three, [r]), small.train([method], [r], replicas=[r]), rounding(method))
 
 
 def halved(method):
@@ -77,7 +82,7 @@ def test_two_choices_of_its_settings_share_a_program(method):
     both = [small.settings(method), small.settings(method, **halved(method))]
     found = small.train([method] * 2, [0, 0], both, replicas=[0, 1])
     for r in range(2):
-        check(rows(found, [r]), small.train([method], [0], [both[r]], replicas=[r]))
+        check(rows(found, [r]), small.train([method], [0], [both[r]], replicas=[r]), rounding(method))
 
 
 def configured(method, **given):
@@ -105,7 +110,7 @@ def test_beside_all_methods_of_its_kind_it_is_as_alone(method):
     found = programs([configured(other) for other in ALL], 2 * len(ALL))
     assert [ALL.index(other) for other in methods] in found
     if len(methods) > 1:
-        check(rows(all_of(methods), slice(2 * place, 2 * place + 2), place), alone(method))
+        check(rows(all_of(methods), slice(2 * place, 2 * place + 2), place), alone(method), rounding(method))
 
 
 # --- stopped and resumed ---------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def by_two(tmp_path_factory):
 def test_two_processes_end_where_one_does(method, by_two):
     first, second = by_two(method)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    check(first, alone(method))
+    check(first, alone(method), rounding(method))
 
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -222,7 +227,7 @@ def test_on_a_gpu_it_is_beside_others_as_alone(method):
     part = slice(2 * methods.index(method), 2 * methods.index(method) + 2)
     if not METHODS[method].bayesian:
         place = methods.index(method) if len(methods) > 1 else None
-        check(rows(all_of(methods, device="cuda"), part, place), alone(method, device="cuda"))
+        check(rows(all_of(methods, device="cuda"), part, place), alone(method, device="cuda"), rounding(method))
     where = {"device": "cuda", "dtype": torch.float32}
     beside, by_itself = all_of(methods, **where), alone(method, **where)
     for k in range(len(small.HEADS)):
