@@ -70,6 +70,7 @@ class GraphedSteps:
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
         if position is not None:  # checkpoints are only made at the end of an epoch
             return self.total.copy_(position.total)
+        self._draw_order(epoch, batch)  # before a capture, whose warm-up needs rows that a step can have
         full, rest = divmod(self.order.shape[1], batch)
         plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
         for (size, steps), times in plan:
@@ -79,7 +80,6 @@ class GraphedSteps:
                 self.graphs[size, steps] = self._capture(one, steps)
         key = ",".join(map(str, self.seeds))
         self.generator.manual_seed(generator(0, f"gpu {key}", self.number, epoch).initial_seed())
-        self._draw_order(epoch, batch)
         self.total.zero_()
         for shape, times in plan:
             for _ in range(times):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from evcl._core.inputs import positions
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.methods import TaskData
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run
@@ -49,17 +50,19 @@ def learn_stream(
     """
     session = Session(run)
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
+    place = OnDevice(run.network.posterior.mean.device)
     accuracy = torch.full((len(run.seeds), len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
     rounds = [list(range(len(tasks)))] if run.method.jointly else [[k] for k in range(len(tasks))]
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
     inferred: dict[str, list[Tensor]] = {}
+    held_out: list[TaskData] = []  # of each task, without its inputs: labels take longer to prepare than to predict
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     for number, round_ in enumerate(rounds):
         last = round_[-1]
         watching = Observer()
         learned = number < first
-        with session.round([_given(tasks[k], [t.train for t in tasks[k]], learned) for k in round_]) as training:
+        with session.round([_given(tasks[k], [place(t.train) for t in tasks[k]], learned) for k in round_]) as training:
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(number, run, session.seen, own_heads, {"accuracy": accuracy})
@@ -78,7 +81,12 @@ def learn_stream(
         for k in range(last + 1):
             if checkpointer is not None:
                 checkpointer.pause()
-            data = session.data(_given(tasks[k], [t.held_out for t in tasks[k]]))
+            parts = [place(t.held_out) for t in tasks[k]]
+            if k == len(held_out):
+                data = session.data(_given(tasks[k], parts))
+                held_out.append(replace(data, x=data.x[:, :0]))
+            else:
+                data = replace(held_out[k], x=_inputs(parts).to(run.network.posterior.mean))
             predict = session.predict_inferring if infer and run.needs_task else session.predict
             p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
@@ -87,8 +95,7 @@ def learn_stream(
                 probabilities.append(p)
                 labels.append(data.y)
                 if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
-                    given = _given(tasks[k], [t.held_out for t in tasks[k]])
-                    for how, found in session.infer(data, given.y).items():
+                    for how, found in session.infer(data, _given(tasks[k], parts).y).items():
                         inferred.setdefault(how, []).append(found)
         accuracy[run.diverged.cpu(), last] = torch.nan
         if on_task is not None:
@@ -111,5 +118,31 @@ def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool =
     counts = Counter(label for row in y for label in row)
     if shape_alone:
         parts, y = [part.select(torch.tensor([0])) for part in parts], [row[:1] for row in y]
-    x = torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
-    return Given(task.name, task.head, task.classes, x, y, counts)
+    return Given(task.name, task.head, task.classes, _inputs(parts), y, counts)
+
+
+def _inputs(parts: Sequence[Examples]) -> Tensor:
+    """[U, N, ...]"""
+    return torch.stack([part.x for part in parts]) if len(parts) > 1 else parts[0].x.unsqueeze(0)
+
+
+class OnDevice:
+    """Images of a stream on a GPU, where they are permuted and scaled each time that they are used.
+
+    Tasks that permute the same images share one copy of them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.moved: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, part: Examples) -> Examples:
+        if self.device.type == "cpu" or part.pixels is None:
+            return part
+        order = None if part.permutation is None else self._copy(part.permutation)
+        return replace(part, inputs=self._copy(part.inputs), permutation=order)
+
+    def _copy(self, given: Tensor) -> Tensor:
+        if id(given) not in self.moved:
+            self.moved[id(given)] = given, given.to(self.device)  # the first is kept so that its id stays its own
+        return self.moved[id(given)][1]
