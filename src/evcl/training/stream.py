@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from evcl._core.inputs import positions
+from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.methods import TaskData
 from evcl.training.checkpointer import Checkpointer
@@ -56,7 +56,7 @@ def learn_stream(
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
     inferred: dict[str, list[Tensor]] = {}
-    held_out: list[TaskData] = []  # of each task, without its inputs: labels take longer to prepare than to predict
+    held_out = HeldOut(session, tasks, place)
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     for number, round_ in enumerate(rounds):
         last = round_[-1]
@@ -81,12 +81,7 @@ def learn_stream(
         for k in range(last + 1):
             if checkpointer is not None:
                 checkpointer.pause()
-            parts = [place(t.held_out) for t in tasks[k]]
-            if k == len(held_out):
-                data = session.data(_given(tasks[k], parts))
-                held_out.append(replace(data, x=data.x[:, :0]))
-            else:
-                data = replace(held_out[k], x=_inputs(parts).to(run.network.posterior.mean))
+            data = held_out(k)
             predict = session.predict_inferring if infer and run.needs_task else session.predict
             p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
@@ -95,7 +90,7 @@ def learn_stream(
                 probabilities.append(p)
                 labels.append(data.y)
                 if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
-                    for how, found in session.infer(data, _given(tasks[k], parts).y).items():
+                    for how, found in session.infer(data, held_out.labels(k)).items():
                         inferred.setdefault(how, []).append(found)
         accuracy[run.diverged.cpu(), last] = torch.nan
         if on_task is not None:
@@ -146,3 +141,23 @@ class OnDevice:
         if id(given) not in self.moved:
             self.moved[id(given)] = given, given.to(self.device)  # the first is kept so that its id stays its own
         return self.moved[id(given)][1]
+
+
+class HeldOut:
+    """The data that each task is measured on. Its labels are kept, since they take longer to prepare than to predict."""
+
+    def __init__(self, session: Session, tasks: Sequence[Sequence[Task]], place: OnDevice) -> None:
+        self.session, self.tasks, self.place = session, tasks, place
+        self.known: dict[int, TaskData] = {}  # without inputs
+
+    def __call__(self, k: int) -> TaskData:
+        parts = [self.place(task.held_out) for task in self.tasks[k]]
+        if k in self.known:
+            return replace(self.known[k], x=_inputs(parts).to(self.session.run.network.posterior.mean))
+        data = self.session.data(_given(self.tasks[k], parts))
+        self.known[k] = replace(data, x=data.x[:, :0])
+        return data
+
+    def labels(self, k: int) -> Sequence[Sequence[Label]]:
+        """Those of each stream."""
+        return _given(self.tasks[k], [task.held_out for task in self.tasks[k]]).y
