@@ -144,7 +144,7 @@ class OnDevice:
 
 
 class HeldOut:
-    """The data that each task is measured on. Its labels are kept, since they take longer to prepare than to predict."""
+    """The data that each task is measured on. Labels are kept: they take longer to prepare than to predict."""
 
     def __init__(self, session: Session, tasks: Sequence[Sequence[Task]], place: OnDevice) -> None:
         self.session, self.tasks, self.place = session, tasks, place
