@@ -14,19 +14,33 @@ from evcl.methods import METHODS
 HERE = Path(__file__).parent
 FIELD: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text("utf-8"))
 BENCHMARKS: list[str] = list(FIELD["benchmarks"])
+SCENARIOS: list[str] = list(FIELD["scenarios"])  # benchmarks by another name, with a scenario and a memory
+OF_A_CONFIG = ("scenario", "network")  # these are settings of a run, not of a method
 RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
+
+
+def about(benchmark: str) -> dict[str, Any]:
+    """What field.toml says of a benchmark or scenario."""
+    found: dict[str, Any] = FIELD["benchmarks"].get(benchmark) or FIELD["scenarios"][benchmark]
+    return found
 
 
 def methods_on(benchmark: str) -> list[str]:
     """The methods that are compared on a benchmark."""
-    about = FIELD["benchmarks"][benchmark]
-    found: list[str] = about.get("methods", [*FIELD["fast"], *(FIELD["slow"] if about.get("slow") else ())])
+    own = about(benchmark)
+    found: list[str] = own.get("methods", [*FIELD["fast"], *(FIELD["slow"] if own.get("slow") else ())])
     return found
 
 
 def searched(benchmark: str) -> str:
     """The benchmark whose searches chose the settings for this one: itself, unless it has a line `settings_of`."""
-    found: str = FIELD["benchmarks"][benchmark].get("settings_of", benchmark)
+    found: str = about(benchmark).get("settings_of", benchmark)
+    return found
+
+
+def stream_of(benchmark: str) -> str:
+    """The name of a benchmark in evcl."""
+    found: str = about(benchmark).get("stream", benchmark)
     return found
 
 
@@ -35,11 +49,11 @@ def search_of(benchmark: str, methods: Sequence[str]) -> Search:
     spaces = {}
     for method in methods:
         known = METHODS[method].known_settings
-        common = {name: value for name, value in FIELD["benchmarks"][benchmark].items() if name in known}
+        common = {name: value for name, value in about(benchmark).items() if name in known or name in OF_A_CONFIG}
         space = common | RANGES[method]
         spaces[method] = [{name: value for name, value in space.items() if not isinstance(value, dict)}, space]
     return Search(
-        benchmarks=(benchmark,),
+        benchmarks=(stream_of(benchmark),),
         validation=FIELD["validation"],
         seeds=tuple(FIELD["search_seeds"]),
         trials=FIELD["trials"],
@@ -65,6 +79,6 @@ def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", preci
     """The configuration that meets the test data: the best trial of the method's search."""
     source = searched(benchmark)
     found = read_found(search_file(folder, source, method), search_of(source, [method]))
-    name, tasks = named_tasks(benchmark)
+    name, tasks = named_tasks(stream_of(benchmark))
     settings = best_trial(found, method)["settings"]
     return configure(name, method, "default", FIELD["test_seeds"], tasks, settings, device, precision)

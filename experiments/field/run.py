@@ -19,7 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from field import BENCHMARKS, FIELD, HERE, chosen, methods_on, result_folder, search_file, search_of, searched
+from field import (
+    BENCHMARKS,
+    FIELD,
+    HERE,
+    SCENARIOS,
+    chosen,
+    methods_on,
+    result_folder,
+    search_file,
+    search_of,
+    searched,
+    stream_of,
+)
 
 from evcl import benchmarks, methods
 from evcl._core.files import write_atomically
@@ -59,7 +71,9 @@ def search(folder: Path, benchmark: str, wanted: Sequence[str], device: str, pre
             read_found(search_file(folder, benchmark, method), search_of(benchmark, [method]))
     if not todo:
         return
-    found = tune(search_of(benchmark, todo), benchmark, device, precision, store=Store(folder / "search" / HIDDEN))
+    found = tune(
+        search_of(benchmark, todo), stream_of(benchmark), device, precision, store=Store(folder / "search" / HIDDEN)
+    )
     for method in todo:
         own = {key: {method: found[key][method]} for key in ("methods", "tried")}
         about = {key: value for key, value in found.items() if key != "seconds"}  # these are the seconds of all
@@ -93,7 +107,7 @@ def memory(folder: Path, benchmark: str, wanted: Sequence[str], device: str, pre
     own = known.setdefault(benchmark, {})
     for method in wanted:
         if method not in own:
-            name, tasks = named_tasks(benchmark)
+            name, tasks = named_tasks(stream_of(benchmark))
             settings = trials(search_of(searched(benchmark), [method]), method)[0]
             own[method] = kept_bytes(configure(name, method, "default", (0,), tasks, settings))
             say(f"{benchmark} {method}: {own[method]:,} bytes")
@@ -128,7 +142,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = {"search": search, "test": test, "memory": memory}
     parser.add_argument("command", choices=commands)
-    parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help=f"of {', '.join(BENCHMARKS)} [all]")
+    parser.add_argument(
+        "benchmarks", nargs="*", metavar="benchmark", help=f"of {', '.join([*BENCHMARKS, *SCENARIOS])} [all]"
+    )
     parser.add_argument("--methods", nargs="+", default=["fast", "slow"], help="names, fast or slow [fast slow]")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
     parser.add_argument("--precision", help="of matrix products: fp32, tf32 or bf16 [tf32 on a GPU]")
@@ -140,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     device, precision = where(args.device, args.precision)
     asked = {method for name in args.methods for method in FIELD.get(name, [name])}
-    for benchmark in args.benchmarks or BENCHMARKS:
+    for benchmark in args.benchmarks or [*BENCHMARKS, *SCENARIOS]:
         wanted = [method for method in methods_on(benchmark) if method in asked]
         commands[args.command](args.folder, benchmark, wanted, device, precision)
 

@@ -68,6 +68,7 @@ def small(programs, monkeypatch):
     for key, value in given.items():
         monkeypatch.setitem(field.FIELD, key, value)
     monkeypatch.setattr(field, "RANGES", fast)
+    monkeypatch.setattr(run, "SCENARIOS", [])
     for module in (run, write_tables):
         monkeypatch.setattr(module, "BENCHMARKS", ["split-digits:2"])
     monkeypatch.setattr(parallel, "local", lambda device, precision, on_event, **how: Inline(on_event))
