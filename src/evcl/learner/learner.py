@@ -58,6 +58,8 @@ class Learner(Predictor):
     `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
     `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
+    `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
+    computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
 
     The learner neither needs nor keeps data of earlier tasks. With `coreset="random"` or `"kcenter"` it keeps
     `coreset_size` examples of each task, also in the saved file. After each task it fine-tunes a copy of the weights on
@@ -83,6 +85,7 @@ class Learner(Predictor):
         prior: Literal["zero", "network"] = "zero",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        precision: Literal["tf32", "fp32", "bf16"] = "tf32",
         **settings: Any,
     ) -> None:
         self.method = get_method(method)
@@ -107,6 +110,7 @@ class Learner(Predictor):
             only=only,
             skip=skip,
             prior=prior,
+            precision=precision,
         )
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
@@ -412,6 +416,7 @@ class Learner(Predictor):
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
+            "precision": self._run.precision,
             "only": self._only,
             "skip": self._skip,
             "dtype": str(run.network.posterior.mean.dtype),

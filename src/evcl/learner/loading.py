@@ -86,6 +86,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         only=saved.get("only"),
         skip=saved.get("skip"),
         dtype=dtypes[saved["dtype"]],
+        precision=saved.get("precision", "tf32"),
         device=device,
         **settings,
     )

@@ -25,6 +25,7 @@ class LearnerOptions(TypedDict, total=False):
     prior: Literal["zero", "network"]
     device: torch.device | str
     dtype: torch.dtype
+    precision: Literal["tf32", "fp32", "bf16"]
 
 
 class NaiveOptions(LearnerOptions, total=False):

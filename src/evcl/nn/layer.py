@@ -71,6 +71,10 @@ class Weights:
         self.gate: Gate | None = None  # what k-winners report to in a step of training; None: nothing
         self.compute_dtype: torch.dtype | None = None  # dtype of matrix products in training; None: that of the weights
 
+    def dtype_of(self, x: Tensor) -> torch.dtype:
+        """The dtype in which a layer computes with its input x."""
+        return x.dtype if self.compute_dtype is None or self.noise is None else self.compute_dtype
+
 
 class BayesianLayer(nn.Module):
     """A layer whose weights are named entries of the posterior.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -33,6 +33,10 @@ class Linear(BayesianLayer):
         positions = self.rows_each(x) * prod(x.shape[1:-1])
         if positions > 1 and self.weights.variance is not None:
             return self._along(flat, positions, weight).view(shape)
+        dtype = self.weights.dtype_of(flat)
+        if positions > 1 and dtype != weight.dtype:
+            return product(flat.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).view(shape)
+        flat = flat.to(weight.dtype)
         if self.weights.grads is not None:
             return self._train(flat, weight, bias).view(shape)
         mean = product(flat, weight, bias)
@@ -46,16 +50,13 @@ class Linear(BayesianLayer):
         """The output for x [R, B*t, i], in which the t positions of an example share its draw of the weights."""
         examples = x.shape[1] // positions
         spread, ins, outs = self.flips(examples, x.shape[2])
-        each, dtype = (self.weights.replicas, examples, positions, -1), self.weights.compute_dtype
-        flipped = (x.reshape(each) * ins.unsqueeze(2)).reshape(x.shape)
-        if dtype is None:
-            mean, deviation = product(x, weight, None), product(flipped, spread, None)
-        else:
-            mean = product(x.to(dtype), weight.to(dtype), None).to(x.dtype)
-            deviation = product(flipped.to(dtype), spread.to(dtype), None).to(x.dtype)
-        y = torch.addcmul(mean.view(each), deviation.view(each), outs.unsqueeze(2))
+        x = x.to(self.weights.dtype_of(x))
+        each = self.weights.replicas, examples, positions, -1
+        flipped = (x.reshape(each) * ins.to(x.dtype).unsqueeze(2)).reshape(x.shape)
+        mean, deviation = (product(one, w.to(x.dtype), None) for one, w in ((x, weight), (flipped, spread)))
+        y = torch.addcmul(mean.view(each), deviation.view(each), outs.to(x.dtype).unsqueeze(2))
         bias = self.drawn("bias", examples)
-        return y if bias is None else y.add_(bias.unsqueeze(2))
+        return y if bias is None else y.add_(bias.to(x.dtype).unsqueeze(2))
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same output, with gradients added directly to the flat buffers."""
@@ -127,13 +128,16 @@ class Conv(BayesianLayer):
             raise EvclError(f"Conv{rank}d takes [batch, channels, {wanted}], not shape {tuple(x.shape)}")
         rows = self.rows_each(x)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
+        x = x.to(self.weights.dtype_of(x))
+        if x.is_cuda and rank == 2:  # the order in which a GPU's matrix units read images
+            x = x.contiguous(memory_format=torch.channels_last)
         if self.weights.variance is None:
             return self._convolve(x, self.mean("weight"), self.mean("bias"))
         spread, ins, outs = self.flips(len(x) // (rows * self.weights.replicas), x.shape[1])
 
         def spread_out(each: Tensor) -> Tensor:
             """[R, B, c] -> [R*B, c, 1, 1]: repeat for all rows and positions of an example."""
-            wide = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1)
+            wide = each.unsqueeze(2).expand(-1, -1, rows, -1).reshape(len(x), -1).to(x.dtype)
             return wide.view(*wide.shape, *[1] * rank)
 
         deviation = self._convolve(x * spread_out(ins), spread, None)
@@ -142,18 +146,21 @@ class Conv(BayesianLayer):
         return y if bias is None else y.add_(spread_out(bias))
 
     def _convolve(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Convolve x [R*B, c, h, w], with replicas as the groups of one convolution over [B, R*c, h, w]."""
+        """Convolve x [R*B, c, h, w]: on a GPU replica by replica; on a CPU with replicas as the groups of one
+        convolution over [B, R*c, h, w].
+        """
         assert weight is not None
         r = weight.shape[0]
+        convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
+        how = self.stride, self.padding, self.dilation
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if r > 1 and x.is_cuda:
+            shifts: Sequence[Tensor | None] = [None] * r if bias is None else list(bias)
+            parts = zip(x.chunk(r), weight, shifts, strict=True)
+            return torch.cat([convolution(part, w, b, *how, self.groups) for part, w, b in parts])
         if r > 1:
             x = self.unfold(x).transpose(0, 1).flatten(1, 2)
-        convolution: Callable[..., Tensor] = F.conv1d if len(self.kernel) == 1 else F.conv2d
-        weight, shift, full, dtype = weight.flatten(0, 1), None if bias is None else bias.flatten(), x.dtype, None
-        if self.weights.noise is not None:  # in training
-            dtype = self.weights.compute_dtype
-        if dtype is not None:
-            x, weight, shift = x.to(dtype), weight.to(dtype), None if shift is None else shift.to(dtype)
-        y = convolution(x, weight, shift, self.stride, self.padding, self.dilation, r * self.groups).to(full)
+        y = convolution(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), *how, r * self.groups)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:

@@ -176,15 +176,18 @@ class BayesianNetwork(nn.Module):
             setattr(module, key, own(x))
         if isinstance(self.trunk, Columns):
             self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
+        dtype = self.weights.dtype_of(x)
+        lower = torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)  # for own matrix products
         try:
-            features = self.trunk(x)
+            with lower:
+                features = self.trunk(x)
         finally:
             for module, key in self._places:
                 module.__dict__.pop(key, None)
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
             came = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise EvclError(f"the network must turn {x.shape[0]} inputs into [{x.shape[0]}, features], not {came}")
-        return features
+        return features.to(self.posterior.mean.dtype)
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads, concatenated."""

@@ -20,8 +20,8 @@ from evcl.nn.layer import BayesianLayer
 class Norm(BayesianLayer):
     """A norm whose weights lie along the channels, [R*B, c, ...]."""
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """n(x), with the shape of x [R*B, ...]."""
+    def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """n(x), with the shape of x [R*B, ...]; with one replica, n(x) scale + shift."""
         raise NotImplementedError
 
     def initial(self, parameter: str, source: torch.Generator) -> Tensor:
@@ -43,8 +43,10 @@ class Norm(BayesianLayer):
         return list(range(3, x.dim()))
 
     def forward(self, x: Tensor) -> Tensor:
-        n = self.normalise(x)
         gamma = self.mean("weight")
+        if gamma is not None and self.weights.variance is None and len(gamma) == 1 and x.is_cuda:
+            return self.normalise(x, gamma[0], None if (beta := self.mean("bias")) is None else beta[0])  # in one pass
+        n = self.normalise(x)
         if gamma is None:
             return n
         n, rows = self.unfold(n), self.rows_each(x)
@@ -53,12 +55,13 @@ class Norm(BayesianLayer):
             n, positions = n.unflatten(1, (-1, rows)), [2, *(axis + 1 for axis in positions)]
         variance = self.variance("weight")
         if variance is not None and not positions:
+            n = n.to(gamma.dtype)
             y = _scaled(n, gamma.unsqueeze(1), self._shift(self.mean("bias")))
             spread = _scaled(n.square(), variance.unsqueeze(1), self._shift(self.variance("bias")))
             return self.draw(y.flatten(0, 1), spread.flatten(0, 1))
         scale, shift = (_spread(self.drawn(key, n.shape[1]), positions) for key in ("weight", "bias"))
         assert scale is not None
-        return _scaled(n, scale, shift).view_as(x)
+        return _scaled(n, scale.to(n.dtype), None if shift is None else shift.to(n.dtype)).view_as(x)
 
     @staticmethod
     def _shift(bias: Tensor | None) -> Tensor | None:
@@ -74,6 +77,10 @@ class Norm(BayesianLayer):
 
 def _scaled(n: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     return n * scale if shift is None else torch.addcmul(shift, n, scale)
+
+
+def _like(x: Tensor, weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.to(x.dtype)
 
 
 def _spread(weight: Tensor | None, positions: list[int]) -> Tensor | None:
@@ -93,16 +100,16 @@ class LayerNorm(Norm):
     def positions(self, x: Tensor, shape: torch.Size) -> list[int]:
         return list(range(2, x.dim() - len(shape)))
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         assert self.eps is not None
-        return F.layer_norm(x, self.shape, eps=self.eps)
+        return F.layer_norm(x, self.shape, _like(x, scale), _like(x, shift), self.eps)
 
 
 class RMSNorm(LayerNorm):
     """nn.RMSNorm"""
 
-    def normalise(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, eps=self.eps)
+    def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        return F.rms_norm(x, self.shape, _like(x, scale), self.eps)
 
 
 class GroupNorm(Norm):
@@ -112,8 +119,8 @@ class GroupNorm(Norm):
         super().__init__(layer)
         self.groups, self.eps = layer.num_groups, layer.eps
 
-    def normalise(self, x: Tensor) -> Tensor:
-        return F.group_norm(x, self.groups, eps=self.eps)
+    def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        return F.group_norm(x, self.groups, _like(x, scale), _like(x, shift), self.eps)
 
 
 class BatchNorm(Norm):
@@ -150,7 +157,7 @@ class BatchNorm(Norm):
             for name, buffer in list(self.named_buffers(recurse=False)):
                 setattr(self, name, buffer.clone())
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         """Normalise with replicas as channels: [B, R*c, ...]."""
         r = self.weights.replicas
         rows = self.weights.rows
@@ -160,18 +167,18 @@ class BatchNorm(Norm):
         values = flat.numel() // flat.shape[1]
         measures = self.open and rows is None and self.weights.noise is not None
         if measures and values > 1:  # a single value has no variance
-            y = self._measure(flat, mean, variance)
+            y = self._measure(flat, mean, variance, scale, shift)
         else:
-            y = F.batch_norm(flat, mean, variance, eps=self.eps)
+            y = F.batch_norm(flat, mean, variance, scale, shift, eps=self.eps)
         return y if r == 1 else y.unflatten(1, (r, -1)).transpose(0, 1).flatten(0, 1)
 
-    def _measure(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def _measure(self, x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         """Normalise by the batch's statistics, and update the running statistics, which are views of the buffers."""
         self.num_batches_tracked += 1
         if self.momentum is not None:
-            return F.batch_norm(x, mean, variance, training=True, momentum=self.momentum, eps=self.eps)
+            return F.batch_norm(x, mean, variance, scale, shift, True, self.momentum, self.eps)
         batch = torch.zeros_like(mean), torch.zeros_like(variance)
-        y = F.batch_norm(x, *batch, training=True, momentum=1.0, eps=self.eps)
+        y = F.batch_norm(x, *batch, scale, shift, training=True, momentum=1.0, eps=self.eps)
         share = 1 / self.num_batches_tracked[0].to(mean)  # weight of this batch in the mean over all batches
         mean.lerp_(batch[0], share)
         variance.lerp_(batch[1], share)

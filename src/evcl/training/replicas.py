@@ -27,7 +27,6 @@ from evcl.nn import (
     BayesianNetwork,
     Gaussian,
     Layout,
-    Linear,
     Names,
     Slot,
     bayesianize,
@@ -38,8 +37,6 @@ from evcl.nn import (
 )
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
-from evcl.nn.layers import Conv
-from evcl.nn.norms import Norm
 from evcl.training.step import matmul_precision
 
 
@@ -105,13 +102,6 @@ class Replicas:
             raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
         if precision == "bf16":
             self.network.weights.compute_dtype = torch.bfloat16
-            known = Linear, Conv, Norm
-            others = [la for la in self.network.bayesian_layers() if la.names and not isinstance(la, known)]
-            if others:
-                raise EvclError(
-                    "precision bf16 supports linear layers, convolutions and norms only, not "
-                    f"{type(others[0]).__name__}"
-                )
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         self.groups = [ReplicaGroup(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
