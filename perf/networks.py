@@ -1,8 +1,8 @@
 """Seconds per epoch and memory of a ResNet-18 and a vision transformer: learners relative to plain PyTorch with Adam.
 
-Plain PyTorch trains in the same precision (by autocast, with images in channels-last order), its data on the device
-and no other work. An epoch is timed as the difference between tasks of 3 epochs and of 1, so that captures and the end
-of a task do not count; `task end` is what a task costs beyond its epochs, in plain epochs.
+Plain PyTorch trains in the same precision (by autocast, with images in channels-last order) on data that are on the
+device, with no other work. An epoch is timed as the difference between tasks of 3 epochs and of 1, so that captures and
+the end of a task do not count; `task end` is what a task costs beyond its epochs, in plain epochs.
 
     python perf/networks.py --device cuda --precision bf16    (or tf32, fp32)
 """

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from field import BENCHMARKS, HERE, place
+from field import BENCHMARKS, HERE, SCENARIOS, about, place
 
 from evcl._core.files import in_lines
 from evcl.experiments import RESULT, Summary
@@ -24,13 +24,14 @@ from evcl.report.tables import plus_minus, reference
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
 BEGIN, END = "<!-- field -->\n", "<!-- end field -->"
+SCENARIO_MARKS = "<!-- scenarios -->\n", "<!-- end scenarios -->"
 COLUMNS = ("accuracy", "EVCL minus", "forgetting", "learning accuracy", "NLL", "ECE", "MB", "seconds")
 
 
-def groups(folder: Path) -> dict[str, Group]:
-    """The results of each benchmark that has some, in the order of field.toml."""
+def groups(folder: Path, benchmarks: Sequence[str]) -> dict[str, Group]:
+    """The results of each of these that has some."""
     found = {}
-    for benchmark in BENCHMARKS:
+    for benchmark in benchmarks:
         if any((folder / place(benchmark)).glob(f"*/{RESULT}")):
             ((_, found[benchmark]),) = by_benchmark(find_results(folder / place(benchmark))).items()
     return found
@@ -96,20 +97,52 @@ def made(folder: Path = RESULTS) -> str:
     """All tables: the overview, then one per benchmark."""
     path = folder / "memory.json"
     kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    found = groups(folder)
+    found = groups(folder, BENCHMARKS)
     parts = [overview(found)]
     parts += [f"### {group.name}, every measure\n\n{details(group, kept.get(b, {}))}" for b, group in found.items()]
     return "\n\n".join(parts)
 
 
+def title(benchmark: str) -> str:
+    """A scenario as the head of a column: split-mnist class, 200 kept."""
+    own = about(benchmark)
+    words = " ".join(
+        filter(None, [own["stream"].replace("permuted-mnist:10", "permuted-mnist-10"), own.get("scenario")])
+    )
+    return f"{words}, {own['memory']:,} kept" if "memory" in own else words
+
+
+def scenarios(folder: Path = RESULTS) -> str:
+    """The accuracy in each scenario, without a memory and with one, and how far EVCL is ahead."""
+    parts = []
+    for kept in (False, True):
+        found = groups(folder, [name for name in SCENARIOS if ("memory" in about(name)) == kept])
+        cells = {(b, line.result.method): line for b, group in found.items() for line in lines(group)}
+        labels = {line.result.method: line.label for line in cells.values()}
+        rows = []
+        for method in (name for name in METHODS if name in labels):
+            each = (cells.get((benchmark, method)) for benchmark in found)
+            rows.append([labels[method], *("-" if x is None else percent(x.result.average_accuracy) for x in each)])
+        own = "evcl-er" if kept else "evcl"
+        for other in ("er", "derpp") if kept else ("generative-classifier", "lwf"):
+            pairs = [(cells.get((b, own)), cells.get((b, other))) for b in found]
+            ahead = ["-" if a is None or c is None else difference(a, c) for a, c in pairs]
+            rows.append([f"{labels.get(own, own)} minus {labels.get(other, other)}", *ahead])
+        parts.append(table(["method", *(title(benchmark) for benchmark in found)], rows))
+    return "\n\n".join(parts)
+
+
 def filled(text: str, folder: Path = RESULTS) -> str:
     """A document with its tables written again."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{made(folder)}\n\n{END}{rest.partition(END)[2]}"
+    for (begin, end), made_again in (((BEGIN, END), made(folder)), (SCENARIO_MARKS, scenarios(folder))):
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{made_again}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 if __name__ == "__main__":
-    for benchmark in BENCHMARKS:
+    for benchmark in (*BENCHMARKS, *SCENARIOS):
         for path in (RESULTS / place(benchmark)).glob(f"*/{RESULT}"):
             path.write_text(f"{in_lines(json.loads(path.read_text('utf-8')), 1)}\n", "utf-8")  # one line per key
     DOCUMENT.write_text(filled(DOCUMENT.read_text("utf-8")), "utf-8")
