@@ -335,6 +335,7 @@ GENERATIVE = Method(
     },
     log_joint=log_joint,
     generative=True,
+    no_memory="it trains nothing, and forgets nothing",
     stages=0,
     shares="generative",
 )
