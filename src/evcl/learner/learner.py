@@ -410,6 +410,7 @@ class Learner(Predictor):
             "seed": self.seed,
             "rounds": run.rounds,  # with the seed, it determines every generator
             "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
+            "prior": run.prior,
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
@@ -429,6 +430,8 @@ class Learner(Predictor):
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
             more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
+        if run.prior == "network":
+            more["centre"] = run.network.centre
         if self._session.density is not None:
             more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}

@@ -85,6 +85,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         unsupported=saved["unsupported"],
         only=saved.get("only"),
         skip=saved.get("skip"),
+        prior=saved.get("prior", "zero"),  # earlier files do not say
         dtype=dtypes[saved["dtype"]],
         device=device,
         **settings,
@@ -99,6 +100,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
+    _restore_first_prior(learner, tensors)
     run.add_heads(saved["features"], list(sizes.values()))
     run.add_film(len(tasks))
     session = learner._session
@@ -130,6 +132,17 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
             raise EvclError("the first weights of a new column do not fit the network, or are not finite")
         module.load_state_dict(first)
     learner._run.grow_trunk(rounds)
+
+
+def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    """Restore the centre of the trunk's first prior, if it was the network's own weights."""
+    run = learner._run
+    if run.prior == "zero":
+        return
+    found, wanted = tensors["centre"], run.network.centre
+    if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+        raise EvclError(f"its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
+    run.network.centre = found
 
 
 def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, list[Group]]:
