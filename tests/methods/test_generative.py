@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
+from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import resolve
@@ -290,6 +291,18 @@ def test_new_classes_beside_old_ones_join_them():
 def test_what_a_head_of_several_groups_cannot_do(learner):
     with pytest.raises(evcl.EvclError, match="the classes of this head were learned in 5 groups"):
         learner.mean_network()
+
+
+def test_inputs_of_another_shape_are_not_told_apart_without_a_word():
+    network = nn.Sequential(skip_init(nn.Conv2d, 1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    one = evcl.Learner(network, "evcl", init="draw", epochs=1)
+    for task in DIGITS[:2]:
+        one.learn((task.train.x.view(-1, 1, 8, 8), task.train.y), task.name, head="new" if task is DIGITS[0] else 0)
+    images = X[:20].view(-1, 1, 8, 8)
+    assert one.predict_proba(images).shape == (20, 4)
+    with pytest.warns(UserWarning, match=r"2 groups .* inputs of shape \(1, 9, 9\) .* one_softmax=True"):
+        p = one.predict_proba(nn.functional.pad(images, (0, 1, 0, 1)))
+    torch.testing.assert_close(p[:, :2].sum(1), torch.full((20,), 0.5))
 
 
 def test_options_of_learn_in_a_new_group():
