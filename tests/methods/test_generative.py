@@ -202,6 +202,23 @@ def test_new_classes_do_not_silence_the_old_ones(learner):
     assert silenced.measure((DIGITS[0].test.x, DIGITS[0].test.y)).accuracy < 0.5
 
 
+def test_the_trunk_is_computed_once_for_all_groups(learner, monkeypatch):
+    """And every group says what it says alone, bit for bit."""
+    run, ((name, groups),) = learner._run, learner._session.groups.items()
+    alone = [run.predict(X.unsqueeze(0), group.number) for group in groups]
+    passes, forward = [], evcl.nn.BayesianNetwork.forward
+    monkeypatch.setattr(evcl.nn.BayesianNetwork, "forward", lambda own, x: (passes.append(len(x)), forward(own, x))[1])
+    together = run.predict_each(X.unsqueeze(0), [group.number for group in groups])
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert len(groups) == 5
+    draws = learner.settings.predict_samples
+    assert len(passes) == draws
+    passes.clear()
+    p = learner.predict_proba(X)
+    assert len([rows for rows in passes if rows > 1]) == draws  # one row tries whether the network takes it
+    assert torch.equal(p, learner._session.mixed(X.unsqueeze(0), name, alone)[0])
+
+
 def test_given_the_group_it_is_task_incremental_evcl(learner):
     """So adding classes changes the odds of old classes of a group only as far as another task with a head would."""
     apart = learned(shared=False)
