@@ -10,6 +10,7 @@ from torch.distributions import MultivariateNormal
 from torch.nn.utils import skip_init
 
 import evcl
+from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.experiments import configure
 from evcl.experiments.run import execute
@@ -149,6 +150,30 @@ def test_images_have_convolutions_and_a_fixed_trunk_its_own_features():
     run.learn([TaskData(x, y, 0)])
     assert statistics(run).common["centre"].shape == (1, 6)
     assert run.evidence(x, [0]).shape == (1, 40, 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 9), (40,)])
+def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape, monkeypatch):
+    monkeypatch.setattr(generative, "CACHED", 3000)  # 4 images
+    monkeypatch.setattr(generative, "BLOCK", 50)  # of 128 columns
+    monkeypatch.setattr(generative, "CHUNK", 32)
+    x = torch.rand(1, 70, *shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = torch.arange(70).unsqueeze(0) % 2
+    run = made(network=nn.Sequential(nn.Flatten(), skip_init(nn.Linear, x[0, 0].numel(), 6)))
+    run.learn([TaskData(x, y, 0)])
+    common = statistics(run).common
+    z = (x[0] - common["centre"][0].view(shape)) / common["scale"][0]
+    source = generator(0, "features")
+    if len(shape) == 3:
+        filters = torch.randn(8, 1, 7, 7, generator=source).double()
+        filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        f = nn.functional.adaptive_avg_pool2d(nn.functional.conv2d(z, filters, padding=3).relu(), 4).flatten(1)
+    else:
+        f = z @ (torch.randn(40, 128, generator=source) / 40**0.5).double()
+        f = (f + torch.randn(128, generator=source).double()).relu()
+    torch.testing.assert_close(generative.units(x[0], common, 0, 0), f)
+    apart = torch.cat([f[y[0] == c] - f[y[0] == c].mean(0) for c in range(2)])
+    torch.testing.assert_close(generative._square(common["scatter"][0]), apart.T @ apart)
 
 
 def test_statistics_that_do_not_fit_are_refused():
