@@ -690,10 +690,47 @@ def test_kept_rows_can_be_dropped_again(method):
     assert not learner._run.kept_examples()
 
 
-def test_examples_are_kept_from_the_start_if_the_prior_is_a_network():
+def own_trunk(value):
+    """A network of the user's own, with these weights."""
+    network = nn.Sequential(nn.Linear(6, 8, device="meta"), nn.ReLU()).to_empty(device="cpu")
+    for parameter in network.parameters():
+        parameter.data.fill_(value)
+    return network
+
+
+@pytest.mark.parametrize("make", [lambda: own_trunk(0.2), lambda: evcl.nn.mlp(6, [8])])
+def test_examples_can_be_kept_at_any_time_if_the_prior_is_a_network(make, tmp_path):
+    """The first prior of EVCL with a memory is centred on the first weights, also after some tasks and in a file."""
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    tasks = [(x, (x[:, k] > 0).long()) for k in range(3)]
+    options = {"prior": "network", "init": "network", "epochs": 2}
+    start = evcl.Learner(make(), "evcl", memory=10, **options)
+    at_once = start._run.memory.first.clone()
+    assert float(at_once.abs().max()) > 0
+    learner = evcl.Learner(make(), "evcl", **options)
+    learner.learn(tasks[0])
+    learner.save(tmp_path / "model")
+    own = isinstance(learner._plain, evcl.nn.MLP)
+    loaded = evcl.load(tmp_path / "model", network=None if own else own_trunk(0.7))
+    for each in (learner, loaded):
+        each.learn(tasks[1])
+        each.keep(10)
+        first = each._run.memory.first
+        assert torch.equal(first[:, : at_once.shape[1]], at_once)
+        assert not first[:, at_once.shape[1] :].any()  # heads are centred on 0
+        each.learn(tasks[2])
+    assert all(torch.equal(t, loaded._run.tensors()[name]) for name, t in learner._run.tensors().items())
+    assert (learner.predict_proba(x, 0) == loaded.predict_proba(x, 0)).all()
+
+
+def test_a_file_whose_first_prior_does_not_fit_is_refused(tmp_path):
     learner = evcl.Learner(evcl.nn.mlp(6, [8]), "evcl", prior="network", epochs=1)
-    with pytest.raises(evcl.EvclError, match="only be kept from the start"):
-        learner.keep(10)
+    description, tensors = learner.described()
+    for value in (torch.zeros(1, 3), torch.full((1, 56), torch.nan)):
+        with pytest.raises(evcl.EvclError, match="its first prior must be"):
+            evcl.learner.rebuilt(description, {**tensors, "centre": value})
+    with pytest.raises(evcl.EvclError, match="prior must be"):
+        evcl.learner.rebuilt({**description, "prior": "none"}, tensors)
 
 
 def test_a_single_row_is_learned_with_a_checkpoint(tmp_path):

@@ -140,6 +140,40 @@ def test_what_was_learned_first_is_kept_where_naive_training_loses_it():
     assert kept["evcl"] > 0.8
 
 
+def test_a_task_without_old_classes_is_told_by_their_names_and_with_what_the_estimator_has():
+    model = small(method="naive").partial_fit(X, NAMES)
+    some = NAMES != "setosa"
+    with pytest.warns(evcl.ForgettingWarning, match=r"no rows of 'setosa', .*: set_params\(memory=200\) would keep"):
+        model.partial_fit(X[some], NAMES[some])
+    with pytest.raises(evcl.ForgettingWarning):  # in the tests, warnings are errors
+        model.partial_fit(X[some], NAMES[some])
+    assert model.tasks_ == ("0", "1")  # as after any error
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("method", ["naive", "evcl"])
+def test_memory_is_the_learners(method):
+    """From the start, or from the task on before which it was set; examples of all classes are kept."""
+    some = NAMES != "setosa"
+    begun, later = small(method=method, memory=30), small(method=method)
+    for model in (begun, later):
+        model.partial_fit(X, NAMES)
+    assert (begun.learner_.kept, later.learner_.kept) == (30, 0)
+    for model in (begun, later.set_params(memory=12)):
+        model.partial_fit(X, NAMES)
+        model.partial_fit(X[some], NAMES[some])
+    assert (begun.learner_.kept, later.learner_.kept) == (30, 12)
+    alone = evcl.Learner(evcl.nn.mlp(4, [16]), method, seed=begun.learner_.seed, epochs=10, lr=0.01, memory=30)
+    for k, rows in enumerate((slice(None), slice(None), some)):
+        y = [begun.labels_.tolist().index(name) for name in NAMES[rows]]
+        alone.learn((X[rows], y), head=0 if k else "new")
+    assert np.array_equal(alone.predict_proba(X), begun.learner_.predict_proba(X))
+    assert (begun.predict(X[~some]) == "setosa").mean() > 0.9
+    model = pickle.loads(pickle.dumps(later))  # noqa: S301
+    assert model.partial_fit(X, NAMES).learner_.kept == 12
+    assert small(method="er", memory=None).fit(X, NAMES).learner_.settings.memory == 200
+
+
 def test_fit_starts_over():
     model = small().fit(X + 5, NAMES[::-1])
     assert (model.fit(X, NAMES).predict_proba(X) == small().fit(X, NAMES).predict_proba(X)).all()
@@ -163,7 +197,7 @@ def test_settings_reach_the_method_and_wrong_ones_are_refused():
         small(method="evlc").fit(X, NAMES)
     with pytest.raises(ValueError, match="joint trains on all tasks at once, but EVCLClassifier learns one at a time"):
         small(method="joint").fit(X, NAMES)
-    assert set(SETTINGS) <= {*TRAINING, *BAYESIAN, *ELASTIC}
+    assert set(SETTINGS) <= {*TRAINING, *BAYESIAN, *ELASTIC, "memory"}
 
 
 def test_random_state_decides():

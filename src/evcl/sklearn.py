@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from evcl._core.errors import EvclError, extra
+from evcl._core.errors import EvclError, ForgettingWarning, extra
 from evcl._core.inputs import positions
 from evcl.benchmarks import Examples
 from evcl.learner import Learner, Predictions, rebuilt
@@ -23,7 +24,7 @@ with extra("tables", "EVCLClassifier needs scikit-learn"):
 
 __all__ = ["EVCLClassifier", "Uncertainty"]
 
-SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples")
+SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples", "memory")
 
 
 class Uncertainty(NamedTuple):
@@ -72,6 +73,10 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Widths of the hidden layers.
     method
         "evcl", "vcl", "ewc", "naive" or another method; see `evcl list`.
+    memory
+        Number of examples to keep, of all tasks together, equally many of each class; later tasks train on them beside
+        their own. None: none, or the method's default if it always has a memory. It may be set between two tasks, with
+        `set_params`.
     early_stopping
         Hold out a stratified part of each task, stop the task after `n_iter_no_change` epochs without a lower NLL on
         that part, and restore the weights of the best epoch.
@@ -117,6 +122,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         epochs: int | None = None,
         predict_samples: int | None = None,
+        memory: int | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -135,6 +141,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.epochs = epochs
         self.predict_samples = predict_samples
+        self.memory = memory
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -178,20 +185,27 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = labels.tolist()
         examples = Examples(torch.from_numpy(x), positions(y.tolist(), names))
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
+        if self.memory is not None and learner.settings.get("memory", 0) != self.memory:
+            learner.keep(self.memory)
         weight: Any = self.class_weight
         if isinstance(weight, Mapping):
             if unknown := [label for label in weight if label not in names]:
                 raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {names}")
             weight = {names.index(label): value for label, value in weight.items()}
-        learner.learn(
-            examples,
-            str(len(learner.tasks)) if task is None else task,
-            head=0 if learner.tasks else "new",
-            classes=range(len(labels)),
-            validation=self.validation_fraction if self.early_stopping else None,
-            patience=self.n_iter_no_change if self.early_stopping else None,
-            class_weight=weight,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForgettingWarning)  # its labels are positions, and it names `keep`
+            name = learner.learn(
+                examples,
+                str(len(learner.tasks)) if task is None else task,
+                head=0 if learner.tasks else "new",
+                classes=range(len(labels)),
+                validation=self.validation_fraction if self.early_stopping else None,
+                patience=self.n_iter_no_change if self.early_stopping else None,
+                class_weight=weight,
+            )
+        lacking = [repr(names[int(place)]) for place in learner.lacking]
+        if told := learner.forgetting(name, lacking, "set_params(memory=200)"):
+            warnings.warn(told, ForgettingWarning, stacklevel=3)
         self.learner_, self.labels_, self.classes_, self.tasks_ = learner, labels, np.sort(labels), learner.tasks
         self._open = None if task is None else _Open(task, before, x, y)
         return self

@@ -13,8 +13,9 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.curvature import kernels
+from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData
-from evcl.methods.fromp import Functional
+from evcl.methods.fromp import Functional, functional
 
 F64 = torch.float64
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0), task(3, 1)]
@@ -245,6 +246,21 @@ def test_a_head_that_grows_keeps_old_classes():
         accuracy[method] = learner.evaluate(benchmark)[benchmark[0].name]
     assert accuracy["fromp"] > 0.8
     assert accuracy["naive"] < 0.2
+
+
+def test_classes_that_a_head_has_got_since_are_held_at_0_and_not_at_random_probabilities():
+    """What is held at an old point is what the network said of it before its head grew."""
+    run = run_of("fromp", **GIVEN)
+    for number in range(2):
+        run.learn([task(number, 0)])
+    x = torch.cat([one.x for one in run.memory.points], 1)
+    said = run.predict(x, 0)[0]
+    run.grow_head(0, 5)
+    round_ = Round(2, [TASKS[1]], run.network, run.network.posterior, run.seen, [0], CATEGORICAL)
+    (wanted,) = functional(run.memory, round_, run.settings).wanted  # [R, S, C, M]
+    wanted = wanted[0].transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(wanted[:, :2], said)
+    assert not wanted[:, 2:].any()
 
 
 def test_other_likelihoods_are_refused():

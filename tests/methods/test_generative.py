@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
+from torch.nn.utils import skip_init
 
 import evcl
+from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.experiments import configure
 from evcl.experiments.run import execute
@@ -150,6 +152,30 @@ def test_images_have_convolutions_and_a_fixed_trunk_its_own_features():
     assert run.evidence(x, [0]).shape == (1, 40, 1)
 
 
+@pytest.mark.parametrize("shape", [(1, 9, 9), (40,)])
+def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape, monkeypatch):
+    monkeypatch.setattr(generative, "CACHED", 3000)  # 4 images
+    monkeypatch.setattr(generative, "BLOCK", 50)  # of 128 columns
+    monkeypatch.setattr(generative, "CHUNK", 32)
+    x = torch.rand(1, 70, *shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = torch.arange(70).unsqueeze(0) % 2
+    run = made(network=nn.Sequential(nn.Flatten(), skip_init(nn.Linear, x[0, 0].numel(), 6)))
+    run.learn([TaskData(x, y, 0)])
+    common = statistics(run).common
+    z = (x[0] - common["centre"][0].view(shape)) / common["scale"][0]
+    source = generator(0, "features")
+    if len(shape) == 3:
+        filters = torch.randn(8, 1, 7, 7, generator=source).double()
+        filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        f = nn.functional.adaptive_avg_pool2d(nn.functional.conv2d(z, filters, padding=3).relu(), 4).flatten(1)
+    else:
+        f = z @ (torch.randn(40, 128, generator=source) / 40**0.5).double()
+        f = (f + torch.randn(128, generator=source).double()).relu()
+    torch.testing.assert_close(generative.units(x[0], common, 0, 0), f)
+    apart = torch.cat([f[y[0] == c] - f[y[0] == c].mean(0) for c in range(2)])
+    torch.testing.assert_close(generative._square(common["scatter"][0]), apart.T @ apart)
+
+
 def test_statistics_that_do_not_fit_are_refused():
     run = made(heads=(2,))
     run.learn([task(0, [0, 1])])
@@ -199,6 +225,23 @@ def test_new_classes_do_not_silence_the_old_ones(learner):
     with pytest.warns(evcl.ForgettingWarning, match=r"task '1' has no rows of 0, 1, which its head knows"):
         silenced = learned(tasks=DIGITS[:2], one_softmax=True)
     assert silenced.measure((DIGITS[0].test.x, DIGITS[0].test.y)).accuracy < 0.5
+
+
+def test_the_trunk_is_computed_once_for_all_groups(learner, monkeypatch):
+    """And every group says what it says alone, bit for bit."""
+    run, ((name, groups),) = learner._run, learner._session.groups.items()
+    alone = [run.predict(X.unsqueeze(0), group.number) for group in groups]
+    passes, forward = [], evcl.nn.BayesianNetwork.forward
+    monkeypatch.setattr(evcl.nn.BayesianNetwork, "forward", lambda own, x: (passes.append(len(x)), forward(own, x))[1])
+    together = run.predict_each(X.unsqueeze(0), [group.number for group in groups])
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert len(groups) == 5
+    draws = learner.settings.predict_samples
+    assert len(passes) == draws
+    passes.clear()
+    p = learner.predict_proba(X)
+    assert len([rows for rows in passes if rows > 1]) == draws  # one row tries whether the network takes it
+    assert torch.equal(p, learner._session.mixed(X.unsqueeze(0), name, alone)[0])
 
 
 def test_given_the_group_it_is_task_incremental_evcl(learner):
@@ -290,6 +333,18 @@ def test_new_classes_beside_old_ones_join_them():
 def test_what_a_head_of_several_groups_cannot_do(learner):
     with pytest.raises(evcl.EvclError, match="the classes of this head were learned in 5 groups"):
         learner.mean_network()
+
+
+def test_inputs_of_another_shape_are_not_told_apart_without_a_word():
+    network = nn.Sequential(skip_init(nn.Conv2d, 1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    one = evcl.Learner(network, "evcl", init="draw", epochs=1)
+    for task in DIGITS[:2]:
+        one.learn((task.train.x.view(-1, 1, 8, 8), task.train.y), task.name, head="new" if task is DIGITS[0] else 0)
+    images = X[:20].view(-1, 1, 8, 8)
+    assert one.predict_proba(images).shape == (20, 4)
+    with pytest.warns(UserWarning, match=r"2 groups .* inputs of shape \(1, 9, 9\) .* one_softmax=True"):
+        p = one.predict_proba(nn.functional.pad(images, (0, 1, 0, 1)))
+    torch.testing.assert_close(p[:, :2].sum(1), torch.full((20,), 0.5))
 
 
 def test_options_of_learn_in_a_new_group():

@@ -271,6 +271,47 @@ def test_a_saved_network_of_the_users_own_goes_on(method, tmp_path):
     assert all(torch.equal(t, two._run.tensors()[name]) for name, t in one._run.tensors().items())
 
 
+def filled(network, seed):
+    """The network with parameters and buffers of this seed's."""
+    source = torch.Generator().manual_seed(seed)
+    for tensor in network.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=source) * 0.5 + 0.1)
+    return network
+
+
+@pytest.mark.parametrize("init", ["draw", "network"])
+@pytest.mark.parametrize("make", [Convolutions, lambda: evcl.nn.mlp(16, [5])])
+def test_columns_added_after_loading_start_as_in_an_uninterrupted_run(make, init, tmp_path):
+    """Whatever the weights of the network that is passed to `load`."""
+    one = evcl.Learner(filled(make(), 1), "progressive", epochs=2, init=init)
+    tasks = [(images(k).x[0].float(), images(k).y[0]) for k in range(4)]
+    one.learn(tasks[0])
+    one.save(tmp_path / "model")
+    two = evcl.load(tmp_path / "model", network=None if isinstance(one._plain, evcl.nn.MLP) else filled(make(), 2))
+    for task in tasks[1:3]:
+        one.learn(task)
+        two.learn(task)
+    two.save(tmp_path / "model")
+    three = evcl.load(tmp_path / "model", network=filled(make(), 3))
+    for each in (one, three):
+        each.learn(tasks[3])
+    for name, tensor in one._run.tensors().items():
+        assert torch.equal(tensor, three._run.tensors()[name]), name
+
+
+def test_a_file_whose_first_weights_do_not_fit_is_refused(tmp_path):
+    one = evcl.Learner(filled(Convolutions(), 1), "progressive", epochs=1)
+    one.learn((images(0).x[0].float(), images(0).y[0]))
+    description, tensors = one.described()
+    changes = [("second.weight", torch.zeros(3)), ("last.bias", torch.full((5,), torch.nan)), ("more", torch.zeros(2))]
+    for name, value in changes:
+        save_file({**tensors, f"first.{name}": value}, tmp_path / "model", {"evcl": json.dumps(description)})
+        with pytest.raises(evcl.EvclError, match="first weights of a new column") as caught:
+            evcl.load(tmp_path / "model", network=Convolutions())
+        assert "\n" not in str(caught.value)
+
+
 def test_dropout_in_earlier_columns_is_off():
     """Their units are inputs of the new column, in training as in predictions."""
     run = made("progressive", network=evcl.nn.mlp(INPUTS, WIDTHS, dropout=0.5), epochs=1)

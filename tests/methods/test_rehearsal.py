@@ -16,7 +16,6 @@ from evcl._core.settings import resolve
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS, Fit, Interleaved, Learned, Method, TaskData, known_settings
 from evcl.methods.rehearsal import SEEN, Rehearsal, by_class, filled, hypergeometric, reservoir
-from evcl.methods.variants import REFUSES
 from evcl.training import Run
 
 NAMES = ("er", "derpp", "agem", "evcl-er")
@@ -266,8 +265,8 @@ def test_two_memories_end_elsewhere_and_so_does_none():
 
 # --- any method ------------------------------------------------------------------------------------------------------
 
-CAN = [name for name, one in METHODS.items() if not one.jointly and "memory" not in one.settings]
-CAN = [name for name in CAN if name not in REFUSES and "coreset" not in name and not name.startswith("plugin")]
+CAN = [name for name, one in METHODS.items() if not one.jointly and not one.no_memory and "memory" not in one.settings]
+CAN = [name for name in CAN if "coreset" not in name and not name.startswith("plugin")]
 
 
 @pytest.mark.parametrize("method", CAN)
@@ -308,6 +307,15 @@ def test_naive_training_with_a_memory_is_er_and_evcl_with_one_is_evcl_er():
 def test_what_cannot_be_combined_is_refused(method, given, why):
     with pytest.raises(EvclError, match=f"{method} cannot have a memory of examples: {why}"):
         evcl.Learner(evcl.nn.mlp(64, [20]), method, memory=20, **given)
+
+
+def test_a_method_of_your_own_says_why_it_cannot_have_a_memory():
+    method = Method("mine", "an example", bayesian=False, no_memory="it has none to spare")
+    with pytest.raises(EvclError, match="mine cannot have a memory of examples: it has none to spare"):
+        evcl.Learner(evcl.nn.mlp(64, [5]), method, memory=20)
+    learner = evcl.Learner(evcl.nn.mlp(64, [5]), method)
+    with pytest.raises(EvclError, match="it has none to spare"):
+        learner.keep(20)
 
 
 def test_a_method_whose_fits_are_others_is_refused():

@@ -34,6 +34,7 @@ from evcl.training import Given, History, Run, Session, TaskData, Validation
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
+FIRST = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
 SHOWN = 8  # of many classes, this many are named
 NEW = "new"  # the value of `head` that gives a task its own head
 MOST_HEADS = 10_000  # that a learner or a file may have
@@ -413,6 +414,7 @@ class Learner(Predictor):
             "seed": self.seed,
             "rounds": run.rounds,  # with the seed, it determines every generator
             "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
+            "prior": run.prior,
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
@@ -431,6 +433,10 @@ class Learner(Predictor):
             rows = {name: [label for label in classes if label in shown[name]] for name, classes in self._heads.items()}
             description |= {"groups": parts, "shown": rows, "seen": self._session.seen}
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        if self.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
+            more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
+        if run.prior == "network":
+            more["centre"] = run.network.centre
         if self._session.density is not None:
             more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}

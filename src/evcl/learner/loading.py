@@ -15,10 +15,10 @@ from evcl._core.density import Density
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.settings import resolve
-from evcl.learner.learner import DENSITY, FROZEN, MOST_HEADS, Learner
+from evcl.learner.learner import DENSITY, FIRST, FROZEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
-from evcl.methods import known_settings
+from evcl.methods import known_settings, packing
 from evcl.nn import MLP, Layout
 from evcl.nn.columns import first_column
 from evcl.training.session import Group, Session
@@ -85,6 +85,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         unsupported=saved["unsupported"],
         only=saved.get("only"),
         skip=saved.get("skip"),
+        prior=saved.get("prior", "zero"),  # earlier files do not say
         dtype=dtypes[saved["dtype"]],
         precision=saved.get("precision", "tf32"),
         device=device,
@@ -93,14 +94,14 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     del network
     run = learner._run
     run.drawn = saved.get("drawn") is True
-    if method.trunk is not None and first_column(trunk)[1] != max(1, saved["rounds"]):
-        raise EvclError("the number of its columns does not fit the number of its rounds")
-    run.grow_trunk(saved["rounds"])
+    if method.trunk is not None:
+        _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
+    _restore_first_prior(learner, tensors)
     run.add_heads(saved["features"], list(sizes.values()))
     run.add_film(len(tasks))
     session = learner._session
@@ -116,6 +117,33 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         if kept.y.numel():
             learner._inputs(kept.x[0])  # raises if the network does not accept them
     return learner
+
+
+def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[str, Tensor]) -> None:
+    """Add the columns, and restore what later ones will start from. A file without that has an mlp, whose columns are
+    drawn, or is older: then they start from the network that was passed.
+    """
+    if columns != max(1, rounds):
+        raise EvclError("the number of its columns does not fit the number of its rounds")
+    first = {name.removeprefix(FIRST): t for name, t in tensors.items() if name.startswith(FIRST)}
+    for module in (learner._plain, learner._run._plain) if first else ():
+        own = module.state_dict()
+        fits = {name: t.shape for name, t in own.items()} == {name: t.shape for name, t in first.items()}
+        if not fits or not all(packing.finite(t) for t in first.values()):
+            raise EvclError("the first weights of a new column do not fit the network, or are not finite")
+        module.load_state_dict(first)
+    learner._run.grow_trunk(rounds)
+
+
+def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    """Restore the centre of the trunk's first prior, if it was the network's own weights."""
+    run = learner._run
+    if run.prior == "zero":
+        return
+    found, wanted = tensors["centre"], run.network.centre
+    if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+        raise EvclError(f"its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
+    run.network.centre = found
 
 
 def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, list[Group]]:

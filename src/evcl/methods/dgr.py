@@ -109,6 +109,7 @@ DGR = Method(
     replays=True,
     memory=Memory,
     settings=REPLAY,
+    no_memory="generated rows take the place of kept ones",
     stages=2,
     shares="dgr",
 )

@@ -179,5 +179,6 @@ EKF = Method(
         "inner_steps": Setting(1, "updates per batch, each from the posterior before the batch", low=1, high=100),
     },
     apart=True,
+    no_memory="a filter sees each row once",
     shares="ekf",
 )

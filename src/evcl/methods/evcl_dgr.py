@@ -80,6 +80,7 @@ EVCL_DGR = replace(
         "replay_share": replace(SHARE, default=0.5),
         "one_softmax": None,
     },
+    no_memory=DGR.no_memory,
     stages=DGR.stages,
     shares="evcl-dgr",
 )

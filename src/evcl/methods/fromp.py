@@ -7,11 +7,12 @@ theta* the weights that the last task left,
 
     m_sc = p_c(X_s; theta*),  K_sc = J_sc S J_sc^T + eps I,  J_sc = d p_c(X_s) / d theta at theta*,  S = 1 / (H + delta)
 
-H is the sum over all earlier examples of the diagonal of J^T (diag(p) - p p^T) J, J the Jacobian of the outputs: the
-Fisher times the number of examples. So a change of the probabilities costs little where the earlier tasks left the
-weights, and with them the probabilities, undetermined; and nearby points share one cost. tau is `strength`, delta is
-`prior_precision`, eps is `jitter`. The paper divides the NLL by tau instead, which is the same but for `clip`, the
-maximum norm of the gradient: theirs is `clip` / tau.
+theta* knows nothing of a class that task t adds to a head: there m_sc is 0, and the probabilities of the other classes
+are those among them. H is the sum over all earlier examples of the diagonal of J^T (diag(p) - p p^T) J, J the Jacobian
+of the outputs: the Fisher times the number of examples. So a change of the probabilities costs little where the earlier
+tasks left the weights, and with them the probabilities, undetermined; and nearby points share one cost. tau is
+`strength`, delta is `prior_precision`, eps is `jitter`. The paper divides the NLL by tau instead, which is the same
+except for `clip`, the maximum norm of the gradient: theirs is `clip` / tau.
 
 When task t has ended, its memorable points are chosen: of each class equally many, those with the largest
 sum_c p_c (1 - p_c), where the network is least certain. `memory` points are kept in all, and at most `points` of a
@@ -38,7 +39,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.importance import fisher
-from evcl.methods.memory import examples, per_weight
+from evcl.methods.memory import examples, per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
 from evcl.methods.rehearsal import filled
 from evcl.methods.teacher import Number
@@ -51,6 +52,7 @@ from evcl.nn.film import Mixture
 class Memory:
     precision: Tensor = per_weight(low=0)  # H
     points: tuple[TaskData, ...] = examples()  # of each task, the best of all classes first, then the second best, ...
+    known: dict[int, Tensor] = per_task()  # task with points -> [R, 1]: the number of classes that its head has
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -60,13 +62,16 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     fitted = yield Fit(round_.tasks, losses=losses, trackers=clipping(s.clip))
     exact = {"fisher": "exact", "fisher_temperature": 1.0, "fisher_spread": 0.0, "fisher_scale": "examples"}
     h = memory.precision + fisher(fitted, round_, Settings({**s, **exact, "fisher_draws": 0}))
-    return Learned(fitted.q, Memory(h, kept(memory, fitted, round_, s)))
+    points = kept(memory, fitted, round_, s)
+    known = {task.task: torch.full_like(h[:, :1], round_.network.classes(task.head)) for task in points}
+    return Learned(fitted.q, Memory(h, points, known))
 
 
 class Block(NamedTuple):
     """Tasks with one head and equally many memorable points: S tasks, M points each."""
 
     head: int
+    known: int  # number of classes that the head had when the last round ended
     inverse: Tensor  # K^-1: [R, S, C, M, M]
 
 
@@ -77,17 +82,22 @@ class Points(NamedTuple):
     blocks: Sequence[Block]
     row: Mixture | None = None  # with FiLM: the task of each point
 
-    def probabilities(self, network: BayesianNetwork) -> list[Tensor]:
-        """[R, S, C, M] for each block, without dropout, as in predictions."""
+    def probabilities(self, network: BayesianNetwork, before: bool = False) -> list[Tensor]:
+        """[R, S, C, M] for each block, without dropout, as in predictions. `before`: among the classes that the head
+        had when the last round ended, and 0 for the others.
+        """
         noise, network.weights.noise = network.weights.noise, None
         with network.using(self.row):
             features = network(self.x.flatten(0, 1)).unflatten(0, self.x.shape[:2])
         found, start = [], 0
-        for head, inverse in self.blocks:
+        for head, known, inverse in self.blocks:
             r, tasks, _, points, _ = inverse.shape
             own = features[:, start : start + tasks * points].flatten(0, 1)
             start += tasks * points
-            found.append(network.apply_heads(own, [head]).softmax(1).view(r, tasks, points, -1).transpose(2, 3))
+            z = network.apply_heads(own, [head])
+            if before:
+                z[:, known:] = -torch.inf
+            found.append(z.softmax(1).view(r, tasks, points, -1).transpose(2, 3))
         network.weights.noise = noise
         return found
 
@@ -118,23 +128,24 @@ def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
     variance = 1 / (memory.precision + s.prior_precision)
     in_order = sorted(memory.points, key=lambda task: (task.head, task.y.shape[1]))
     blocks = []
-    for (head, _), tasks in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
-        inverse = []
+    for (head, _), group in groupby(in_order, lambda task: (task.head, task.y.shape[1])):
+        tasks, inverse = list(group), []
         for task in tasks:
             k = curvature.kernels(network, theta, layout, task.x, [head], variance, task.task)[1]
             k.diagonal(dim1=2, dim2=3).add_(s.jitter.unsqueeze(2) if isinstance(s.jitter, Tensor) else s.jitter)
             factor, _ = torch.linalg.cholesky_ex(k)  # does not raise where a replica has diverged
             inverse.append(torch.cholesky_inverse(factor).to(theta))
-        blocks.append(Block(head, torch.stack(inverse, 1)))
+        blocks.append(Block(head, int(memory.known[tasks[0].task][0, 0]), torch.stack(inverse, 1)))
     row = None
     if network.film is not None:
         places = torch.arange(len(in_order)).repeat_interleave(torch.tensor([t.y.shape[1] for t in in_order]))
         row = Mixture([t.task for t in in_order], places.expand(len(theta), -1).to(theta.device))
     points = Points(torch.cat([task.x for task in in_order], 1), blocks, row)
-    # m is computed exactly as p: their difference must be 0 in the first step, as Adam would enlarge a rounding error
+    # m is computed exactly as p: unless the head has grown, their difference must be 0 in the first step, as Adam would
+    # enlarge a rounding error
     network.bind(theta, None, layout)
     with torch.no_grad():
-        wanted = points.probabilities(network)
+        wanted = points.probabilities(network, before=True)
     return Functional(points, wanted, s.strength, list(dict.fromkeys(block.head for block in blocks)))
 
 

@@ -48,6 +48,8 @@ FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, avera
 SMALLEST = 8  # images with fewer pixels than this along a side are flattened
 ADDED = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
 CHUNK = 2048  # rows whose features are computed at a time
+CACHED = 500_000  # on a CPU, this many outputs of the convolutions are computed at a time: they stay in its cache
+BLOCK = 256  # columns of the scatter that are computed at a time
 M = TypeVar("M")
 Learn = Callable[[Any, Round, Settings], Learning]
 # A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
@@ -121,15 +123,19 @@ def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
 def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     """[N, D]: the random features of the rows x [N, ...] for replica r."""
     source, width = generator(seed, "features"), _side(common["scatter"].shape[1])
-    z = (x - common["centre"][r].view(x.shape[1:])) / common["scale"][r]
+    z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
     if image(x.shape[1:]):
         filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
         filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        return F.adaptive_avg_pool2d(F.conv2d(z, filters, padding=FIELD // 2).relu(), GRID).flatten(1)
+        size = len(z) if z.is_cuda else max(1, CACHED // (len(filters) * math.prod(z.shape[2:])))
+        found = z.new_empty(len(z), len(filters), GRID, GRID)
+        for into, some in zip(found.split(size), z.split(size), strict=True):
+            into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
+        return found.flatten(1)
     inputs = math.prod(x.shape[1:])
     weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(x)
     bias = torch.randn(width, generator=source).to(x)
-    return (z.flatten(1) @ weight + bias).relu()
+    return (z.flatten(1) @ weight).add_(bias).relu_()
 
 
 def image(shape: Sequence[int]) -> bool:
@@ -221,20 +227,27 @@ def _added(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) 
     for r, seed in enumerate(round_.seeds):
         own, total = r % len(task.x), _square(scatter[r].to(dtype))
         for some in rows[r].split(CHUNK):
-            f = units(task.x[own, some], statistics.common, r, seed).to(dtype)
+            f = units(task.x[own].index_select(0, some), statistics.common, r, seed).to(dtype)
             weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
             among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
             count, old = among.sum(0), after[r].to(dtype)
             mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
-            centred = (f - mean[task.y[own, some]]) * weights.sqrt().unsqueeze(1)
+            centred = f.sub_(mean[task.y[own, some]]).mul_(weights.sqrt().unsqueeze(1))
             step = torch.where(count.unsqueeze(1) > 0, mean - old[:, 1:], 0.0)
             whole = (old[:, 0] + count).clamp_min(1e-12)
             apart = step * (old[:, 0] * count / whole).sqrt().unsqueeze(1)
-            total += centred.T @ centred + apart.T @ apart
+            _add_squares(total, centred)
+            _add_squares(total, apart)
             after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
             after[r, :, 0] = old[:, 0] + count
         scatter[r] = _triangle(total)
     return Statistics({**statistics.classes, task.head: after}, {**statistics.common, "scatter": scatter})
+
+
+def _add_squares(total: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows to the upper triangle of a matrix, in place. The lower one is not used, and has other values."""
+    for i in range(0, len(total), BLOCK):
+        total[i : i + BLOCK, i:].addmm_(rows[:, i : i + BLOCK].T, rows[:, i:])
 
 
 def _certain(nll: Tensor) -> Tensor:
@@ -335,6 +348,7 @@ GENERATIVE = Method(
     },
     log_joint=log_joint,
     generative=True,
+    no_memory="it trains nothing, and forgets nothing",
     stages=0,
     shares="generative",
 )

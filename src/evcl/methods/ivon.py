@@ -26,7 +26,7 @@ from evcl._core.randomness import Noise
 from evcl._core.settings import Setting
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
-from evcl.methods.natural import NaturalRule, Rates, Source, learn_with
+from evcl.methods.natural import NO_MEMORY, NaturalRule, Rates, Source, learn_with
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
 
@@ -86,5 +86,6 @@ IVON = Method(
         **RATES.settings(),
         "first_curvature": Setting(0.03, "h, the curvature, before the first step of a task", open_low=True),
     },
+    no_memory=NO_MEMORY,
     shares="ivon",
 )

@@ -267,6 +267,7 @@ class Method:
         replays: True if earlier classes take part in every round in some form, as generated rows or as outputs of their
             own, so that a task which lacks them does no harm
         needs_task: True if the weights that predict differ from task to task, also for tasks that share a head
+        no_memory: why it cannot be given a memory of examples (the setting `memory`); empty if it can
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
@@ -288,6 +289,7 @@ class Method:
     generative: bool = False
     replays: bool = False
     needs_task: bool = False
+    no_memory: str = ""
     stages: int = 1
     apart: bool = False
     jointly: bool = False

@@ -102,6 +102,7 @@ WITHOUT: dict[str, Setting | None] = {
         refuses={"true": "its steps change the posterior alone, and FiLM's scales and shifts are not part of it"},
     ),
 }
+NO_MEMORY = "its update rule computes the posterior from the rows of the new task"
 ENOUGH = 1000  # rows; beta is smaller for fewer
 MOST = 0.16  # of a rate that was raised for a short task
 NOTHING = Past([], 1.0, 1.0)

@@ -41,7 +41,7 @@ from evcl.methods.label_noise import tempering
 from evcl.methods.matrix_normal import LayerPosterior, damped, shapes
 from evcl.methods.memory import per_layer, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
-from evcl.methods.natural import WITHOUT, NaturalRule, Source
+from evcl.methods.natural import NO_MEMORY, WITHOUT, NaturalRule, Source
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Elastic, Term
 from evcl.methods.vcl import first_precision
@@ -237,5 +237,6 @@ NOISY_KFAC = Method(
         ),
     },
     apart=True,
+    no_memory=NO_MEMORY,
     shares="noisy-kfac",
 )

@@ -104,6 +104,7 @@ PROGRESS_COMPRESS = Method(
         "fisher_scale": replace(ELASTIC["fisher_scale"], default="task"),
         "fisher_decay": replace(ELASTIC["fisher_decay"], default=0.99),
     },
+    no_memory="it learns a new task in a second network, which knows no earlier ones",
     stages=2,
     apart=True,
     shares="progress-compress",

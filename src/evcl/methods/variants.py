@@ -14,17 +14,6 @@ from evcl.methods.evcl_er import with_replay
 from evcl.methods.method import Method
 from evcl.methods.rehearsal import REHEARSAL, with_memory
 
-OWN_RULE = "its update rule computes the posterior from the rows of the new task"
-REFUSES = {  # method -> why it cannot have a memory of examples
-    **dict.fromkeys(("vogn", "ivon", "noisy-kfac"), OWN_RULE),
-    "ekf": "a filter sees each row once",
-    "xdg": "kept rows of earlier tasks would need the units that this task closes",
-    **dict.fromkeys(("dgr", "evcl-dgr"), "generated rows take the place of kept ones"),
-    "progressive": "the columns of earlier tasks never change, so there is nothing that kept rows could protect",
-    "generative-classifier": "it trains nothing, and forgets nothing",
-    "progress-compress": "it learns a new task in a second network, which knows no earlier ones",
-}
-
 
 def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings that a method takes: its own and, if `memory` is given, those of a memory of examples.
@@ -45,7 +34,7 @@ def _refused(method: Method, given: Mapping[str, Any]) -> str:
         return "it learns all tasks at once"
     if coreset is not None and given.get("coreset", coreset.default) != "none":
         return "it keeps coresets"
-    return REFUSES.get(method.name, "")
+    return method.no_memory
 
 
 def remembering(method: Method) -> Method:

@@ -24,7 +24,7 @@ from evcl._core.settings import Setting
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.method import Method
-from evcl.methods.natural import NaturalRule, Rates, Source, learn_with
+from evcl.methods.natural import NO_MEMORY, NaturalRule, Rates, Source, learn_with
 from evcl.methods.vcl import Memory
 from evcl.nn import BayesianNetwork, Layout
 from evcl.nn.chain import Chain
@@ -84,5 +84,6 @@ VOGN = Method(
         "draws": Setting(1, "number of draws of the weights per step", low=1, high=1000),
     },
     apart=True,
+    no_memory=NO_MEMORY,
     shares="vogn",
 )

@@ -138,6 +138,7 @@ XDG = Method(
     },
     predictor=predictor,
     needs_task=True,
+    no_memory="kept rows of earlier tasks would need the units that this task closes",
     apart=True,
     shares="xdg",
 )

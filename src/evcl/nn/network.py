@@ -27,8 +27,8 @@ class BayesianNetwork(nn.Module):
 
     `posterior` holds `mean` and `log_std`, both [R, P]. `layout` names its parts as the plain module names its
     parameters, followed by the heads: `head 0.weight`, `head 0.bias`, ... `centre` [R, P] is the mean of the first
-    prior of the trunk's weights: 0, except for the scale of a norm and for values that never move. `scales` holds, by
-    name, the default standard deviation of that prior.
+    prior of the trunk's weights: 0, except for the scale of a norm and for values that never move, or, with
+    prior="network", the first weights. `scales` holds, by name, the default standard deviation of that prior.
 
     `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
 

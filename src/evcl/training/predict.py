@@ -152,6 +152,20 @@ class Predicting(Replicas):
         return torch.as_tensor(total) / count
 
     @torch.no_grad()
+    def predict_each(
+        self, x: Tensor, heads: Sequence[int], draws: Iterable[Tensor] | None = None, task: int | None = None
+    ) -> list[Tensor]:
+        """`predict` for each of these heads. The trunk is computed only once."""
+        if len(heads) == 1 or self.method.generative:
+            return [self.predict(x, k, draws, task=task) for k in heads]
+        totals: list[Tensor | float] = [0.0 for _ in heads]
+        count = 0
+        for found in self._drawn(x, heads, draws, task=task):
+            totals = [total + p for total, p in zip(totals, found, strict=True)]
+            count += 1
+        return [torch.as_tensor(total) / count for total in totals]
+
+    @torch.no_grad()
     def predict_with_entropy(
         self, x: Tensor, heads: Sequence[int], task: int | None = None
     ) -> list[tuple[Tensor, Tensor]]:

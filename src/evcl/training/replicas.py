@@ -105,12 +105,11 @@ class Replicas:
         mean = self.network.posterior.mean
         self.settings = stack(settings, mean)
         self.groups = [ReplicaGroup(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
-        centre = mean if prior == "network" else self.network.centre
         width = None
         if bayesian:
             width = log_stds(self.settings.prior_std, self.network.scales, self.network.layout, mean)
             width = width.expand_as(mean).clone()
-        first = Gaussian(centre.clone(), width)
+        first = Gaussian(self.network.centre.clone(), width)
         fresh = Fresh(first, self.network.posterior)
 
         def another(rows: Sequence[int], field: str, make: Callable[[nn.Module], nn.Module] | None) -> Model:
@@ -159,6 +158,8 @@ class Replicas:
     def _converted(self, trunk: nn.Module, only: Names = None, skip: Names = None) -> BayesianNetwork:
         sources = [generator(seed, "init") for seed in self.seeds] if self.drawn else None
         made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), only=only, skip=skip, **self._convert)
+        if self.prior == "network":
+            made.centre = made.posterior.mean.clone()
         if self.method.trunk is not None and made.trunk.state_dict():
             name = next(iter(made.trunk.state_dict()))
             raise EvclError(f"{self.method.name} trains every layer of its network, but {name!r} is fixed")
@@ -312,10 +313,6 @@ class Replicas:
         if now != before and "inner" in before and "inner" not in now:
             memory = memory.inner
         elif now != before:
-            if self.prior == "network":
-                raise EvclError(
-                    'with prior="network", examples can only be kept from the start: Learner(..., memory=200)'
-                )
             centre, trunk = torch.zeros_like(mean), self.network.centre
             if not trunk.is_meta:  # that of an mlp from a file: it is 0
                 centre[:, : trunk.shape[1]] = trunk

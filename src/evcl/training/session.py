@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -186,7 +187,7 @@ class Session:
         draws = self._drawn[2]
 
         def predicted(x: Tensor) -> Tensor:
-            each = [run.predict(x, group.number, draws, task=data.task) for group in self.groups[name]]
+            each = run.predict_each(x, [group.number for group in self.groups[name]], draws, data.task)
             return self.mixed(x, name, each)
 
         if run.ranks is None:
@@ -281,6 +282,12 @@ class Session:
         numbers = [group.number for group in self.groups[name]]
         evidence = self.run.evidence(x, numbers)
         if evidence is None:
+            warnings.warn(
+                f"head {name!r} has {len(numbers)} groups of classes that were learned apart, and inputs of shape "
+                f"{tuple(x.shape[2:])} say nothing about which of them: all are taken to be equally likely. Give "
+                "inputs of the shape of the first task, or learn with one_softmax=True",
+                stacklevel=2,
+            )
             return x.new_full((len(self.run.seeds), x.shape[1], len(numbers)), 1 / len(numbers))
         return evidence.softmax(2)
 
