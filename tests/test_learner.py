@@ -452,7 +452,7 @@ X, Y = blobs()
         ((X.astype(str), Y), {}, "inputs must be numbers"),
         ((X.astype(complex), Y), {}, "inputs must be numbers"),
         ("data.csv", {}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not str"),
-        ((X, Y, Y), {}, "learn takes a pair (x, y), or batches that are such pairs, but item 0 is a ndarray"),
+        ((X, Y, Y), {}, "the third part of an item (x, y, task) is its task, but these are several (0, 1)"),
         ((X, Y), {"head": "nothing"}, "unknown task 'nothing'; did"),
         ((X, Y), {"head": 7}, "there is no task 7: only 1 learned so far, numbered from 0"),
         ((X, Y), {"task": "something"}, "'something' is already learned: choose another name"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
 from evcl._core.errors import EvclError
 
@@ -95,81 +94,6 @@ def labels(y: Any, examples: int) -> list[Label]:
                 break
             return found
     raise EvclError(f"labels must be 64-bit integers or strings, all of one type, not {array.dtype}")
-
-
-def pair(data: Any, dtype: torch.dtype, verb: str) -> tuple[Any, Any]:
-    """Return inputs and labels: a pair (x, y) unchanged; a data set or batches as one tensor of `dtype` and a list.
-
-    A data set is read example by example straight into that tensor, so memory holds one copy of the inputs. Batches are
-    read once and held until the last one has come; each is freed as soon as it has been copied into the tensor.
-    """
-    if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[1]):
-        return data[0], data[1]
-    if isinstance(data, IterableDataset):
-        raise EvclError("an IterableDataset yields single examples: wrap it in a DataLoader, which yields batches")
-    if isinstance(data, Dataset):
-        return _read_dataset(data, dtype)
-    if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):
-        came = type(data).__name__
-        raise EvclError(f"{verb} takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not {came}")
-    return _read_batches(data, dtype, verb)
-
-
-def _is_pair(item: Any) -> bool:
-    """True if this is a batch (x, y), False if it is labels."""
-    return isinstance(item, (tuple, list)) and len(item) == 2 and len(getattr(item[0], "shape", ())) >= 2
-
-
-def _read_dataset(data: Any, dtype: torch.dtype) -> tuple[Tensor, list[Any]]:
-    count = len(data)
-    if count == 0:
-        raise EvclError("the data set is empty")
-    x, y = torch.empty(0), []
-    for i in range(count):
-        item = data[i]
-        try:
-            one, label = item
-            example = torch.as_tensor(one)
-        except (TypeError, ValueError, RuntimeError) as error:
-            hint = "items must be (x, y) with x a tensor or numeric array; use a transform to convert images to tensors"
-            raise EvclError(f"data set item {i}: {error}; {hint}") from None
-        if i == 0:
-            x = torch.empty(count, *example.shape, dtype=dtype)
-        if example.shape != x.shape[1:]:
-            raise EvclError(f"data set item {i}: x is {tuple(example.shape)}, but in item 0 it is {tuple(x.shape[1:])}")
-        x[i] = example.detach()
-        y.append(label.item() if isinstance(label, Tensor) and label.dim() == 0 else label)
-    return x, y
-
-
-def _read_batches(data: Iterable[Any], dtype: torch.dtype, verb: str) -> tuple[Tensor, list[Any]]:
-    pieces: list[Tensor] = []
-    y: list[Any] = []
-    for k, batch in enumerate(data):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            came = type(batch).__name__
-            raise EvclError(f"{verb} takes a pair (x, y), or batches that are such pairs, but item {k} is a {came}")
-        try:
-            piece = inputs(batch[0], dtype, "cpu").clone()  # a loader may reuse its memory
-            y += labels(batch[1], len(piece))
-            if pieces and piece.shape[1:] != pieces[0].shape[1:]:
-                raise EvclError(f"x is [n, {_sizes(piece)}], but in batch 0 it is [n, {_sizes(pieces[0])}]")
-        except EvclError as error:
-            raise EvclError(f"batch {k}: {error}") from None
-        pieces.append(piece)
-    if not pieces:
-        raise EvclError("there are no batches: an exhausted iterator yields none, so create it again")
-    x = torch.empty(len(y), *pieces[0].shape[1:], dtype=dtype)  # memory is only used as it is written to
-    end = len(y)
-    while pieces:
-        piece = pieces.pop()
-        x[end - len(piece) : end] = piece
-        end -= len(piece)
-    return x, y
-
-
-def _sizes(x: Tensor) -> str:
-    return ", ".join(map(str, x.shape[1:]))
 
 
 def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:

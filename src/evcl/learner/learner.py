@@ -16,19 +16,25 @@ from torch import Tensor, nn
 
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
+from evcl._core.forms import widened
 from evcl._core.inputs import Label, class_weights, labels, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
-from evcl._core.settings import SEED, resolve
+from evcl._core.settings import SEED, Setting, resolve
 from evcl.benchmarks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner import held_out, resumable
+from evcl.learner.held_out import HeldOut
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
+from evcl.learner.reading import Reader
+from evcl.learner.rereading import Rereading
 from evcl.learner.saved import FORMAT, write
 from evcl.methods import Method, known_settings
 from evcl.methods import get as get_method
+from evcl.methods.memory import copies_network
 from evcl.nn import MLP, Names, head_names
 from evcl.nn.film import FilmRows, folded_
+from evcl.nn.inputs import Call, Output, headed, without_classifier
 from evcl.training import Given, History, Run, Session, TaskData, Validation
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
@@ -36,7 +42,10 @@ DOUBTED = 1000  # at most this many rows of a task are predicted to measure its 
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 FIRST = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
 SHOWN = 8  # of many classes, this many are named
+FUNCTION = "function"  # in a file, in place of an `output` that is a function
 NEW = "new"  # the value of `head` that gives a task its own head
+WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
+ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
 MOST_HEADS = 10_000  # that a learner or a file may have
 
 
@@ -49,6 +58,7 @@ class _Options(NamedTuple):
     patience: int | None = None
     class_weight: Any = None
     checkpoint: str | os.PathLike[str] | None = None
+    reread: bool | int = False
 
 
 class Learner(Predictor):
@@ -61,6 +71,13 @@ class Learner(Predictor):
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
     computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
+
+    A network may take several inputs, by position or by name, and sequences of any length: see `learn`. If it does not
+    return [batch, features], `output` chooses: the name of an output, a position in a tuple, or a function. Of an
+    output of a Hugging Face model, or a dict, `pooler_output` is used by default; if there is none, the mean of
+    `last_hidden_state` over the steps that the mask keeps; if there is none, `logits`. A Hugging Face model for
+    classification is used without its last layer, whose place the heads take, unless `output` is given.
+    `accumulate=k` computes the gradient of each step in k parts of batch_size / k examples: it needs less memory.
 
     The learner neither needs nor keeps data of earlier tasks. With `coreset="random"` or `"kcenter"` it keeps
     `coreset_size` examples of each task, also in the saved file. After each task it fine-tunes a copy of the weights on
@@ -84,6 +101,8 @@ class Learner(Predictor):
         only: Names = None,
         skip: Names = None,
         prior: Literal["zero", "network"] = "zero",
+        output: Output = None,
+        accumulate: int = 1,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Literal["tf32", "fp32", "bf16"] = "tf32",
@@ -99,6 +118,13 @@ class Learner(Predictor):
         if prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
         self._unsupported, self._only, self._skip = unsupported, only, skip
+        self._accumulate = int(ACCUMULATE.check("accumulate", accumulate))
+        call, arguments = Call(output), network
+        if isinstance(network, nn.Module):
+            network = without_classifier(network, output)
+        copies = self.method.trunk is not None or copies_network(self.method.memory)
+        if output is not None and copies:
+            raise EvclError(f"{self.method.name} copies the network's layers, and takes no output=")
         self._run = Run(
             network,
             self.method,
@@ -112,10 +138,14 @@ class Learner(Predictor):
             skip=skip,
             prior=prior,
             precision=precision,
+            call=call,
+            accumulate=self._accumulate,
         )
+        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "")
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
         self._busy = False
+        self._rereading: Rereading | None = None  # the loader of the task that is being learned
         self.history: dict[str, tuple[Epoch, ...]] = {}
 
     def __repr__(self) -> str:
@@ -138,6 +168,8 @@ class Learner(Predictor):
         patience: int | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        label: str | None = None,
+        reread: bool | int = False,
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
@@ -148,12 +180,27 @@ class Learner(Predictor):
         new labels. `classes` are labels that the head should know even if none of the data has them. If learning fails
         or is interrupted, the learner is left unchanged.
 
+        If the network takes several inputs, x is a tuple, in the order of its `forward`, or a dict, by their names
+        there. The same holds for the items of a data set and for batches, which may also be (x1, x2, y). A dict, such
+        as a row of a data set or a tokenised batch, may include the labels, in the column `label` or `labels`, or in
+        the one that `label=` names. Columns that `forward` does not take are left out. Integers stay integers, and
+        truth values stay truth values. Sequences of different lengths, [[5, 2, 7], [3, 1]], are padded; if `forward`
+        takes an `attention_mask` or a `mask`, it gets one that says which steps are there. Items (x, y, task) of a
+        continual learning stream are read as (x, y).
+
         `callbacks` are told of each epoch and may stop the task (see `evcl.Callback`); `history` records each epoch.
         `validation` is a fraction to hold out, stratified (0.1), or separate data. The validation part is not learned
         from, and is predicted after each epoch. With `patience`, the task stops after that many epochs without a lower
         NLL on the validation part, and restores the weights of the best epoch. `class_weight` is "balanced", or maps
         labels to weights; other labels have weight 1. It weights examples in the NLL and in the Fisher. Only the ratios
         matter: weights are scaled to a mean of 1.
+
+        With `reread=True`, a DataLoader or a torch Dataset is read again in every epoch, instead of once into memory:
+        for data that is augmented at random, or larger than memory. It is also read once at the start, to find the
+        labels and to draw a random sample. What a method measures on a task's data, such as the Fisher, it measures on
+        that sample. The sample has as many examples as fit in 256 MB, and this is also how many are held at a time;
+        `reread=1000` chooses another number. What the loader draws from torch's global generator depends on the seed
+        alone.
 
         `checkpoint` is a folder to which the task is saved every minute and on interruption. The same call resumes it,
         also in another process, and ends with the same weights; `history` then has only the epochs since. The folder
@@ -170,8 +217,10 @@ class Learner(Predictor):
             task = y
         wanted = [] if classes is None else list(classes)
         known = labels(wanted, len(wanted)) if wanted else []
-        options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint)
-        return self._learn([self._read(data, task, head, self._tasks, known)], options)[0]
+        options = _Options(epochs, callbacks, validation, patience, class_weight, checkpoint, reread)
+        self._check_reread(options)
+        with self._reader.reading(label, not self._tasks):
+            return self._learn([self._read(data, task, head, self._tasks, known, options.reread)], options)[0]
 
     def learn_jointly(
         self, tasks: Iterable[Task], epochs: int | None = None, *, callbacks: Iterable[Callback] = ()
@@ -182,8 +231,9 @@ class Learner(Predictor):
         if not tasks:
             raise EvclError("there is no task to learn")
         names = [task.name for task in tasks]
-        given = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
-        return self._learn(given, _Options(epochs, callbacks))
+        with self._reader.reading(None, not self._tasks):
+            given = [self._read(task, None, "new", [*self._tasks, *names[:k]]) for k, task in enumerate(tasks)]
+            return self._learn(given, _Options(epochs, callbacks))
 
     def _read(
         self,
@@ -192,6 +242,7 @@ class Learner(Predictor):
         head: str | int,
         taken: Iterable[str],
         known: Sequence[Label] = (),
+        reread: bool | int = False,
     ) -> Given:
         if isinstance(data, Task):
             task = data.name if task is None else task
@@ -213,8 +264,16 @@ class Learner(Predictor):
             head = name
         if head not in self._heads and len(self._heads) >= MOST_HEADS:
             raise EvclError(f"there are {MOST_HEADS:,} heads, which is the maximum: share one of them, head=NAME")
-        x, y = self._examples(data, "learn")
-        return Given(name, head, known, x.unsqueeze(0), [y])
+        counts, self._rereading = None, None
+        if reread:
+            window = None if reread is True else int(WINDOW.check("reread", reread))
+            about = (self._reader, data, self.seed, self._run.rounds, self.settings.batch_size, window)
+            self._rereading = found = Rereading(*about)
+            x, y, counts = self._tested(found.x.to(self._run.network.posterior.mean.device)), found.y, found.counts
+            known = [*known, *(label for label in sorted(counts) if label not in known)]
+        else:
+            x, y = self._examples(data, "learn")
+        return Given(name, head, known, x.unsqueeze(0), [y], counts)
 
     def _learn(self, given: list[Given], options: _Options) -> list[str]:
         names, run = [task.name for task in given], self._run
@@ -234,7 +293,9 @@ class Learner(Predictor):
             with self._session.round(given, ended) as tasks:
                 if told := self.forgetting(given[0].name, [repr(label) for label in self._session.lacking]):
                     warnings.warn(told, ForgettingWarning, stacklevel=3)
+                tasks, held = self._of_one_length(tasks, held)
                 classes = self._session.group_of(given[0], tasks[0])
+                tasks = self._reread(tasks, classes)
                 validation = None
                 if options.validation is not None and len(classes) > 1:  # a single class trains nothing
                     drawn = generator(self.seed, "validation", run.rounds)
@@ -263,8 +324,38 @@ class Learner(Predictor):
             self.history = before
             raise
         finally:
-            self._busy = False
+            self._busy, self._rereading = False, None
         return names
+
+    @staticmethod
+    def _check_reread(options: _Options) -> None:
+        if not options.reread:
+            return
+        if isinstance(options.validation, (int, float, str)):
+            raise EvclError("with reread, a fraction cannot be held out: pass validation data of their own")
+        if options.class_weight is not None:
+            raise EvclError("reread cannot be used with class_weight: let the loader's sampler balance the classes")
+
+    def _reread(self, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
+        """The task with the loader that its examples are read from in each epoch, if there is one."""
+        found = self._rereading
+        if found is None:
+            return tasks
+        if len(tasks) > 1 or not set(found.counts) <= set(classes):
+            raise EvclError("with reread, all examples must be of classes that are learned in one softmax")
+        return [replace(tasks[0], reread=found.task(classes, tasks[0].x.shape[-1]))]
+
+    def _of_one_length(self, tasks: list[TaskData], held: HeldOut) -> tuple[list[TaskData], HeldOut]:
+        """The tasks and validation data with their sequences padded to one length, and the kept examples too."""
+        form = self._reader.call.form
+        if form is None or not form.step:
+            return tasks, held
+        every = [task.x for task in (*tasks, *self._run.kept_examples())]
+        columns = max(x.shape[-1] for x in every + ([] if isinstance(held, float) else [held[0]]))
+        self._run.widen_kept(columns)
+        if not isinstance(held, float):
+            held = widened(held[0], columns), held[1]
+        return [replace(task, x=widened(task.x, columns)) for task in tasks], held
 
     def keep(self, examples: int) -> Learner:
         """Keep this many examples in all from now on, equally many of each class, and train on them beside each new
@@ -309,8 +400,13 @@ class Learner(Predictor):
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
         first = next((module for module in self._plain.modules() if not list(module.children())), None)
-        if not isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
-            warn_of_scale(x)
+        if isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
+            return
+        form = self._reader.call.form
+        args, named = ([x], {}) if form is None else form.unpack(x)
+        for one in (*args, *named.values()):
+            if one.is_floating_point():
+                warn_of_scale(one.reshape(len(one), -1))
 
     def _with_these(self, tasks: Sequence[TaskData]) -> Density | None:
         """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
@@ -321,6 +417,9 @@ class Learner(Predictor):
             return None
         weights = sum(math.prod(run.network.layout.shapes[name]) for name in run.network.trunk_names)
         named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self._plain.modules())
+        form = self._reader.call.form
+        if named and form is not None and any(one.kind != "float" for one in form.inputs):
+            return None
         for task in tasks:
             x = task.x[0]
             columns = x[0].numel()
@@ -385,7 +484,7 @@ class Learner(Predictor):
             head.bias.copy_(bias)
             if network.film is not None:
                 folded_(trunk, FilmRows(network.film, network.sites), self._number(task) or 0)
-        return nn.Sequential(trunk, head).eval()
+        return headed(trunk, head, network.call).eval()
 
     def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:
         """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
@@ -427,6 +526,13 @@ class Learner(Predictor):
             "heads": [[name, classes] for name, classes in self._heads.items()],
             "tasks": [[name, head] for name, head in self._tasks.items()],
         }
+        call = run.network.call
+        if call.form is not None:
+            description["form"] = call.form.described()
+        if call.output is not None:
+            description["output"] = [FUNCTION] if callable(call.output) else call.output
+        if self._accumulate != 1:
+            description["accumulate"] = self._accumulate
         groups, shown = self._session.groups, self._session.shown
         if any(len(some) > 1 for some in groups.values()) or any(shown[k] < set(c) for k, c in self._heads.items()):
             parts = {name: [[one.number, one.classes] for one in some] for name, some in groups.items()}

@@ -14,20 +14,23 @@ from torch import Tensor, nn
 from evcl._core.density import Density
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
+from evcl._core.forms import Form
 from evcl._core.settings import resolve
-from evcl.learner.learner import DENSITY, FIRST, FROZEN, MOST_HEADS, Learner
+from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
 from evcl.methods import known_settings, packing
 from evcl.nn import MLP, Layout
 from evcl.nn.columns import first_column
+from evcl.nn.inputs import Output
 from evcl.training.session import Group, Session
 
 
-def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Learner:
+def load(path: str | os.PathLike[str], network: nn.Module | None = None, output: Output = None) -> Learner:
     """Load a saved learner, ready to predict and to continue learning. No code from the file is run.
 
-    If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file.
+    If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file. If the learner's
+    `output` was a function, pass that too: functions are not saved.
     """
     try:
         path = Path(path)
@@ -41,7 +44,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
             if "evcl" not in metadata:
                 raise EvclError("it was not saved by evcl")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(parsed(metadata["evcl"]), tensors, network)
+        return rebuilt(parsed(metadata["evcl"]), tensors, network, output)
     except SafetensorError as error:
         raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
     except OSError as error:
@@ -52,7 +55,9 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Lear
         raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
 
 
-def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None) -> Learner:
+def rebuilt(
+    saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None, output: Output = None
+) -> Learner:
     """The learner with this description (see `Learner.described`), on the CPU. Earlier formats are upgraded first."""
     saved, tensors = upgraded(saved, tensors)
     trunk = Layout({name: tuple(shape) for name, shape in saved["trunk"]})
@@ -86,6 +91,8 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         only=saved.get("only"),
         skip=saved.get("skip"),
         prior=saved.get("prior", "zero"),  # earlier files do not say
+        output=_output(saved, output),
+        accumulate=saved.get("accumulate", 1),
         dtype=dtypes[saved["dtype"]],
         precision=saved.get("precision", "tf32"),
         device=device,
@@ -93,6 +100,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
     )
     del network
     run = learner._run
+    run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn = saved.get("drawn") is True
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
@@ -115,7 +123,7 @@ def rebuilt(saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Modul
         if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
             raise EvclError("the inputs of its stored examples must all have one shape")
         if kept.y.numel():
-            learner._inputs(kept.x[0])  # raises if the network does not accept them
+            learner._tested(kept.x[0])  # raises if the network does not accept them
     return learner
 
 
@@ -144,6 +152,22 @@ def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
         raise EvclError(f"its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
     run.network.centre = found
+
+
+def _output(saved: dict[str, Any], given: Output) -> Output:
+    """Which output of the network is used: the file's choice, unless that was a function."""
+    found = saved.get("output")
+    if found == [FUNCTION]:
+        if not callable(given):
+            raise EvclError(
+                "its output is a function, which is not in the file: pass it, load(path, network, output=...)"
+            )
+        return given
+    if found is not None and type(found) not in (str, int):
+        raise EvclError("its output must be a name or a number")
+    if given is not None and given != found:
+        raise EvclError(f"it was trained with output={found!r}, not {given!r}")
+    return found
 
 
 def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, list[Group]]:

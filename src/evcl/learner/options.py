@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 import torch
 
 from evcl.nn import Names
+from evcl.nn.inputs import Output
 
 Auto = Literal["auto"]
 
@@ -23,6 +24,8 @@ class LearnerOptions(TypedDict, total=False):
     only: Names
     skip: Names
     prior: Literal["zero", "network"]
+    output: Output
+    accumulate: int
     device: torch.device | str
     dtype: torch.dtype
     precision: Literal["tf32", "fp32", "bf16"]

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
-from evcl._core.inputs import Label, inputs, labels, pair, positions
+from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.learner.reading import Reader, like
 from evcl.training import Run, Session
 
 INFER = "infer"  # the value of `task` that infers the head for each example
@@ -65,6 +66,7 @@ class Predictor:
 
     _run: Run
     _session: Session
+    _reader: Reader
     _busy: bool  # a task is being learned
 
     # --- what it knows ---------------------------------------------------------------------------------------------
@@ -110,14 +112,16 @@ class Predictor:
     def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
         if isinstance(data, (Task, Examples)):
             data = tuple(data.train if isinstance(data, Task) else data)
-        x, y = pair(data, self._run.network.posterior.mean.dtype, verb)
-        x = self._inputs(x)
-        return x, labels(y, len(x))
+        x, y = self._reader.examples(data, verb, self._run.network.posterior.mean.device)
+        return self._tested(x), y
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
     def predict_proba(self, x: Any, task: str | int | None = None) -> Any:
         """Probabilities [N, classes], averaged over draws from the posterior: a tensor if `x` is one, else an array.
+
+        `x` is one array [N, ...], or several inputs in the form that they were learned in: a tuple, or a dict, whose
+        labels, if it has any, are ignored.
 
         The seed fixes the draws, so the same input always gives the same output. `task` is a name or a number, and may
         be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
@@ -202,16 +206,17 @@ class Predictor:
                 right.setdefault(name, []).append(p.argmax(1).cpu() == columns)
         return {name: float(torch.cat(right[name]).double().mean()) for name in self.tasks if name in right}
 
-    def measure(self, data: Any, task: str | int | None = None) -> Measures:
+    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
 
         A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
-        wrong, with the smallest possible probability.
+        wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
         """
         if isinstance(data, Task):
             task = data.name if task is None else task
             data = data.test
-        x, y = self._examples(data, "measure")
+        with self._reader.reading(label):
+            x, y = self._examples(data, "measure")
         p = self._probabilities(x, task)
         classes = self.classes(task)
         columns = positions(y, classes, unknown=len(classes)).numpy()
@@ -292,7 +297,7 @@ class Predictor:
 
     @staticmethod
     def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
-        found = np.array(classes)[p.argmax(1).cpu().numpy()]
+        found, x = np.array(classes)[p.argmax(1).cpu().numpy()], like(x)
         return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
 
     def _head(self, task: str | int | None) -> str:
@@ -317,22 +322,29 @@ class Predictor:
         return self._tasks[task]
 
     def _inputs(self, x: Any) -> Tensor:
-        """Convert the inputs, and try the network on one example so that a mistake is found before any work."""
-        mean = self._run.network.posterior.mean
-        checked = inputs(x, mean.dtype, mean.device)
-        try:
-            self._run.features(checked[:1])
-        except RuntimeError as error:
-            raise self._refused(checked, error) from error
-        return checked
+        """Convert the inputs to one tensor, and try the network on one example."""
+        return self._tested(self._reader.tensor(x, self._run.network.posterior.mean.device))
 
-    @staticmethod
-    def _refused(x: Tensor, error: RuntimeError) -> EvclError:
-        return EvclError(f"the network does not take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}")
+    def _tested(self, x: Tensor) -> Tensor:
+        """Try the network on one example, so that a mistake is found before any work; returns x."""
+        try:
+            self._run.features(x[:1])
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise self._refused(x, error) from error
+        return x
+
+    def _refused(self, x: Tensor, error: Exception) -> EvclError:
+        form, shapes = self._run.network.call.form, f"inputs of shape {tuple(x.shape)}"
+        if form is not None:
+            args, named = form.unpack(x[:1])
+            both = [*((f"input {i}", t) for i, t in enumerate(args)), *((repr(name), t) for name, t in named.items())]
+            shapes = ", ".join(f"{name} [{', '.join(map(str, (len(x), *t.shape[1:])))}]" for name, t in both)
+        return EvclError(f"the network does not take {shapes}: {str(error).splitlines()[0]}")
 
 
 def _like(x: Any, tensor: Tensor) -> Any:
-    """A tensor if `x` is one, else an array."""
+    """A tensor if `x`, or its first input, is one; else an array."""
+    x = like(x)
     return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
 
 

@@ -3,7 +3,7 @@
 from evcl._core.settings import ELASTIC, Setting
 from evcl.methods.agem import AGEM
 from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, with_coreset
-from evcl.methods.data import NO_HEAD, Interleaved, Minibatch, Mixed, Sampler, TaskData, shuffled
+from evcl.methods.data import NO_HEAD, Interleaved, Minibatch, Mixed, Reread, Sampler, TaskData, shuffled
 from evcl.methods.derpp import DERPP
 from evcl.methods.dgr import DGR
 from evcl.methods.ekf import EKF
@@ -130,6 +130,7 @@ __all__ = [
     "Mixed",
     "Model",
     "Quadratic",
+    "Reread",
     "Round",
     "Sampler",
     "Setting",

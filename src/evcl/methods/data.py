@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,19 @@ NO_HEAD = -1
 
 
 @dataclass(frozen=True)
+class Reread:
+    """Examples that are read anew in each epoch.
+
+    Attributes:
+        total: their number
+        read: epoch -> all examples in pieces, x [n, ...] and y [n] each, on the CPU
+    """
+
+    total: int
+    read: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
 class TaskData:
     """x [U, N, ...] and y [U, N]. Replica r learns from row r mod U; with U = 1, all replicas share the data."""
 
@@ -26,6 +39,12 @@ class TaskData:
     head: int  # its number, or NO_HEAD
     weights: Tensor | None = None  # [U, N]: the weight of each example, with mean 1; None: all 1
     task: int = 0  # the task's number in the order of learning, from 0
+    reread: Reread | None = None  # if given, x and y are only a sample of the examples
+
+    @property
+    def n(self) -> int:
+        """The number of examples."""
+        return self.y.shape[1] if self.reread is None else self.reread.total
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The examples `rows` [R, B] of each replica: x [R, B, ...] and y [R, B]."""

@@ -49,6 +49,7 @@ class KalmanRule(NaturalRule):
         self.passes = self.settings.inner_steps
         self.first, self.spread = self.mean.clone(), self.variance.clone()  # mu_0 and 1 / u_0
         self.rows = before
+        self.whole = before is not None  # the update needs the gradient of each example
         self.last = None if before is None else before.clone()
 
     def source(self, network: BayesianNetwork, layout: Layout, pool: Any, at: Callable[..., Source]) -> Source:

@@ -68,7 +68,7 @@ def _of_task(fitted: Fitted, task: TaskData, generators: list[torch.Generator], 
 def scale(total: Tensor, fitted: Fitted, task: TaskData, s: Settings) -> Number:
     """What `fisher_scale` multiplies a task's Fisher by; `total` [R, 1] is its sum over the fit's weights."""
     if s.fisher_scale == "examples":  # to second order, the distillation loss on the task's rows
-        return task.y.shape[1] * s.fisher_temperature**2
+        return task.n * s.fisher_temperature**2
     if s.fisher_scale == "task":
         return sum(prod(shape) for shape in fitted.layout.shapes.values()) / total.clamp_min(1e-30)
     return 1.0
@@ -151,7 +151,7 @@ def sensitivity(fitted: Fitted, round_: Round, examples: int, spread: Tensor | f
         x, weights = task.take(rows)[0], task.take_weights(rows)
         about = (fitted.network, fitted.own.mean, fitted.layout, x, [task.head])
         found = curvature.sensitivity(*about, weights=weights, ranks=round_.ranks, spread=spread, task=task.task)
-        total += task.y.shape[1] * found
+        total += task.n * found
     return _widened(total, fitted)
 
 

@@ -38,7 +38,7 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
-    noise = sum(task.y.shape[1] * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
+    noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)
     return found

@@ -232,10 +232,23 @@ def kept_examples(memory: Any) -> list[TaskData]:
     return [task for kept in _stored_as(Kept, memory) for task in kept]
 
 
+def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
+    """The memory with each task's kept examples changed."""
+    return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, Kept) else value)
+
+
 def has_models(cls: type) -> bool:
     """Whether a memory of this class has second networks."""
     return any(
         has_models(_class_of(cls, name)) if how is None else isinstance(how, Another) for name, how in hows(cls).items()
+    )
+
+
+def copies_network(cls: type) -> bool:
+    """Whether a memory of this class has a second network that is made from the layers of the user's."""
+    return any(
+        copies_network(_class_of(cls, name)) if how is None else isinstance(how, Another) and how.make is not None
+        for name, how in hows(cls).items()
     )
 
 

@@ -90,6 +90,12 @@ class Loss:
         """
         raise NotImplementedError
 
+    def renew(self, x: Tensor) -> None:
+        """The fit's first examples are now x [U, n, ...]: compute again what the loss stores for each row. It is called
+        only if examples are read anew in each epoch.
+        """
+        raise EvclError(f"a {type(self).__name__} loss has values for each row: leave out reread")
+
 
 class LogitLoss(Loss):
     """A loss of nothing but the logits of the data's heads. In an MLP with plain weights, it is computed in the
@@ -209,7 +215,7 @@ class Round:
     @property
     def n(self) -> int:
         """Number of examples in the round."""
-        return sum(task.y.shape[1] for task in self.tasks)
+        return sum(task.n for task in self.tasks)
 
     def of(self, tasks: Sequence[TaskData], posterior: Gaussian | None = None) -> Round:
         """The same round with other examples and, if given, another starting point."""

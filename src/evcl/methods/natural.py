@@ -31,6 +31,7 @@ class NaturalRule:
     """An update rule that computes its own gradient: subclasses define `source` and `step`. See `Fit.rule`."""
 
     passes = 1
+    whole = False  # True if a step needs all its examples at once: its gradient cannot be computed in parts
 
     def __init__(
         self, q: Gaussian, variance: Tensor | None, grads: Tensor, pull: Springs | None, s: Settings, rounded: object

@@ -100,7 +100,8 @@ def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData
     source = generator(0, "memory", round_.number)  # the same for every seed
     sizes = [task.y.shape[1] for task in tasks]
     if s.memory_policy == "reservoir":
-        counts = reservoir(sizes, len(memory.kept), _seen(memory), s.memory, source)
+        every = [task.n for task in tasks]
+        counts = reservoir(every, len(memory.kept), _seen(memory), s.memory, source)
         found = [order[:, :m] for order, m in zip(orders, counts, strict=True)]
     else:
         labels = [_labels(task, order) for task, order in zip(tasks, orders, strict=True)]

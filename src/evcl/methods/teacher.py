@@ -19,7 +19,7 @@ where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -68,6 +68,7 @@ class Distillation(Loss):
     tasks: Sequence[
         int | None
     ] = ()  # with FiLM: the task whose row each head uses; empty: the row of the example's own task
+    again: Callable[[Tensor], list[Tensor]] | None = None  # x [U, n, ...] -> what `said` holds for these inputs
     name: ClassVar[str] = "distillation"
 
     def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
@@ -81,6 +82,14 @@ class Distillation(Loss):
             total = total + column(strength, logits).flatten() * kl.mean(1)
         found: Tensor = warm.square().flatten() * total
         return found
+
+    @torch.no_grad()
+    def renew(self, x: Tensor) -> None:
+        if self.again is None:
+            super().renew(x)
+        else:
+            for said, new in zip(self.said, self.again(x), strict=True):
+                said[:, : new.shape[1]].copy_(new)
 
 
 def column(value: Number, like: Tensor) -> Tensor:
@@ -98,19 +107,18 @@ def teach(tasks: Sequence[TaskData], round_: Round, temperature: Number, strengt
         return []
     mean, layout = round_.posterior.mean, round_.network.layout
     sizes = [round_.network.classes(k) for k in heads]
-    found: list[list[Tensor]] = [[] for _ in heads]
     rows = [round_.last_task(k) for k in heads] if round_.network.film is not None else []
-    for task in tasks:
+
+    def said(x: Tensor) -> list[Tensor]:
         if rows:
-            parts = [
-                outputs(round_.network, mean, layout, task.x, [k], task=t) for k, t in zip(heads, rows, strict=True)
-            ]
+            parts = [outputs(round_.network, mean, layout, x, [k], task=t) for k, t in zip(heads, rows, strict=True)]
         else:
-            parts = list(outputs(round_.network, mean, layout, task.x, heads).split(sizes, 2))
+            parts = list(outputs(round_.network, mean, layout, x, heads).split(sizes, 2))
         warm = column(temperature, parts[0])
-        for each, part in zip(found, parts, strict=True):
-            each.append((part / warm).log_softmax(2))
-    return [Distillation([torch.cat(each, 1) for each in found], temperature, list(strengths.values()), heads, rows)]
+        return [(part / warm).log_softmax(2) for part in parts]
+
+    found = [torch.cat(each, 1) for each in zip(*(said(task.x) for task in tasks), strict=True)]
+    return [Distillation(found, temperature, list(strengths.values()), heads, rows, said)]
 
 
 def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
@@ -199,7 +207,7 @@ def unlearned(
     distilled = [loss for loss in past.losses if isinstance(loss, Distillation)]
     if log_std is None or prior.log_std is None or not distilled:
         return fitted
-    own: Shares = [(task, task.y.shape[1] / round_.n) for task in round_.tasks]
+    own: Shares = [(task, task.n / round_.n) for task in round_.tasks]
     classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
 
@@ -233,6 +241,6 @@ def more_rows(rows: Mapping[int, Tensor], round_: Round) -> dict[int, Tensor]:
     """`rows`, the number of rows per head, after this round."""
     found, like = dict(rows), round_.posterior.mean
     for task in round_.tasks:
-        added = like.new_full((len(like), 1), task.y.shape[1])
+        added = like.new_full((len(like), 1), task.n)
         found[task.head] = found[task.head] + added if task.head in found else added
     return found

@@ -93,6 +93,8 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
     `nn.Flatten`.
     """
     trunk = network.trunk
+    if not network.call.plain:
+        return None
     modules = list(trunk) if type(trunk) in (nn.Sequential, MLP) else []  # type: ignore[call-overload]
     if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
         del modules[0]

@@ -16,6 +16,7 @@ from evcl._core.errors import EvclError, unknown
 from evcl.nn.attention import MultiheadAttention
 from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
+from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.network import BayesianNetwork
@@ -91,6 +92,7 @@ def bayesianize(
     skip: Names = None,
     unsupported: Literal["error", "deterministic"] = "error",
     film: bool = False,
+    call: Call | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> BayesianNetwork:
@@ -107,6 +109,7 @@ def bayesianize(
     `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads.
 
     With `film`, every linear layer and convolution, fixed ones too, has scales and shifts per task (see film.py).
+    `call`: how the module is called, if not with one tensor (see inputs.py).
     """
     if not isinstance(module, nn.Module):
         raise EvclError(f"the network must be a torch.nn.Module, not {type(module).__name__}")
@@ -130,7 +133,7 @@ def bayesianize(
         log_std = log_stds(init_std, conversion.scales, layout, mean, INIT_SHARE).expand_as(mean).clone()
     posterior, centre = Gaussian(mean, log_std), flat(conversion.centres)
     sites = conversion.sites if film else None
-    about = (posterior, centre, conversion.scales, conversion.owned, sites)
+    about = (posterior, centre, conversion.scales, conversion.owned, sites, call)
     return BayesianNetwork(trunk, conversion.weights, layout, *about)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
+from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Embedding, Linear
 from evcl.nn.posterior import Gaussian, Layout
@@ -32,6 +33,8 @@ class BayesianNetwork(nn.Module):
 
     `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
 
+    `call` says how the trunk is called: how its inputs are packed, and which of its outputs are the features.
+
     A trunk of columns (see columns.py) trains its last column only. A fit has no part of the others: their weights come
     from `beside`, all weights at the start of the fit.
     """
@@ -46,8 +49,10 @@ class BayesianNetwork(nn.Module):
         scales: dict[str, float],
         owned: Owned = (),
         sites: Sites | None = None,
+        call: Call | None = None,
     ) -> None:
         super().__init__()
+        self.call = call or Call()
         self.trunk = trunk
         self.weights = weights
         self.layout = layout
@@ -180,13 +185,15 @@ class BayesianNetwork(nn.Module):
         lower = torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)  # for own matrix products
         try:
             with lower:
-                features = self.trunk(x)
+                features = self.call(self.trunk, x)
         finally:
             for module, key in self._places:
                 module.__dict__.pop(key, None)
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
-            came = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise EvclError(f"the network must turn {x.shape[0]} inputs into [{x.shape[0]}, features], not {came}")
+            came = tuple(features.shape) if isinstance(features, Tensor) else described(features)
+            advice = "" if isinstance(features, Tensor) else ": choose one of its outputs, output=NAME or output=0"
+            n = x.shape[0]
+            raise EvclError(f"the network must turn {n} inputs into [{n}, features], not {came}{advice}")
         return features.to(self.posterior.mean.dtype)
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:

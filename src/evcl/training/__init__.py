@@ -1,7 +1,7 @@
 """Training: one step, one fit, one round of a method, a whole stream. Also prediction."""
 
 from evcl._core.ranks import joined
-from evcl.methods import TaskData
+from evcl.methods import Reread, TaskData
 from evcl.training.checkpoint import Checkpoints
 from evcl.training.checkpointer import Checkpointer, Stopped
 from evcl.training.data import Pool
@@ -27,6 +27,7 @@ __all__ = [
     "Pool",
     "Position",
     "Progress",
+    "Reread",
     "Run",
     "Session",
     "State",

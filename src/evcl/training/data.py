@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl.likelihoods import CATEGORICAL, Objective
 from evcl.methods import NO_HEAD, Minibatch, TaskData
@@ -38,10 +39,11 @@ class Pool:
             starts[k] = total
             total += classes(k)
         self.classes = total
+        self.first = starts.get(tasks[0].head, 0)  # the first class of the first task's head
         self.own = None if len({len(task.y) for task in tasks}) == 1 else _own(tasks, replicas)
         if self.own is not None:
             tasks = [_in_one_row(task) for task in tasks]
-        self.x = tasks[0].x if len(tasks) == 1 else torch.cat([task.x for task in tasks], 1)
+        self.x = tasks[0].x if len(tasks) == 1 and tasks[0].reread is None else torch.cat([task.x for task in tasks], 1)
         if augment:
             check_images(self.x)
         several = len(self.heads) > 1
@@ -62,6 +64,14 @@ class Pool:
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             places = torch.tensor([self.tasks.index(task.task) for task in tasks])
             self._task_of = places.repeat_interleave(sizes).to(self.y.device)
+
+    def rewrite(self, x: Tensor, y: Tensor) -> None:
+        """Replace the first rows, which belong to the first task, by x [n, ...] and y [n]."""
+        if x.shape[1:] != self.x.shape[2:]:
+            raise EvclError(f"x is {tuple(x.shape[1:])} per example, but at first it was {tuple(self.x.shape[2:])}")
+        self.x[0, : len(x)].copy_(x)
+        self.y[0, : len(y)].copy_(y)
+        self.y[0, : len(y)] += self.first
 
     def __len__(self) -> int:
         """Number of examples that a replica learns from."""

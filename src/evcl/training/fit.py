@@ -12,7 +12,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import check_batch
 from evcl._core.settings import Settings
-from evcl.methods import Fit, Fitted, Round, shuffled
+from evcl.methods import Fit, Fitted, Round, TaskData, shuffled
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
@@ -25,6 +25,7 @@ from evcl.training.graphed import GraphedSteps
 from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
 from evcl.training.optimise import EagerSteps, Steps, optimise
+from evcl.training.reread import RereadSteps, reread_task
 from evcl.training.step import Step
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class FitContext:
     part: Layout
     start: Gaussian  # over all weights
     film: FilmFit | None = None  # the FiLM rows that it trains
+    reread: TaskData | None = None  # the task whose examples are read anew in each epoch
 
     def gathered(self) -> Gaussian:
         """The initial values of the fit's weights."""
@@ -77,7 +79,7 @@ class Fitting:
     def __call__(self, fit: Fit, stage: int) -> Fitted:
         if fit.model is None and self.validated is None:
             self.validated = stage
-        context = self._context(fit)
+        context = self._context(fit, stage)
         before = context.network.statistics()
         if fit.model is not None:
             context.network.set_statistics(dict(fit.model.statistics))
@@ -89,7 +91,7 @@ class Fitting:
             context.network.set_statistics({name: found[f"statistics.{name}"] for name in before})
         return self._fitted(fit, context, found)
 
-    def _context(self, fit: Fit) -> FitContext:
+    def _context(self, fit: Fit, stage: int) -> FitContext:
         run, model = self.run, fit.model
         network = run.network if model is None else model.network
         whole = fit.start or (run.network.posterior if model is None else model.posterior)
@@ -99,11 +101,18 @@ class Fitting:
             bool(self.settings.get("augment")) and fit.likelihood is None
         )  # a generator learns the images as they are
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
+        reread = reread_task(fit, self.round, stage)
         eager = (
             self.noise is not None or run.ranks is not None or not fit.capture
         )  # kernels would generate their own noise
         plain = self.reference or (on_gpu and eager) or not likelihood.compiled
-        plain = plain or augment or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
+        plain = (
+            plain
+            or augment
+            or (reread is not None and (on_gpu or bool(fit.losses)))
+            or (on_gpu and run.accumulate > 1)
+            or (network.film is not None and (on_gpu or len(pool.tasks) > 1))
+        )
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.check_independent(network, pool.x)
@@ -120,7 +129,7 @@ class Fitting:
             network.weights.task = (own or pool.tasks)[0]
             trained = own if fit.film else []
             film = FilmFit(network, trained, _narrowest(network, part)) if trained else None
-        return FitContext(network, pool, chain, part, whole, film)
+        return FitContext(network, pool, chain, part, whole, film, reread)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
         """Train, and return the result of the fit as tensors, which a checkpoint can store."""
@@ -133,13 +142,14 @@ class Fitting:
         if moves is not None:
             moves = layout.gather(moves.expand(len(q.mean), layout.size).to(torch.uint8), part).bool()
         terms = [narrowed(term, layout, part) for term in fit.terms]
-        length = self._length(fit, context.pool)
+        length = self._length(fit, context)
         fresh = run.drawn and (fit.fresh or self.round.number == stage == 0)
         s = Settings({**s, **fit.rates, "batch_size": fit.batch or s.batch_size})
         s = self._decided(s, fresh, context, s.epochs * -(-length // s.batch_size))
         step = Step(
             network, part, q, terms, s, context.pool, context.chain, self.reference, run.ranks, fit.losses,
             fit.trackers, moves, fit.rule, context.film, getattr(fit.sampler, "period", 1), fit.project,
+            run.accumulate,
         )  # fmt: skip
         start = step.q.snapshot() if run.allow_divergence else None
         film = context.film
@@ -185,12 +195,20 @@ class Fitting:
             rates["std_rate"] = min(0.5, max(0.01, ARRIVES / steps))
         return Settings({**s, **rates})
 
-    def _length(self, fit: Fit, pool: Pool) -> int:
+    def _length(self, fit: Fit, context: FitContext) -> int:
         """The number of examples per epoch."""
-        if fit.sampler is shuffled:
-            return len(pool)
+        first, *rest = context.pool.sizes
         batch = fit.batch or self.settings.batch_size
-        return fit.sampler(pool.sizes, batch, generator(0, "length")).numel()
+
+        def length(examples: int) -> int:
+            if fit.sampler is shuffled:
+                return examples + sum(rest)
+            return fit.sampler([examples, *rest], batch, generator(0, "length")).numel()
+
+        if context.reread is None:
+            return length(first)
+        full, left = divmod(context.reread.n, first)
+        return full * length(first) + (length(left) if left else 0)
 
     def _steps(self, fit: Fit, stage: int, context: FitContext, step: Step, watching: Observer, length: int) -> Steps:
         """Choose how the steps are run: eagerly, or as CUDA graphs."""
@@ -198,6 +216,10 @@ class Fitting:
         number = fit.number
         if number is None:
             number = self.round.number if stage == 0 else -1 - self.round.number - FAR * (stage - 1)
+        if context.reread is not None and context.reread.reread is not None:
+            steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
+            steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
+            return steps
         if context.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.forms import widened
 from evcl._core.randomness import generator
+from evcl.methods import TaskData
+from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.replicas import Replicas
@@ -67,6 +70,14 @@ class Predicting(Replicas):
             yield
         finally:
             (self.network.posterior, self.groups, self.network.film), self._kept = before, None
+
+    def widen_kept(self, columns: int) -> None:
+        """Pad the kept examples, which are packed, to at least this many columns: see `evcl._core.forms`."""
+
+        def change(task: TaskData) -> TaskData:
+            return replace(task, x=widened(task.x, columns))
+
+        self.memories = tuple(with_examples(memory, change) for memory in self.memories)
 
     def predictor(self, task: int | None = None) -> Gaussian:
         """The weights that predict a task: the posterior, or what the method's `predictor` returns."""

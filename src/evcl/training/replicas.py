@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from evcl.nn import (
 )
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
+from evcl.nn.inputs import Call
 from evcl.training.step import matmul_precision
 
 
@@ -76,13 +77,16 @@ class Replicas:
         allow_divergence: bool = False,
         ranks: Ranks | None = None,
         likelihood: Likelihood = CATEGORICAL,
+        call: Call | None = None,
+        accumulate: int = 1,
     ) -> None:
         """`method`: one for all replicas, or one per replica. `draw`: draw initial means from each seed; otherwise use
         the module's own weights.
 
         `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior.
         `allow_divergence`: replicas that diverge are recorded in `diverged`, and the others continue. `ranks`: the
-        processes that train this network together; each must make the same run and give it the same tasks.
+        processes that train this network together; each must make the same run and give it the same tasks. `call`: how
+        the network is called. `accumulate`: the number of parts in which the gradient of a step is computed.
         """
         if len(settings) != len(seeds):
             raise ValueError("settings must have one entry per seed")
@@ -90,10 +94,11 @@ class Replicas:
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
         self.method, groups = each[0], grouped(each, settings)
-        self.drawn, self.prior = draw, prior
+        self.drawn, self.prior, self.accumulate = draw, prior, accumulate
         network = self.method.changed(network, settings)
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
+        convert["call"] = call or Call()
         convert["film"] = bool(settings[0].get("film"))
         convert["init_std"] = self._start(settings) if bayesian else None
         self._convert = convert
@@ -140,7 +145,8 @@ class Replicas:
         )
         self.rounds = 0  # number of rounds learned; generators are derived from it
         self.seen: tuple[int, ...] = ()  # the head of each task learned
-        self._examined: WeakSet[BayesianNetwork] = WeakSet()  # a method may make a network for one round
+        # the shape of the examples that each network was last checked on; a method may make a network for one round
+        self._examined: WeakKeyDictionary[BayesianNetwork, torch.Size] = WeakKeyDictionary()
 
     def _first(self, network: nn.Module, only: Names, skip: Names) -> BayesianNetwork:
         if self.method.trunk is None:
@@ -212,7 +218,7 @@ class Replicas:
         centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
         self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
         network.set_statistics({**network.statistics(), **statistics})
-        self._examined.discard(network)
+        self._examined.pop(network, None)
 
     def add_film(self, tasks: int) -> None:
         """If the networks have FiLM, have rows for at least this many tasks."""
@@ -229,11 +235,13 @@ class Replicas:
         return width
 
     def check_independent(self, network: BayesianNetwork, x: Tensor) -> None:
-        """Check, once per network, how it treats a batch of examples like x [U, N, ...]."""
-        if network not in self._examined:
+        """Check how a network treats a batch of examples like x [U, N, ...], if their shape is not that of the last
+        check: the number of rows per example in a layer depends on the length of sequences.
+        """
+        if self._examined.get(network) != x.shape[2:]:
             apart = any(group.method.apart for group in self.groups)
             check_examples_independent(network, x[0], len(self.seeds) > 1 or apart or self.ranks is not None)
-            self._examined.add(network)
+            self._examined[network] = x.shape[2:]
 
     def _grow(self, slots: Sequence[Slot]) -> None:
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
@@ -182,11 +183,40 @@ class Shared:
         return nll * share if share else torch.zeros_like(nll)
 
 
+class Accumulated:
+    """A gradient computed in `parts`: the mean over equal parts of the batch, one after another, so that each needs
+    only a fraction of the memory. Every part draws its own noise, and the parts begin at multiples of `period`.
+    """
+
+    def __init__(self, source: Source, grads: Sequence[Tensor], parts: int, period: int = 1) -> None:
+        self.source, self.grads, self.parts, self.period = source, grads, parts, period
+        self.sums = [torch.zeros_like(one) for one in grads]
+
+    def __call__(self, rows: Tensor, noise: Noise) -> Tensor:
+        count = rows.shape[1]
+        size = -(-count // (self.parts * self.period)) * self.period
+        if size >= count:
+            return self.source(rows, noise)
+        nll = rows.new_zeros(len(rows), dtype=self.grads[0].dtype)
+        for one in self.sums:
+            one.zero_()
+        for start in range(0, count, size):
+            stop = min(count, start + size)
+            share = (stop - start) / count
+            nll = nll + share * self.source(rows[:, start:stop], noise)
+            for one, grads in zip(self.sums, self.grads, strict=True):
+                one.add_(grads, alpha=share)
+        for one, grads in zip(self.sums, self.grads, strict=True):
+            grads.copy_(one)
+        return nll
+
+
 class Step:
     """One training step on flat buffers. `buffers()` returns every tensor that a step changes.
 
     `chain` names the network's layers if it is a chain. `moves` [R, P] is True for the weights to train; None: all.
-    `film`: the FiLM rows to train beside them. `period`: see `Shared`. `project`: see `Fit.project`.
+    `film`: the FiLM rows to train beside them. `period`: see `Shared`. `project`: see `Fit.project`. `accumulate`: the
+    number of parts in which the gradient is computed.
     `reference` differentiates the method's terms by autograd: slow and simple, for the tests.
     """
 
@@ -208,6 +238,7 @@ class Step:
         film: FilmFit | None = None,
         period: int = 1,
         project: bool = False,
+        accumulate: int = 1,
     ) -> None:
         variance = q.variance()
         values = torch.stack([q.mean] if variance is None else [q.mean, variance])
@@ -240,12 +271,15 @@ class Step:
         self.estimating = self.update if isinstance(self.update, Estimating) else None
         if self.estimating is not None:
             self.by_kernels = False
+            if accumulate > 1 and getattr(self.estimating, "whole", False):
+                raise EvclError("this method needs all examples of a step at once: leave out accumulate")
             source = self.estimating.source(network, layout, pool, self._at(network, layout, chain, losses))
         shared = [grads] if self.estimating is None else [grads, *self.estimating.means]
         shared += [] if self.kept_grads is None else [self.kept_grads]
         if film is not None:
             shared, self.update = [*shared, film.grads], WithFilm(self.update, film, s)
-        self.source: Source = source if ranks is None else Shared(source, shared, ranks, period)
+        source = source if ranks is None else Shared(source, shared, ranks, period)
+        self.source: Source = source if accumulate == 1 else Accumulated(source, shared, accumulate, period)
         self.beside: list[
             Tensor
         ] = []  # further tensors that change from epoch to epoch, such as copies of the best weights
