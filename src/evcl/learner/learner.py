@@ -422,7 +422,7 @@ class Learner(Predictor):
         }
         groups, shown = self._session.groups, self._session.shown
         if any(len(some) > 1 for some in groups.values()) or any(shown[k] < set(c) for k, c in self._heads.items()):
-            parts = {name: [[one.number, one.classes] for one in some] for name, some in groups.items()}
+            parts = {name: [one if one.domain else one[:2] for one in some] for name, some in groups.items()}
             rows = {name: [label for label in classes if label in shown[name]] for name, classes in self._heads.items()}
             description |= {"groups": parts, "shown": rows, "seen": self._session.seen}
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}

@@ -121,7 +121,10 @@ def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, lis
     """The groups of classes of each head. Before there were groups, a head was one."""
     if "groups" not in saved:
         return {name: [Group(k, classes)] for k, (name, classes) in enumerate(heads.items())}
-    found = {name: [Group(k, list(classes)) for k, classes in some] for name, some in saved["groups"].items()}
+    found = {
+        name: [Group(k, list(classes), *domain) for k, classes, *domain in some]
+        for name, some in saved["groups"].items()
+    }
     if found.keys() != heads.keys():
         raise EvclError("its groups of classes do not fit its heads")
     for name, classes in heads.items():
@@ -129,6 +132,9 @@ def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, lis
         distinct = all(group.classes and len(set(group.classes)) == len(group.classes) for group in found[name])
         if not distinct or grouped != set(classes) or not all(type(group.number) is int for group in found[name]):
             raise EvclError("its groups of classes do not fit its heads")
+        numbered = [group.domain for group in found[name]]
+        if any(type(d) is not int or not 0 <= d <= max([-1, *numbered[:i]]) + 1 for i, d in enumerate(numbered)):
+            raise EvclError("the domains of its groups are not in order")
     numbers = sorted(group.number for some in found.values() for group in some)
     if numbers != list(range(len(numbers))):
         raise EvclError("its groups of classes do not fit its heads")

@@ -225,7 +225,7 @@ class Predictor:
         head, number = self._head(task), self._number(task)
 
         def predict(x: Tensor) -> list[Tensor]:
-            each = [self._run.predict(x, group.number, task=number) for group in self._session.groups[head]]
+            each = self._run.predict_each(x, [group.number for group in self._session.groups[head]], task=number)
             return [self._session.mixed(x, head, each)]
 
         (p,) = self._tried(x, predict)

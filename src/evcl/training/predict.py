@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
-from evcl.methods.method import Asked
+from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.replicas import Replicas
 
@@ -107,12 +107,8 @@ class Predicting(Replicas):
         NaN for replicas whose method has none, or knows too little; None if all are such. x [U, N, ...]: see TaskData.
         """
         parts: list[list[Tensor] | None] = []
-        posterior = self.network.posterior
         for group, memory in zip(self.groups, self.memories, strict=True):
-            own, rows = posterior, x
-            if len(self.groups) > 1:
-                own = posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
-                rows = x if len(x) == 1 else x[[r % len(x) for r in group.replicas]]
+            own, rows = self._own(group.replicas, x)
             asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
             parts.append(None if group.method.log_joint is None else group.method.log_joint(memory, own, asked))
         if all(part is None for part in parts):
@@ -126,6 +122,33 @@ class Predicting(Replicas):
         ]
         order = torch.tensor([r for group in self.groups for r in group.replicas]).argsort()
         return [torch.cat(each)[order.to(x.device)] for each in zip(*known, strict=True)]
+
+    def _own(self, replicas: Sequence[int], rows: Tensor) -> tuple[Gaussian, Tensor]:
+        """The posterior and the rows [U, N, ...] of these replicas."""
+        posterior = self.network.posterior
+        if len(self.groups) == 1:
+            return posterior, rows
+        return posterior.map(lambda t: t[replicas]), rows if len(rows) == 1 else rows[[r % len(rows) for r in replicas]]
+
+    @torch.no_grad()
+    def domains(self, x: Tensor, heads: Sequence[int], task: Newcomer) -> tuple[list[bool], list[list[float]]] | None:
+        """For each replica, whether a task with these inputs is a new domain, and how many of its rows belong to each
+        known one; None if a method cannot tell. See `Method.domains`.
+        """
+        new: list[tuple[int, Tensor, Tensor]] = []
+        for group, memory in zip(self.groups, self.memories, strict=True):
+            own, rows = self._own(group.replicas, x)
+            asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
+            given = task._replace(y=self._own(group.replicas, task.y)[1])
+            found = None if group.method.domains is None else group.method.domains(memory, own, asked, given)
+            if found is None:
+                return None
+            new += zip(group.replicas, *found, strict=True)
+        new.sort(key=lambda one: one[0])
+        both = torch.stack([torch.cat([one.view(1).double(), shares.double()]) for _, one, shares in new])
+        if self.ranks is not None:
+            self.ranks.broadcast_(both)
+        return [bool(row[0]) for row in both], both[:, 1:].tolist()
 
     @torch.no_grad()
     def evidence(self, x: Tensor, heads: Sequence[int]) -> Tensor | None:
@@ -150,6 +173,20 @@ class Predicting(Replicas):
         for (p,) in self._drawn(x, [head], draws, chunk, task):
             total, count = total + p, count + 1
         return torch.as_tensor(total) / count
+
+    @torch.no_grad()
+    def predict_each(
+        self, x: Tensor, heads: Sequence[int], draws: Iterable[Tensor] | None = None, task: int | None = None
+    ) -> list[Tensor]:
+        """`predict` for each of these heads. The trunk is computed only once."""
+        if len(heads) == 1 or self.method.generative:
+            return [self.predict(x, k, draws, task=task) for k in heads]
+        totals: list[Tensor | float] = [0.0 for _ in heads]
+        count = 0
+        for found in self._drawn(x, heads, draws, task=task):
+            totals = [total + p for total, p in zip(totals, found, strict=True)]
+            count += 1
+        return [torch.as_tensor(total) / count for total in totals]
 
     @torch.no_grad()
     def predict_with_entropy(
