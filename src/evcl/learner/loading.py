@@ -141,12 +141,20 @@ def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, lis
     return found
 
 
-def _used(saved: dict[str, Any], session: Session) -> tuple[dict[str, set[Any]], list[int]]:
-    """For each head, the classes that some row had; and the network's heads that the tasks used."""
-    shown = {name: set(classes) for name, classes in saved.get("shown", session.heads).items()}
+def _used(saved: dict[str, Any], session: Session) -> tuple[dict[str, list[set[Any]]], list[int]]:
+    """For each head and each of its domains, the classes that some row had; and the network's heads that the tasks
+    used.
+    """
+    domains = {name: 1 + max(group.domain for group in groups) for name, groups in session.groups.items()}
+    shown = {
+        name: [set(some) for some in (classes if domains[name] > 1 else [classes])]
+        for name, classes in saved.get("shown", session.heads).items()
+    }
     numbers = {name: [group.number for group in groups] for name, groups in session.groups.items()}
     seen = list(saved.get("seen", [numbers[head][0] for head in session.tasks.values()]))
-    if shown.keys() != numbers.keys() or not set(seen) <= {k for own in numbers.values() for k in own}:
+    if {name: len(some) for name, some in shown.items()} != domains or not set(seen) <= {
+        k for own in numbers.values() for k in own
+    }:
         raise EvclError("its tasks do not fit its heads")
     return shown, seen
 

@@ -332,8 +332,8 @@ def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: 
     *known, own_scores = (one[0] for one in _scores(alone, [seed], x[judged].unsqueeze(0), [*asked.heads, OWN]))
     count, y = 1 + max(task.domains), y[judged]
     of_domain = torch.stack([_total(known, [d == k for d in task.domains]) for k in range(count)], 1)
-    label = torch.tensor([c for some in task.classes for c in some], device=x.device)
-    right = torch.cat(known, 1).masked_fill(label != y.unsqueeze(1), -math.inf).logsumexp(1)
+    label = torch.tensor([c for one, some in zip(known, task.classes, strict=True) for c in some[: one.shape[1]]])
+    right = torch.cat(known, 1).masked_fill(label.to(y.device) != y.unsqueeze(1), -math.inf).logsumexp(1)
     by_known = right - of_domain.logsumexp(1)
     by_own = own_scores.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
     frequency = torch.bincount(y, minlength=size).to(x) / max(1, len(y))

@@ -69,7 +69,7 @@ class Session:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self.groups: dict[str, list[Group]] = {}  # head -> its groups of classes
-        self.shown: dict[str, set[Label]] = {}  # head -> its classes that some row of its first domain had
+        self.shown: dict[str, list[set[Label]]] = {}  # head -> for each domain, the classes that some row had
         self.tasks: dict[str, str] = {}  # task -> its head
         self.domains: dict[str, int] = {}  # task -> its domain; known in advance for tasks of a resumed stream
         self.seen: list[int] = []  # the network's heads that tasks have used, in order
@@ -110,7 +110,8 @@ class Session:
         classes = _merged(known, task.classes, list(present))
         groups = list(self.groups.get(name, []))
         domain = self._domain(task, groups)
-        shown = self._shown(name, domain)
+        every = [*self.shown.get(name, []), set()]  # a new domain is the last
+        shown = every[domain]
         if not groups:
             groups = [Group(run.add_head(self._features(task), len(classes)), classes)]
         elif not present & shown and (domain > 0 or self._tells_apart(task, groups)):
@@ -118,13 +119,10 @@ class Session:
             groups.append(Group(run.add_head(self._features(task), len(own)), own, domain))
         here = {label for group in groups if group.domain == domain for label in group.classes}
         new = [label for label in classes if label not in here and (label in present or label not in known)]
-        if domain:  # classes without rows are not learned here
-            self._add(groups, 0, [label for label in new if label not in present], rows)
-            new = [label for label in new if label in present]
         self._add(groups, domain, new, rows)
+        every[domain] = shown | present
         self.heads[name], self.groups[name], self.domains[task.name] = classes, groups, domain
-        if not domain:
-            self.shown[name] = shown | present
+        self.shown[name] = every if every[-1] else every[:-1]
         owner = {label: g for label, (g, _) in self.owners(name, domain).items()}
         used = {label for label in owner if owner[label] in {owner[one] for one in present}}
         few = sum(rows.values()) < LIKELY * len(used)
@@ -141,18 +139,12 @@ class Session:
             groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
             self.run.grow_head(groups[k].number, len(groups[k].classes))
 
-    def _shown(self, name: str, domain: int) -> set[Label]:
-        """The classes of a head that some row of this domain had. Later domains have no others."""
-        if domain == 0:
-            return self.shown.get(name, set())
-        return {label for group in self.groups[name] if group.domain == domain for label in group.classes}
-
     def _domain(self, task: Given, groups: Sequence[Group]) -> int:
         """The domain of a task: a new one, or the one that most of its rows belong to."""
         name, known = task.head, sorted({group.domain for group in groups})
         if task.name in self.domains or not groups or not self.run.tells_classes_apart:
             return self.domains.get(task.name, 0)
-        shown = set().union(*(self._shown(name, d) for d in known))
+        shown = set().union(*self.shown[name])
         if not shown & task.rows().keys():
             return 0  # new classes are no domain: they are a group of their own
         place = {label: i for i, label in enumerate(self.heads[name])}
@@ -206,15 +198,20 @@ class Session:
         owners = self.owners(task.head, self.domains[task.name])
         places = torch.tensor([owners.get(label, (-1, -1)) for label in self.heads[task.head]])
         group, place = (column[whole.y] for column in places.to(whole.y.device).T)
+        whole = replace(whole, y=place, task=number, elsewhere=tuple(self._elsewhere(task)))
         if len(used) == 1:
-            return [replace(whole, y=place, head=used[0], task=number)]
+            return [replace(whole, head=used[0])]
         found = []
         for k in used:
             mine = group == next(g for g, one in enumerate(groups) if one.number == k)
             least = int(mine.sum(1).min())  # streams of several seeds must have equally many rows
             rows = torch.stack([row.nonzero().flatten()[:least] for row in mine])
-            found.append(replace(whole, y=place, head=k, task=number).select(rows))
+            found.append(replace(whole, head=k).select(rows))
         return found
+
+    def _elsewhere(self, task: Given) -> list[int]:
+        """The network's heads of other domains of a task's head."""
+        return [group.number for group in self.groups[task.head] if group.domain != self.domains[task.name]]
 
     def group_of(self, task: Given, data: TaskData) -> list[Label]:
         """The classes that a part of a task's data is classified among, in the order of its labels."""
