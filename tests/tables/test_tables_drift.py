@@ -1,4 +1,4 @@
-"""Ten months of a problem that drifts, a CSV file each: what the first one taught is kept, and the file stays small.
+"""Ten months of a problem that changes, a CSV file each: what the first one taught is kept, and the file stays small.
 
 The problem is one that elastic weights can hold: the months use different columns. It was chosen for that, with the
 size of the network; the strength is the default, which was chosen with this problem in view, and three seeds are
@@ -70,7 +70,7 @@ def test_ten_months_of_drift(evcl):
         lost.append(before - after)
         assert before > 0.9
         assert last > 0.8  # and it did learn
-        assert len(set(sizes)) == 1
+        assert max(sizes) < 1.25 * sizes[0]  # each month is a domain, with a softmax of its own
         before, after, last, _ = ten_months(evcl, seed, "--method", "naive")
         naively.append(before - after)
         assert last > 0.85

@@ -49,8 +49,7 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
         method = methods.for_settings(methods.get(config.method), config.settings)
-        grows = config.scenario == "class" or not (config.scenario or config.benchmark in BENCHMARK_SUMMARIES)
-        apart = grows and method.log_joint is not None  # its networks may get other heads than those of other methods
+        apart = _shares_heads(config) and method.log_joint is not None  # it may get other heads than other methods
         chosen = (config.network, config.scenario, apart)
         where = (config.benchmark, config.tasks, config.seeds, config.device, config.precision)
         key = (*where, *chosen, config.settings.validation, *kind(method))
@@ -67,6 +66,13 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
         else:
             found.append((key, fixed, [i]))
     return [members for _, _, members in found]
+
+
+def _shares_heads(config: Config) -> bool:
+    """Whether several tasks may share a head. Those of a benchmark of the user's own may."""
+    if config.scenario:
+        return config.scenario != "task"
+    return config.benchmark not in BENCHMARK_SUMMARIES or config.benchmark.startswith("permuted-")
 
 
 def _shared(name: str, value: Any, setting: Setting | None) -> Any:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from evcl.training import (
     StreamResult,
     learn_stream,
 )
+from evcl.training.session import Undecided
 
 MOST_SEEDS = 10_000
 """The maximum number of seeds of a run."""
@@ -185,7 +186,30 @@ def execute_together(
     called with the cells of one configuration. `ranks`: the processes that train the cells together, all of which call
     this function. With `checkpoints`, the program saves its state regularly, at Ctrl-C and at SIGTERM, in its own
     folder, and can resume from there. The caller removes the checkpoints once the results are written.
+
+    Seeds that disagree on whether a task is a new domain cannot share a network: each of their cells runs alone.
     """
+    try:
+        return _side_by_side(cells, on_event, allow_divergence, ranks, checkpoints)
+    except Undecided:
+        found = []
+        for i, cell in enumerate(cells):
+            tell = partial(_tell, on_event, i)
+            found += _side_by_side([cell], tell, allow_divergence, ranks, checkpoints)
+        return found
+
+
+def _tell(on_event: Callable[[Sequence[int], Event], object], i: int, some: Sequence[int], event: Event) -> None:
+    on_event([i], event)
+
+
+def _side_by_side(
+    cells: Sequence[Config],
+    on_event: Callable[[Sequence[int], Event], object],
+    allow_divergence: bool,
+    ranks: Ranks | None,
+    checkpoints: Checkpoints | None,
+) -> list[Result]:
     configs = _configurations(cells)
     lead, count = configs[0], len(configs[0].seeds)
     groups = [range(i, i + count) for i in range(0, len(cells), count)]  # the cells of each configuration

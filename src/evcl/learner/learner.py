@@ -534,10 +534,11 @@ class Learner(Predictor):
         if self._accumulate != 1:
             description["accumulate"] = self._accumulate
         groups, shown = self._session.groups, self._session.shown
-        if any(len(some) > 1 for some in groups.values()) or any(shown[k] < set(c) for k, c in self._heads.items()):
-            parts = {name: [[one.number, one.classes] for one in some] for name, some in groups.items()}
-            rows = {name: [label for label in classes if label in shown[name]] for name, classes in self._heads.items()}
-            description |= {"groups": parts, "shown": rows, "seen": self._session.seen}
+        if any(len(some) > 1 for some in groups.values()) or any(shown[k][0] < set(c) for k, c in self._heads.items()):
+            parts = {name: [one if one.domain else one[:2] for one in some] for name, some in groups.items()}
+            rows = {k: [[c for c in classes if c in some] for some in shown[k]] for k, classes in self._heads.items()}
+            each = {name: some if len(some) > 1 else some[0] for name, some in rows.items()}  # one list per domain
+            description |= {"groups": parts, "shown": each, "seen": self._session.seen}
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
             more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}

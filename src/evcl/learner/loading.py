@@ -174,7 +174,10 @@ def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, lis
     """The groups of classes of each head. Before there were groups, a head was one."""
     if "groups" not in saved:
         return {name: [Group(k, classes)] for k, (name, classes) in enumerate(heads.items())}
-    found = {name: [Group(k, list(classes)) for k, classes in some] for name, some in saved["groups"].items()}
+    found = {
+        name: [Group(k, list(classes), *domain) for k, classes, *domain in some]
+        for name, some in saved["groups"].items()
+    }
     if found.keys() != heads.keys():
         raise EvclError("its groups of classes do not fit its heads")
     for name, classes in heads.items():
@@ -182,18 +185,29 @@ def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, lis
         distinct = all(group.classes and len(set(group.classes)) == len(group.classes) for group in found[name])
         if not distinct or grouped != set(classes) or not all(type(group.number) is int for group in found[name]):
             raise EvclError("its groups of classes do not fit its heads")
+        numbered = [group.domain for group in found[name]]
+        if any(type(d) is not int or not 0 <= d <= max([-1, *numbered[:i]]) + 1 for i, d in enumerate(numbered)):
+            raise EvclError("the domains of its groups are not in order")
     numbers = sorted(group.number for some in found.values() for group in some)
     if numbers != list(range(len(numbers))):
         raise EvclError("its groups of classes do not fit its heads")
     return found
 
 
-def _used(saved: dict[str, Any], session: Session) -> tuple[dict[str, set[Any]], list[int]]:
-    """For each head, the classes that some row had; and the network's heads that the tasks used."""
-    shown = {name: set(classes) for name, classes in saved.get("shown", session.heads).items()}
+def _used(saved: dict[str, Any], session: Session) -> tuple[dict[str, list[set[Any]]], list[int]]:
+    """For each head and each of its domains, the classes that some row had; and the network's heads that the tasks
+    used.
+    """
+    domains = {name: 1 + max(group.domain for group in groups) for name, groups in session.groups.items()}
+    shown = {
+        name: [set(some) for some in (classes if domains[name] > 1 else [classes])]
+        for name, classes in saved.get("shown", session.heads).items()
+    }
     numbers = {name: [group.number for group in groups] for name, groups in session.groups.items()}
     seen = list(saved.get("seen", [numbers[head][0] for head in session.tasks.values()]))
-    if shown.keys() != numbers.keys() or not set(seen) <= {k for own in numbers.values() for k in own}:
+    if {name: len(some) for name, some in shown.items()} != domains or not set(seen) <= {
+        k for own in numbers.values() for k in own
+    }:
         raise EvclError("its tasks do not fit its heads")
     return shown, seen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -39,6 +39,7 @@ class TaskData:
     head: int  # its number, or NO_HEAD
     weights: Tensor | None = None  # [U, N]: the weight of each example, with mean 1; None: all 1
     task: int = 0  # the task's number in the order of learning, from 0
+    elsewhere: tuple[int, ...] = ()  # heads of other domains, which do not predict inputs like these (see Session)
     reread: Reread | None = None  # if given, x and y are only a sample of the examples
 
     @property
@@ -64,7 +65,8 @@ class TaskData:
 
     def select(self, rows: Tensor) -> TaskData:
         """A copy of the examples `rows` [R, n]."""
-        return TaskData(*self.take(rows), self.head, self.take_weights(rows), self.task)
+        x, y = self.take(rows)
+        return replace(self, x=x, y=y, weights=self.take_weights(rows))
 
     def replicas(self, rows: Sequence[int]) -> TaskData:
         """The data of these replicas. Returns this object itself, not a copy, if the data is the same."""
@@ -72,7 +74,7 @@ class TaskData:
         if len(self.x) == 1 or own == list(range(len(self.x))) * (len(own) // len(self.x)):
             return self
         weights = None if self.weights is None else self.weights[own]
-        return TaskData(self.x[own], self.y[own], self.head, weights, self.task)
+        return replace(self, x=self.x[own], y=self.y[own], weights=weights)
 
 
 class Minibatch(NamedTuple):

@@ -12,8 +12,15 @@ New classes: a task without the old classes of its head is learned in a softmax 
     p(y | x) = p(g | x) p(y | x, g)
 
 p(y | x, g) is the network's, trained and protected as if g were the head of another task: no old class is taught to be
-silent. p(g | x) comes from a Gaussian likelihood per class, which forgets nothing (see generative.py). With the setting
-`one_softmax`, a head has one softmax over all its classes.
+silent. p(g | x) comes from a Gaussian likelihood per class, which forgets nothing (see generative.py).
+
+New domains: a task of old classes whose inputs are of another kind, and whose labels follow another rule, would
+overwrite what the softmax knows. It is a domain d of its head, with a softmax and likelihoods of its own, and
+
+    p(y | x) = sum_d p(d | x) p(y | x, d)
+
+Whether a task is one, its rows decide (`generative.domains`). Tasks of one distribution share one softmax. With the
+setting `one_softmax`, a head always has one softmax over all its classes.
 
 With Kronecker factors (`importance` kfac, see kronecker.py), the precision of q_{t-1} would be a second, diagonal
 estimate of the curvature that the factors estimate, and the past would count twice. So the KL then leaves the means of
@@ -33,7 +40,7 @@ from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, factored, penalty, remembered
 from evcl.methods.label_noise import tempering
-from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Round
 from evcl.methods.teacher import DISTILLATION, USUAL, protection, unlearned
 from evcl.methods.vcl import betas, kl
 from evcl.nn import Gaussian
@@ -61,10 +68,15 @@ def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
     return generative.log_joint(memory.classes, q, asked)
 
 
+def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
+    return generative.domains(memory.classes, q, asked, task)
+
+
 ONE_SOFTMAX = Setting(
     False,
-    "whether a head always has one softmax over all its classes. Otherwise a task with none of the head's old classes "
-    "gets a softmax of its own there, and a Gaussian likelihood per class tells which of them predicts an input",
+    "whether a head always has one softmax over all its classes. Otherwise a task with none of the head's old classes, "
+    "or whose inputs and labels are unlike those of earlier tasks, gets a softmax of its own there, and a Gaussian "
+    "likelihood per class tells which of them predicts an input",
 )
 EVCL = Method(
     name="evcl",
@@ -73,6 +85,7 @@ EVCL = Method(
     learn=generative.with_classes(learn),
     memory=Memory,
     log_joint=log_joint,
+    domains=domains,
     settings={
         **ELASTIC,
         "kfac_merge": MERGE,

@@ -43,7 +43,7 @@ from evcl.methods.importance import trackers
 from evcl.methods.kronecker import factored, penalty, remembered
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
-from evcl.methods.method import Asked, Fit, Learned, Learning, Loss, Method, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Loss, Method, Newcomer, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
 from evcl.methods.teacher import Distillation, Number, Past, Shares, protection, teach, unlearned
 from evcl.methods.vcl import betas, first_precision, kl
@@ -70,6 +70,10 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
     return evcl.log_joint(memory.inner, q, asked)
+
+
+def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
+    return evcl.domains(memory.inner, q, asked, task)
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -170,6 +174,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
         learn=learn,
         memory=Memory,
         log_joint=log_joint,
+        domains=domains,
         settings=settings,
         shares=f"{method.shares} and evidence",
     )

@@ -17,8 +17,8 @@ no layer of the trunk is trained, they are units on top of the trunk's features.
 A Gaussian is too confident, so its log-likelihoods are divided by T. T minimises the NLL of rows that each task holds
 out, predicted among all classes known by then; afterwards, these rows are added to the statistics as well.
 
-This is the method `generative-classifier`, and the part of EVCL that tells apart classes that were never learned
-together (see evcl.py).
+This is the method `generative-classifier`, and the part of EVCL that tells apart classes, and domains of the same
+classes, that were never learned together (see evcl.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from evcl._core.settings import TRAINING, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import TaskData
 from evcl.methods.memory import per_layer, per_task
-from evcl.methods.method import Asked, Learned, Learning, Method, Round
+from evcl.methods.method import Asked, Learned, Learning, Method, Newcomer, Round
 from evcl.nn import BayesianNetwork, Gaussian, outputs
 
 LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
@@ -57,6 +57,10 @@ FOLDS, FEWEST, MANY = 5, 10, 1000
 MOST_HELD = 1000  # rows
 TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
 USUAL, DOUBT = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
+# A task of known classes is a new domain if this share of its rows is recognised as its own, and if the earlier domains
+# know less than this share of what its own rows tell about its labels
+RECOGNISED, KNOWN = 0.75, 0.5
+OWN = -1  # the head under which a task of an unknown domain is counted while it is judged
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
         rest, held = statistics, []
         for task, order in zip(tasks, orders, strict=True):
             own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
-            rest = _added(rest, task, order[:, ~own], round_)
+            rest = _added(rest, task, order[:, ~own], network.classes(task.head), round_.seeds)
             held.append((task, order[:, own]))
         rest = replace(rest, common={**rest.common, "nll": _certain(nll)})  # its T is 1
         for task, rows in held:
@@ -187,7 +191,7 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
             statistics, orders = rest, [rows for _, rows in held]
     statistics = replace(statistics, common={**statistics.common, "nll": nll})
     for task, order in zip(tasks, orders, strict=True):
-        statistics = _added(statistics, task, order, round_)
+        statistics = _added(statistics, task, order, network.classes(task.head), round_.seeds)
     return Statistics(
         {k: round_.same(one) for k, one in statistics.classes.items()},
         {name: round_.same(one) for name, one in statistics.common.items()},
@@ -215,16 +219,18 @@ def _shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
     return torch.stack([torch.randperm(task.y.shape[1], generator=g) for g in sources]).to(task.y.device)
 
 
-def _added(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Statistics:
-    """Add the rows [R, n] of a task, piece by piece: sums of squares are about the mean, and merged exactly."""
-    classes, dtype = round_.network.classes(task.head), torch.float64 if task.x.is_cuda else task.x.dtype
+def _added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, seeds: Sequence[int]) -> Statistics:
+    """Add the rows [R, n] of a task to its head, which has this many classes, piece by piece: sums of squares are about
+    the mean, and merged exactly.
+    """
+    dtype = torch.float64 if task.x.is_cuda else task.x.dtype
     scatter = statistics.common["scatter"].clone()
     before = statistics.classes.get(task.head)
     width = _side(scatter.shape[1])
     after = scatter.new_zeros(len(scatter), classes, 1 + width)
     if before is not None:
         after[:, : before.shape[1]] = before
-    for r, seed in enumerate(round_.seeds):
+    for r, seed in enumerate(seeds):
         own, total = r % len(task.x), _square(scatter[r].to(dtype))
         for some in rows[r].split(CHUNK):
             f = units(task.x[own].index_select(0, some), statistics.common, r, seed).to(dtype)
@@ -285,17 +291,75 @@ def _scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Sequ
     return found
 
 
+def _known(statistics: Statistics, q: Gaussian, asked: Asked) -> Tensor | None:
+    """What the random units see of the inputs; None if the statistics of a head, or of such inputs, are unknown."""
+    if not all(k in statistics.classes for k in asked.heads):
+        return None
+    x = base(asked.network, q.mean, asked.x)
+    return x if math.prod(x.shape[2:]) == statistics.common["centre"].shape[1] else None
+
+
 @torch.no_grad()
 def log_joint(statistics: Statistics, q: Gaussian, asked: Asked) -> list[Tensor] | None:
     """[R, N, C] for each of the heads: log p(x, class) / T up to a constant; -inf for classes without rows. None if
     the statistics of one of the heads are unknown.
     """
-    if not all(k in statistics.classes for k in asked.heads):
+    x = _known(statistics, q, asked)
+    return None if x is None else _scores(statistics, asked.seeds, x, asked.heads)
+
+
+@torch.no_grad()
+def domains(statistics: Statistics, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
+    """Whether a task of known classes is a new domain [R], and the share of its rows that belong to each of the known
+    ones [R, domains]. None if the statistics of one of the heads are unknown.
+
+    Half of its rows, at most 1,000, are counted as classes of their own; the other half is judged. The task is a new
+    domain if both are true:
+
+        recognised:  p(own | x) > p(d | x) for each known domain d, for three rows in four
+        unknown:     H(y) + log p(y | x, known) < 1/2 (H(y) + log p(y | x, own)), on average
+
+    So a prediction can tell which domain an input is from, and the task's labels follow a rule that the known domains
+    hardly know. Files of one distribution are not recognised: their rows are as likely under the earlier files.
+    """
+    x = _known(statistics, q, asked)
+    if x is None:
         return None
-    x = base(asked.network, q.mean, asked.x)
-    if math.prod(x.shape[2:]) != statistics.common["centre"].shape[1]:
-        return None
-    return _scores(statistics, asked.seeds, x, asked.heads)
+    found = [_judged(statistics, x[r % len(x)], asked, task, r) for r in range(len(asked.seeds))]
+    new, shares = zip(*found, strict=True)
+    return torch.stack(new), torch.stack(shares)
+
+
+def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: int) -> tuple[Tensor, Tensor]:
+    seed, y = asked.seeds[r], task.y[r % len(task.y)]
+    rows = (y >= 0).nonzero().flatten().cpu()
+    rows = rows[torch.randperm(len(rows), generator=generator(seed, "domain", len(rows)))][: 2 * MOST_HELD].to(x.device)
+    counted, judged = rows[::2], rows[1::2]
+    alone = Statistics(
+        {k: one[r : r + 1] for k, one in statistics.classes.items()},
+        {name: one[r : r + 1] for name, one in statistics.common.items()},
+    )
+    size = 1 + max(max(some) for some in task.classes)
+    own = TaskData(x.unsqueeze(0), y.unsqueeze(0), OWN)
+    alone = _added(alone, own, counted.unsqueeze(0), size, [seed])
+    *known, own_scores = (one[0] for one in _scores(alone, [seed], x[judged].unsqueeze(0), [*asked.heads, OWN]))
+    count, y = 1 + max(task.domains), y[judged]
+    of_domain = torch.stack([_total(known, [d == k for d in task.domains]) for k in range(count)], 1)
+    label = torch.tensor([c for one, some in zip(known, task.classes, strict=True) for c in some[: one.shape[1]]])
+    right = torch.cat(known, 1).masked_fill(label.to(y.device) != y.unsqueeze(1), -math.inf).logsumexp(1)
+    by_known = right - of_domain.logsumexp(1)
+    by_own = own_scores.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+    frequency = torch.bincount(y, minlength=size).to(x) / max(1, len(y))
+    gain = torch.special.entr(frequency).sum() + torch.stack([by_known, by_own])
+    gain = gain[:, gain.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
+    mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
+    recognised = (mine + 1) / (len(judged) + 2) >= RECOGNISED
+    return recognised & (gain[0] < KNOWN * gain[1]), of_domain.softmax(1).sum(0)
+
+
+def _total(scores: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+    """[N]: log p(x) up to a constant, over the classes of the heads that are wanted."""
+    return torch.cat([one for one, use in zip(scores, wanted, strict=True) if use], 1).logsumexp(1)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------

@@ -249,6 +249,14 @@ class Asked(NamedTuple):
     seeds: Sequence[int]
 
 
+class Newcomer(NamedTuple):
+    """A task of known classes, whose domain is asked for. Its inputs, and the heads of its classes, are `Asked`."""
+
+    y: Tensor  # [U, N]: classes, numbered in any way; -1 for rows of new classes, which say nothing about domains
+    classes: Sequence[Sequence[int]]  # for each of the heads, the number of the class of each of its outputs
+    domains: Sequence[int]  # for each of the heads, its domain, from 0
+
+
 @dataclass(frozen=True)
 class Method:
     """A continual learning method.
@@ -269,6 +277,9 @@ class Method:
         log_joint: (memory, posterior, asked) -> [R, N, C] for each of the heads asked for: log p(x, class) up to a
             constant; None if it is unknown. A method with such a likelihood per class can tell apart classes that were
             never learned together. So a task without the old classes of its head gets a softmax of its own there
+        domains: (memory, posterior, asked, newcomer) -> whether a task whose classes are known is a new domain [R], and
+            how many of its rows belong to each known domain [R, domains]; None if it is unknown. A task that is a new
+            domain of its head gets a softmax of its own there, and `log_joint` tells which softmax predicts an input
         generative: True if `log_joint` alone predicts, without the network
         replays: True if earlier classes take part in every round in some form, as generated rows or as outputs of their
             own, so that a task which lacks them does no harm
@@ -292,6 +303,7 @@ class Method:
     predictor: Callable[[Any, Gaussian, int | None], Gaussian] | None = None
     trunk: Callable[[nn.Module, int], nn.Module] | None = None
     log_joint: Callable[[Any, Gaussian, Asked], list[Tensor] | None] | None = None
+    domains: Callable[[Any, Gaussian, Asked, Newcomer], tuple[Tensor, Tensor] | None] | None = None
     generative: bool = False
     replays: bool = False
     needs_task: bool = False

@@ -14,6 +14,9 @@ it. `agreement` measures this on up to 1,000 of the new rows, as fractions of lo
     knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
 
 where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
+
+Heads of other domains (`TaskData.elsewhere`) are not distilled: they never predict inputs like the new ones, so their
+outputs there do not matter, and to keep them would only move weights that matter on their own inputs.
 """
 
 from __future__ import annotations
@@ -161,25 +164,32 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
 
     The past must count only once. If a head is used again, distillation protects the fraction `knows`, and the
     penalties on the weights are reduced accordingly. If the new rows contradict the old, distillation cannot help, and
-    the penalties are stronger instead. What other heads have learned is always protected.
+    the penalties are stronger instead; so they are for heads of other domains. What other heads have learned is always
+    protected.
     """
     likelihood = round_.likelihood
     if likelihood is not CATEGORICAL or (not isinstance(s.distill, Tensor) and s.distill == 0):
         return Past([], 1.0, 1.0)
     n, strengths = round_.n, {}
+    elsewhere = {k for task in round_.tasks for k in task.elsewhere}
     for k in others(round_.tasks, round_):
+        if k in elsewhere:
+            continue
         strengths[k] = s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else s.distill
     prior: Number = 1.0
     elastic: Number = 1.0
     head = round_.tasks[0].head
+    whole = s.distill / USUAL
+    whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
+    if apart := [one for k, one in rows.items() if k in elsewhere]:
+        share = whole * torch.stack(apart).sum(0) / torch.stack(list(rows.values())).sum(0)
+        elastic = 1 + share * (UNTAUGHT - 1)
     if len(round_.tasks) == 1 and head in rows:
         knows, surprised = agreement(round_.tasks[0], round_)
-        whole = s.distill / USUAL
-        whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
         share = whole * rows[head] / torch.stack(list(rows.values())).sum(0)  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
-        elastic = 1 - share * (1 - UNTAUGHT * surprised)
+        elastic = elastic - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
 
 

@@ -68,6 +68,7 @@ class Checkpointer(Observer):
         self._round = 0
         self._run: Run
         self._extra: Mapping[str, Tensor] = {}
+        self._domains: list[int] = []
         self._state: State | None = None  # the run's state at the start of the round
         self._fits: dict[int, dict[str, Tensor]] = {}  # results of the round's finished fits
         self._fit: tuple[int, Step, Tensor] | None = None  # the fit in progress
@@ -83,6 +84,16 @@ class Checkpointer(Observer):
         """The round to resume; all rounds before it are learned and evaluated."""
         return 0 if self._saved is None else self._whole("round", rounds)
 
+    def domains(self, tasks: int) -> list[int]:
+        """The domains of the tasks that have begun, which are this many; empty if there is nothing to resume."""
+        if self._saved is None:
+            return []
+        found = self._value("domains") or [0] * tasks
+        right = isinstance(found, list) and len(found) == tasks and all(type(d) is int for d in found)
+        if not right or not all(0 <= d <= max([-1, *found[:i]]) + 1 for i, d in enumerate(found)):
+            raise self._wrong("domains")
+        return found
+
     def enter(
         self,
         number: int,
@@ -90,13 +101,15 @@ class Checkpointer(Observer):
         seen: Sequence[int],
         own: Sequence[int],
         extra: Mapping[str, Tensor] | None = None,
+        domains: Sequence[int] = (),
     ) -> bool:
         """Begin a round. If it is the one to resume, restore the run and the `extra` tensors.
 
-        `seen` are the heads of the tasks before this round, and `own` those of its tasks. Returns True if the round is
-        already learned.
+        `seen` are the heads of the tasks before this round, and `own` those of its tasks. `domains` are those of the
+        tasks so far. Returns True if the round is already learned.
         """
         self._round, self._run, self._extra, self._fits = number, run, extra or {}, {}
+        self._domains = list(domains)
         if self._saved is None:
             self._state = run.state()
             return False
@@ -208,6 +221,7 @@ class Checkpointer(Observer):
         tensors |= {f"kept {name}": t for name, t in self._run.network.trunk.state_dict().items()}
         tensors |= {f"extra {name}": t for name, t in self._extra.items()} | {"diverged": self._run.diverged, **more}
         where = {"round": self._round, "outline": [packing.outline(m) for m in state.memories], **place}
+        where |= {"domains": self._domains} if any(self._domains) else {}
         about = {"owner": self.identity, "environment": self.environment}
         folder = self.checkpoints.folder
         path = folder / f"{self._number + 1:08d}.safetensors"

@@ -15,7 +15,7 @@ from evcl._core.forms import widened
 from evcl._core.randomness import generator
 from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
-from evcl.methods.method import Asked
+from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.replicas import Replicas
 
@@ -118,12 +118,8 @@ class Predicting(Replicas):
         NaN for replicas whose method has none, or knows too little; None if all are such. x [U, N, ...]: see TaskData.
         """
         parts: list[list[Tensor] | None] = []
-        posterior = self.network.posterior
         for group, memory in zip(self.groups, self.memories, strict=True):
-            own, rows = posterior, x
-            if len(self.groups) > 1:
-                own = posterior.map(lambda t, g=group: t[g.replicas])  # type: ignore[misc]
-                rows = x if len(x) == 1 else x[[r % len(x) for r in group.replicas]]
+            own, rows = self._own(group.replicas, x)
             asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
             parts.append(None if group.method.log_joint is None else group.method.log_joint(memory, own, asked))
         if all(part is None for part in parts):
@@ -137,6 +133,33 @@ class Predicting(Replicas):
         ]
         order = torch.tensor([r for group in self.groups for r in group.replicas]).argsort()
         return [torch.cat(each)[order.to(x.device)] for each in zip(*known, strict=True)]
+
+    def _own(self, replicas: Sequence[int], rows: Tensor) -> tuple[Gaussian, Tensor]:
+        """The posterior and the rows [U, N, ...] of these replicas."""
+        posterior = self.network.posterior
+        if len(self.groups) == 1:
+            return posterior, rows
+        return posterior.map(lambda t: t[replicas]), rows if len(rows) == 1 else rows[[r % len(rows) for r in replicas]]
+
+    @torch.no_grad()
+    def domains(self, x: Tensor, heads: Sequence[int], task: Newcomer) -> tuple[list[bool], list[list[float]]] | None:
+        """For each replica, whether a task with these inputs is a new domain, and how many of its rows belong to each
+        known one; None if a method cannot tell. See `Method.domains`.
+        """
+        new: list[tuple[int, Tensor, Tensor]] = []
+        for group, memory in zip(self.groups, self.memories, strict=True):
+            own, rows = self._own(group.replicas, x)
+            asked = Asked(self.network, rows, heads, [self.seeds[r] for r in group.replicas])
+            given = task._replace(y=self._own(group.replicas, task.y)[1])
+            found = None if group.method.domains is None else group.method.domains(memory, own, asked, given)
+            if found is None:
+                return None
+            new += zip(group.replicas, *found, strict=True)
+        new.sort(key=lambda one: one[0])
+        both = torch.stack([torch.cat([one.view(1).double(), shares.double()]) for _, one, shares in new])
+        if self.ranks is not None:
+            self.ranks.broadcast_(both)
+        return [bool(row[0]) for row in both], both[:, 1:].tolist()
 
     @torch.no_grad()
     def evidence(self, x: Tensor, heads: Sequence[int]) -> Tensor | None:

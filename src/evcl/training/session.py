@@ -17,9 +17,11 @@ from evcl._core.density import Density
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
+from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
 from evcl.training.run import Run
 
+MOST_DOMAINS = 100  # that a head may have; a task after these joins the domain that it resembles most
 LIKELY = 10  # a task of at least this many rows per class would have rows of every class, if it had all of them
 
 
@@ -44,11 +46,16 @@ class Given(NamedTuple):
 class Group(NamedTuple):
     """Classes of a head that are learned together, in one softmax: a head of the network.
 
-    A class may be in several groups of its head: it belongs to the last of them.
+    A class may be in several groups of a domain: it belongs to the last of them.
     """
 
     number: int  # of the network's head
     classes: list[Label]  # in the order of its outputs
+    domain: int = 0  # each domain of a head has likelihoods of its own, also for the same classes
+
+
+class Undecided(EvclError):
+    """Replicas disagree on whether a task is a new domain, and cannot be learned side by side."""
 
 
 class Session:
@@ -56,14 +63,16 @@ class Session:
 
     A head is one softmax over its classes. But if the run tells classes apart that were not learned together (see
     `Method.log_joint`), a task without the old classes of its head adds a group of classes, with a softmax of its own.
+    So does a task that is a new domain of its head (see `Method.domains`).
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: dict[str, list[Label]] = {}  # head -> its classes, in the order of its outputs
         self.groups: dict[str, list[Group]] = {}  # head -> its groups of classes
-        self.shown: dict[str, set[Label]] = {}  # head -> its classes that some row had
+        self.shown: dict[str, list[set[Label]]] = {}  # head -> for each domain, the classes that some row had
         self.tasks: dict[str, str] = {}  # task -> its head
+        self.domains: dict[str, int] = {}  # task -> its domain; known in advance for tasks of a resumed stream
         self.seen: list[int] = []  # the network's heads that tasks have used, in order
         self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
@@ -76,10 +85,10 @@ class Session:
         On success, the tasks are recorded and `ended` is called. If learning or `ended` fails, everything is restored.
         """
         state = self.run.state()
-        before = self.heads, self.groups, self.shown, self.tasks, self.seen, self.lacking, self.density
         self._drawn = None
+        before = dict(vars(self))
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
-        self.groups, self.shown = dict(self.groups), dict(self.shown)
+        self.groups, self.shown, self.domains = dict(self.groups), dict(self.shown), dict(self.domains)
         try:
             prepared = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
             heads = [k for task in given for k in self._used(task)]
@@ -89,7 +98,7 @@ class Session:
             ended()
         except BaseException as error:
             self.run.restore(state)
-            self.heads, self.groups, self.shown, self.tasks, self.seen, self.lacking, self.density = before
+            vars(self).update(before)
             if isinstance(error, EvclError):
                 raise error.within(f"task {given[-1].name!r}") from error
             raise
@@ -100,27 +109,60 @@ class Session:
         known, rows = self.heads.get(name, []), task.rows()
         present = set(rows)
         classes = _merged(known, task.classes, list(present))
-        shown = self.shown.get(name, set())
-        new = [label for label in classes if label not in known]
         groups = list(self.groups.get(name, []))
+        domain = self._domain(task, groups)
+        every = [*self.shown.get(name, []), set()]  # a new domain is the last
+        shown = every[domain]
         if not groups:
             groups = [Group(run.add_head(self._features(task), len(classes)), classes)]
-        elif not present & shown and self._tells_apart(task, groups):
+        elif not present & shown and (domain > 0 or self._tells_apart(task, groups)):
             own = [label for label in classes if label in present]
-            groups.append(Group(run.add_head(self._features(task), len(own)), own))
-            new = [label for label in new if label not in own]
-        if groups and new and known:  # into the group with the most rows of this task
-            most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
-            k = max(range(len(groups)), key=lambda i: (most[i], i))
-            groups[k] = Group(groups[k].number, [*groups[k].classes, *new])
-            run.grow_head(groups[k].number, len(groups[k].classes))
-        self.heads[name], self.groups[name], self.shown[name] = classes, groups, shown | present
-        owner = {label: g for label, (g, _) in zip(classes, self.owners(name), strict=True)}
-        used = {label for label in classes if owner[label] in {owner[one] for one in present}}
+            groups.append(Group(run.add_head(self._features(task), len(own)), own, domain))
+        here = {label for group in groups if group.domain == domain for label in group.classes}
+        new = [label for label in classes if label not in here and (label in present or label not in known)]
+        self._add(groups, domain, new, rows)
+        every[domain] = shown | present
+        self.heads[name], self.groups[name], self.domains[task.name] = classes, groups, domain
+        self.shown[name] = every if every[-1] else every[:-1]
+        owner = {label: g for label, (g, _) in self.owners(name, domain).items()}
+        used = {label for label in owner if owner[label] in {owner[one] for one in present}}
         few = sum(rows.values()) < LIKELY * len(used)
         self.lacking = [] if few else [label for label in classes if label in used & shown - present]
         run.add_film(number + 1)
         return self._parts(task, number)
+
+    def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
+        """Add classes to the group of this domain that has the most rows of a task, in place."""
+        if new:
+            most = [sum(rows.get(label, 0) for label in group.classes) for group in groups]
+            mine = [i for i, group in enumerate(groups) if group.domain == domain]
+            k = max(mine, key=lambda i: (most[i], i))
+            groups[k] = groups[k]._replace(classes=[*groups[k].classes, *new])
+            self.run.grow_head(groups[k].number, len(groups[k].classes))
+
+    def _domain(self, task: Given, groups: Sequence[Group]) -> int:
+        """The domain of a task: a new one, or the one that most of its rows belong to."""
+        name, known = task.head, sorted({group.domain for group in groups})
+        if task.name in self.domains or not groups or not self.run.tells_classes_apart:
+            return self.domains.get(task.name, 0)
+        shown = set().union(*self.shown[name])
+        if not shown & task.rows().keys():
+            return 0  # new classes are no domain: they are a group of their own
+        place = {label: i for i, label in enumerate(self.heads[name])}
+        y = torch.tensor([[place[label] if label in shown else -1 for label in row] for row in task.y])
+        mean = self.run.network.posterior.mean
+        classes = [[place[label] for label in group.classes] for group in groups]
+        asked = Newcomer(y.to(mean.device), classes, [group.domain for group in groups])
+        found = self.run.domains(task.x.to(mean), [group.number for group in groups], asked)
+        if found is None:
+            return 0
+        new, shares = found
+        most = [row.index(max(row)) for row in shares]
+        full = len(known) >= MOST_DOMAINS
+        each = {d if full or not opens else len(known) for d, opens in zip(most, new, strict=True)}
+        if len(each) > 1:
+            raise Undecided("seeds disagree on whether this task is a new domain of its head: learn them separately")
+        return each.pop()
 
     def _tells_apart(self, task: Given, groups: Sequence[Group]) -> bool:
         """Whether these groups of classes can be told apart from new classes. A model of an earlier version cannot: it
@@ -134,15 +176,19 @@ class Session:
     def _features(self, task: Given) -> int:
         return self.run.features(task.x[:1, 0].to(self.run.network.posterior.mean))
 
-    def owners(self, name: str) -> list[tuple[int, int]]:
-        """For each class of a head: its group, and its position there."""
+    def owners(self, name: str, domain: int) -> dict[Label, tuple[int, int]]:
+        """For each class of a domain of a head: its group, and its position there."""
         groups = self.groups[name]
-        last = [max(g for g, group in enumerate(groups) if label in group.classes) for label in self.heads[name]]
-        return [(g, groups[g].classes.index(label)) for g, label in zip(last, self.heads[name], strict=True)]
+        last = {label: g for g, group in enumerate(groups) if group.domain == domain for label in group.classes}
+        return {
+            label: (last[label], groups[last[label]].classes.index(label))
+            for label in self.heads[name]
+            if label in last
+        }
 
     def _used(self, task: Given) -> list[int]:
         """The network's heads that a task uses, that with the most rows first."""
-        owner = {label: g for label, (g, _) in zip(self.heads[task.head], self.owners(task.head), strict=True)}
+        owner = {label: g for label, (g, _) in self.owners(task.head, self.domains[task.name]).items()}
         rows: Counter[int] = Counter()
         for label, count in task.rows().items():
             rows[owner[label]] += count
@@ -150,16 +196,23 @@ class Session:
 
     def _parts(self, task: Given, number: int) -> list[TaskData]:
         groups, whole, used = self.groups[task.head], self.data(task), self._used(task)
-        group, place = (column[whole.y] for column in torch.tensor(self.owners(task.head)).to(whole.y.device).T)
+        owners = self.owners(task.head, self.domains[task.name])
+        places = torch.tensor([owners.get(label, (-1, -1)) for label in self.heads[task.head]])
+        group, place = (column[whole.y] for column in places.to(whole.y.device).T)
+        whole = replace(whole, y=place, task=number, elsewhere=tuple(self._elsewhere(task)))
         if len(used) == 1:
-            return [replace(whole, y=place, head=used[0], task=number)]
+            return [replace(whole, head=used[0])]
         found = []
         for k in used:
             mine = group == next(g for g, one in enumerate(groups) if one.number == k)
             least = int(mine.sum(1).min())  # streams of several seeds must have equally many rows
             rows = torch.stack([row.nonzero().flatten()[:least] for row in mine])
-            found.append(replace(whole, y=place, head=k, task=number).select(rows))
+            found.append(replace(whole, head=k).select(rows))
         return found
+
+    def _elsewhere(self, task: Given) -> list[int]:
+        """The network's heads of other domains of a task's head."""
+        return [group.number for group in self.groups[task.head] if group.domain != self.domains[task.name]]
 
     def group_of(self, task: Given, data: TaskData) -> list[Label]:
         """The classes that a part of a task's data is classified among, in the order of its labels."""
@@ -248,23 +301,21 @@ class Session:
         return found
 
     def mixed(self, x: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
-        """[R, N, classes of a head]: p(g | x) p(y | x, g), from the predictions of each of the head's groups."""
-        owners = self.owners(name)
+        """[R, N, classes of a head]: the sum over the head's groups of p(g | x) p(y | x, g), from the predictions of
+        each of them.
+        """
         if len(each) == 1:
             return each[0]
-        group = self.group_probabilities(x, name)
-        found = []
-        for g, p in enumerate(each):
-            own = torch.tensor([place for i, place in owners if i == g], device=p.device)
+        group, place = self.group_probabilities(x, name), {label: i for i, label in enumerate(self.heads[name])}
+        found = each[0].new_zeros(*each[0].shape[:2], len(place))
+        owners = {d: self.owners(name, d) for d in {one.domain for one in self.groups[name]}}
+        for g, (p, one) in enumerate(zip(each, self.groups[name], strict=True)):
+            mine = [(place[label], position) for label, (i, position) in owners[one.domain].items() if i == g]
+            into, own = torch.tensor(mine, dtype=torch.long, device=p.device).view(-1, 2).T
             p = p[:, :, own]
-            found.append(group[:, :, g : g + 1] * p / p.sum(2, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny))
-        counts = [0] * len(each)
-        columns = []
-        starts = [sum(one.shape[2] for one in found[:g]) for g in range(len(found))]
-        for g, _ in owners:
-            columns.append(starts[g] + counts[g])
-            counts[g] += 1
-        return torch.cat(found, 2)[:, :, torch.tensor(columns, device=found[0].device)]
+            p = group[:, :, g : g + 1] * p / p.sum(2, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
+            found.index_add_(2, into, p)
+        return found
 
     def mixed_with_entropy(self, x: Tensor, name: str, each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """`mixed`, and the mean entropy of single draws of the weights: that of the groups, and of the classes within

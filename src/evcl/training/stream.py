@@ -57,7 +57,10 @@ def learn_stream(
     labels: list[Tensor] = []
     inferred: dict[str, list[Tensor]] = {}
     held_out = HeldOut(session, tasks, place)
+    predict = session.predict_inferring if infer and run.needs_task else session.predict
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
+    known = [] if checkpointer is None else checkpointer.domains(rounds[first][-1] + 1)
+    session.domains = {tasks[k][0].name: domain for k, domain in enumerate(known)}
     for number, round_ in enumerate(rounds):
         last = round_[-1]
         watching = Observer()
@@ -65,7 +68,9 @@ def learn_stream(
         with session.round([_given(tasks[k], [place(t.train) for t in tasks[k]], learned) for k in round_]) as training:
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
-                learned = checkpointer.enter(number, run, session.seen, own_heads, {"accuracy": accuracy})
+                learned = checkpointer.enter(
+                    number, run, session.seen, own_heads, {"accuracy": accuracy}, list(session.domains.values())
+                )
             if not learned:
                 if make_observer is not None:
                     watching = make_observer(last, " + ".join(tasks[k][0].name for k in round_))
@@ -82,7 +87,6 @@ def learn_stream(
             if checkpointer is not None:
                 checkpointer.pause()
             data = held_out(k)
-            predict = session.predict_inferring if infer and run.needs_task else session.predict
             p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()

@@ -1,0 +1,361 @@
+"""Domains of a head: opened where the rows ask for it and nowhere else, predicted as a mixture, bounded in number."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributions import MultivariateNormal
+
+import evcl
+from evcl.experiments import configure
+from evcl.experiments.programs import programs
+from evcl.experiments.run import execute
+from evcl.methods import TaskData, generative
+from evcl.methods.method import Asked, Newcomer, Round
+from evcl.methods.teacher import protection
+from evcl.training import Checkpoints, Given, Run, session
+from evcl.training.checkpointer import Stopped
+
+DIGITS = evcl.benchmarks.get("split-digits", scenario="domain")
+PERMUTED = evcl.benchmarks.get("permuted-digits", tasks=4)
+
+
+def learned(tasks, **given):
+    learner = evcl.EVCL(evcl.nn.mlp(64, [30]), **{"epochs": 10, **given})
+    for k, task in enumerate(tasks):
+        learner.learn((task.train.x, task.train.y), str(k), "0" if k else "new")
+    return learner
+
+
+def domains(learner, head="0"):
+    return 1 + max(group.domain for group in learner._session.groups[head])
+
+
+def rows(n, seed, shift=0.0, rule=1.0, columns=4):
+    """A table whose label is the sign of a sum; `shift` moves the first column, `rule` turns the labels around."""
+    x = torch.randn(n, columns, generator=torch.Generator().manual_seed(seed))
+    y = (rule * (x[:, 1] + x[:, 2]) > 0).long()
+    x[:, 0] += shift
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def five():
+    return learned(DIGITS)
+
+
+# --- when a task is a new domain --------------------------------------------------------------------------------------
+
+
+def test_other_digits_under_the_same_labels_are_domains(five):
+    assert domains(five) == 5
+    assert five.classes() == (0, 1)
+    accuracy = [five.measure((task.test.x, task.test.y)).accuracy for task in DIGITS]
+    assert np.mean(accuracy) > 0.95
+    one = learned(DIGITS, one_softmax=True)
+    forgotten = [one.measure((task.test.x, task.test.y)).accuracy for task in DIGITS]
+    assert domains(one) == 1
+    assert np.mean(forgotten) < 0.9
+
+
+@pytest.mark.parametrize("sizes", [[50] * 8, [200] * 4, [60, 1000], [1000, 60], [12, 1000]])
+def test_files_of_one_distribution_share_a_softmax(sizes):
+    data = PERMUTED[0].train
+    learner, start = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2), 0
+    for k, size in enumerate(sizes):
+        part = slice(start, start + size)
+        learner.learn((data.x[part], data.y[part]), str(k), "0" if k else "new", classes=range(10))
+        start += size
+    assert len(learner._session.groups["0"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "new"),
+    [
+        ({}, False),
+        ({"shift": 0.5}, False),  # drift
+        ({"shift": 3.0}, False),  # a column tells them apart, but the rule is the same
+        ({"rule": -1.0}, False),  # another rule for inputs of the same kind: nothing could tell which one holds
+        ({"shift": 20.0, "rule": -1.0}, True),
+    ],
+)
+@pytest.mark.parametrize("n", [100, 1500])
+def test_a_table_is_a_new_domain_only_if_inputs_and_labels_both_differ(change, new, n):
+    learner = evcl.EVCL(evcl.nn.mlp(4, [10]), epochs=2)
+    learner.learn(rows(n, 0), "0")
+    learner.learn(rows(n, 1, **change), "1", "0")
+    assert domains(learner) == 1 + new
+
+
+def test_months_with_a_number_of_their_own_share_a_softmax():
+    """The number tells them apart without an error, but what was learned from earlier months holds in the next one."""
+    learner = evcl.EVCL(evcl.nn.mlp(4, [10]), epochs=2)
+    for k in range(6):
+        x, y = rows(300, k)
+        x[:, 0] = k
+        learner.learn((x, y), str(k), "0" if k else "new")
+    assert domains(learner) == 1
+
+
+def test_a_domain_that_comes_back_is_recognised():
+    learner = evcl.EVCL(evcl.nn.mlp(4, [10]), epochs=2)
+    for k, domain in enumerate([0, 1, 0, 1, 1, 0]):
+        learner.learn(rows(300, k, 20.0 * domain, 1.0 - 2 * domain), str(k), "0" if k else "new")
+    assert list(learner._session.domains.values()) == [0, 1, 0, 1, 1, 0]
+    assert learner._run.seen == (0, 1, 0, 1, 1, 0)
+    counts = [float(t[0, :, 0].sum()) for t in learner._run.memory.classes.classes.values()]
+    assert counts == [900, 900]
+
+
+def test_the_judgement_is_what_its_equations_say(five):
+    """Compared with Gaussians that are fitted to the same rows, one by one, in float64."""
+    statistics, run = five._run.memory.classes, five._run
+    x, y = DIGITS[2].train.x[:90], DIGITS[2].train.y[:90]
+    heads, r, seed = [0, 1], 0, five.seed
+    asked = Asked(run.network, x.unsqueeze(0), heads, [seed])
+    task = Newcomer(y.unsqueeze(0), [[0, 1], [0, 1]], [0, 1])
+    (new,), (shares,) = generative.domains(statistics, run.network.posterior, asked, task)
+    order = torch.randperm(90, generator=generative.generator(seed, "domain", 90))
+    f = generative.units(x, statistics.common, r, seed).double()
+    counted, judged = order[::2], order[1::2]
+    every = torch.cat(list(statistics.classes.values()), 1)[0].double()  # of five domains
+    own = torch.stack([f[counted][y[counted] == c].mean(0) for c in (0, 1)])
+    n = torch.cat([every[:, 0], torch.stack([(y[counted] == c).sum() for c in (0, 1)])])
+    scatter = generative._square(statistics.common["scatter"][0].double())
+    centred = f[counted] - own[y[counted]]
+    scatter += centred.T @ centred
+    k = generative.ADDED * len(scatter)
+    scatter += k * scatter.diagonal().mean() / n.sum() * torch.eye(len(scatter))
+    shared = scatter / (n.sum() + k)
+    means = torch.cat([every[:, 1:], own])
+    joint = [(a.log() + MultivariateNormal(m, shared).log_prob(f[judged])) for a, m in zip(n, means, strict=True)]
+    joint = torch.stack(joint, 1) / statistics.temperature
+    domain = torch.stack([joint[:, [0, 1]].logsumexp(1), joint[:, [2, 3]].logsumexp(1)], 1)
+    mine = joint[:, [10, 11]]
+    share = ((mine.logsumexp(1) > domain.amax(1)).sum() + 1) / (len(judged) + 2)
+    label = y[judged]
+    frequency = label.double().mean()
+    entropy = torch.special.entr(torch.stack([frequency, 1 - frequency])).sum()
+    right = torch.stack([joint[:, [0, 2]].logsumexp(1), joint[:, [1, 3]].logsumexp(1)], 1)
+    known = entropy + (right.gather(1, label[:, None])[:, 0] - domain.logsumexp(1)).mean()
+    taught = entropy + mine.log_softmax(1).gather(1, label[:, None]).mean()
+    torch.testing.assert_close(shares.double(), domain.softmax(1).sum(0), rtol=1e-3, atol=1e-3)
+    assert bool(new) == bool(share >= generative.RECOGNISED and known < generative.KNOWN * taught)
+
+
+def test_rows_of_new_classes_say_nothing_about_domains():
+    """A task with old and new classes is no new domain because of the new ones: they join the old ones' softmax."""
+    x, y = PERMUTED[0].train.x, PERMUTED[0].train.y
+    learner = evcl.EVCL(evcl.nn.mlp(64, [20]), epochs=2)
+    few, more = (y < 5).nonzero().flatten()[:200], ((y > 2) & (y < 8)).nonzero().flatten()[200:400]
+    learner.learn((x[few], y[few]), "0")
+    with pytest.warns(evcl.ForgettingWarning):  # it has no rows of 0, 1 and 2
+        learner.learn((x[more], y[more]), "1", "0")
+    assert len(learner._session.groups["0"]) == 1
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_the_mixture_of_the_domains(five):
+    x = DIGITS[1].test.x[:20]
+    run, groups = five._run, five._session.groups["0"]
+    weight = five._session.group_probabilities(x.unsqueeze(0), "0")[0]
+    each = torch.stack([run.predict(x.unsqueeze(0), group.number)[0] for group in groups])
+    torch.testing.assert_close(five.predict_proba(x), (weight.T.unsqueeze(2) * each).sum(0))
+    found = five.predictions(x)
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(20))
+    assert (found.epistemic > -1e-5).all()
+    assert (weight.argmax(1) == 1).double().mean() > 0.9
+
+
+def test_domains_may_have_other_classes(tmp_path):
+    """New classes in a domain that is not the first, classes without rows, and a domain that has one class."""
+
+    def of(classes, seed, far):
+        x = torch.randn(40 * len(classes), 3, generator=torch.Generator().manual_seed(seed))
+        y = torch.tensor(classes).repeat(40)
+        x[:, 0] += 3 * (y if not far else -y)
+        x[:, 1] += 8 * far
+        return x, y
+
+    learner = evcl.EVCL(evcl.nn.mlp(3, [12]), epochs=50)
+    learner.learn(of([0, 1], 0, 0), "0")
+    learner.learn(of([0, 1], 1, 1), "1", "0", classes=[7])
+    with pytest.warns(evcl.ForgettingWarning, match="has no rows of 0,"):  # the second domain has them
+        learner.learn(of([1, 2], 2, 1), "2", "0")  # a new class beside an old one of the second domain
+    learner.learn(of([3], 3, 1), "3", "0")
+    groups = learner._session.groups["0"]
+    assert [group.domain for group in groups] == [0, 1, 0]
+    assert learner.classes() == (0, 1, 7, 2, 3)
+    assert [group.classes for group in groups] == [[0, 1], [0, 1, 7, 2], [3]]
+    assert learner._session.shown["0"] == [{0, 1, 3}, {0, 1, 2}]
+    learner.save(tmp_path / "m")
+    assert evcl.load(tmp_path / "m")._session.shown == learner._session.shown
+    p = learner.predict_proba(torch.cat([of([0, 1], 9, 0)[0], of([0, 1, 2], 9, 1)[0]]))
+    torch.testing.assert_close(p.sum(1), torch.ones(len(p)))
+    assert learner.measure(of([0, 1], 8, 0)).accuracy > 0.9
+    assert learner.measure(of([0, 1, 2], 8, 1)).accuracy > 0.8
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_head_stays_as_large_as_it_is(monkeypatch):
+    monkeypatch.setattr(session, "MOST_DOMAINS", 3)
+    learner, sizes = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=1), []
+    for k in range(8):
+        learner.learn(rows(60, k, 20.0 * k, (-1.0) ** k), str(k), "0" if k else "new")
+        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+    assert domains(learner) == 3
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert set(sizes[2:]) == {sizes[2]}
+
+
+def test_heads_of_other_domains_are_not_distilled(five):
+    """They never predict inputs like the new ones. Those of other classes of the same domain are, as ever."""
+    made = {}
+    for domain in (0, 1):
+        task = TaskData(*(t.unsqueeze(0) for t in (DIGITS[0].train.x, DIGITS[0].train.y)), 9, elsewhere=(2,) * domain)
+        run = five._run
+        round_ = Round(5, [task], run.network, run.network.posterior, run.seen, run.seeds, run.likelihood)
+        made[domain] = protection(run.memory.rows, round_, five.settings)
+    assert [sorted(made[k].losses[0].heads) for k in made] == [[0, 1, 2, 3, 4], [0, 1, 3, 4]]
+    rows = {k: float(n) for k, n in five._run.memory.rows.items()}
+    assert made[0].elastic == 1
+    assert float(made[1].elastic) == pytest.approx(1 + 0.7 * rows[2] / sum(rows.values()))
+    assert five._session._elsewhere(Given("4", "0", [], DIGITS[0].train.x, [[]])) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_months_that_use_other_columns_are_kept(seed):
+    """Distillation on the new inputs, where the old columns are empty, would ruin what the network says on the old."""
+
+    def month(k, start):
+        x, y = rows(1000, 100 * seed + start + k, rule=(-1.0) ** k, columns=3)
+        wide = torch.zeros(len(x), 12)
+        wide[:, 3 * k : 3 * k + 3] = x
+        return wide, y
+
+    learner = evcl.EVCL(evcl.nn.mlp(12, [20, 20]), epochs=20, seed=seed)
+    for k in range(4):
+        learner.learn(month(k, 0), str(k), "0" if k else "new")
+    assert np.mean([learner.measure(month(k, 50)).accuracy for k in range(4)]) > 0.92
+
+
+@pytest.mark.soak
+def test_a_thousand_domains_are_a_hundred():
+    learner, sizes = evcl.EVCL(evcl.nn.mlp(4, [8]), epochs=1), []
+    for k in range(1000):
+        learner.learn(rows(60, k, 20.0 * k, (-1.0) ** k), str(k), "0" if k else "new")
+        sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+    assert domains(learner) <= session.MOST_DOMAINS
+    assert sizes[-1] == sizes[199]
+
+
+def test_saved_and_loaded_it_goes_on_as_if_it_had_not_been(tmp_path):
+    learner = learned(DIGITS[:3], epochs=3)
+    learner.save(tmp_path / "m")
+    back = evcl.load(tmp_path / "m")
+    assert back._session.groups == learner._session.groups
+    x = torch.cat([task.test.x for task in DIGITS])
+    assert torch.equal(back.predict_proba(x), learner.predict_proba(x))
+    for one in (learner, back):
+        for k in (3, 1):
+            data = DIGITS[k].train
+            one.learn((data.x, data.y), f"more {k}", "0")
+    assert back._session.seen == [0, 1, 2, 3, 1]
+    ours, theirs = learner._run.tensors(), back._run.tensors()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("domain", [2, -1, "1", True, 1.0])
+def test_a_file_with_impossible_domains_is_refused(domain, tmp_path):
+    learned(DIGITS[:2], epochs=1).save(tmp_path / "m")
+    with evcl.learner.loading.safe_open(tmp_path / "m", framework="pt") as file:
+        about = file.metadata()
+    told = json.loads(about["evcl"])
+    told["groups"]["0"][1][2] = domain
+    save_file(load_file(tmp_path / "m"), tmp_path / "n", {**about, "evcl": json.dumps(told)})
+    with pytest.raises(evcl.EvclError, match="domains of its groups are not in order"):
+        evcl.load(tmp_path / "n")
+
+
+def test_a_failed_task_leaves_no_domain(five):
+    before = five.predict_proba(DIGITS[0].test.x)
+
+    class Fails(evcl.Callback):
+        def end_epoch(self, epoch):
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        five.learn((PERMUTED[1].train.x, PERMUTED[1].train.y % 2), "other", "0", callbacks=[Fails()])
+    assert domains(five) == 5
+    assert "other" not in five._session.domains
+    assert torch.equal(five.predict_proba(DIGITS[0].test.x), before)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def stream(method="evcl", seeds=(0,), benchmark="split-digits", **given):
+    given = {"scenario": "domain", "epochs": 5, **given}
+    return configure(benchmark, method, "default", seeds, tasks=3, given=given)
+
+
+class StopAfter:
+    """Asks a run to stop once it has been asked a few times."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def __call__(self):
+        self.times -= 1
+        return self.times < 0
+
+
+@pytest.mark.parametrize(("benchmark", "method"), [("split-digits", "evcl"), ("permuted-digits", "evcl-er")])
+def test_a_stream_of_domains_is_interrupted_and_resumed(benchmark, method, tmp_path):
+    config = stream(method, (0, 1), benchmark)
+    whole = execute(config)
+    assert whole.average_accuracy.mean > 0.9
+    stops, found = 0, None
+    while found is None and stops < 60:
+        try:
+            found = execute(config, checkpoints=Checkpoints(tmp_path, 0, True, StopAfter(7)))
+        except Stopped:
+            stops += 1
+    assert stops > 3
+    assert (found.accuracy, found.nll) == (whole.accuracy, whole.nll)
+    alone = [execute(stream(method, (seed,), benchmark)) for seed in (0, 1)]
+    assert [one.accuracy[0] for one in alone] == whole.accuracy
+
+
+def test_seeds_that_disagree_are_learned_alone(monkeypatch, tmp_path):
+    """Each ends as if the other had not been there."""
+    decide = Run.domains
+
+    def domains(self, x, heads, task):
+        new, shares = decide(self, x, heads, task)
+        return [one and seed != 1 for one, seed in zip(new, self.seeds, strict=True)], shares
+
+    monkeypatch.setattr(Run, "domains", domains)
+    alone = [execute(stream(seeds=(seed,))) for seed in (0, 1)]
+    both = execute(stream(seeds=(0, 1)), checkpoints=Checkpoints(tmp_path))
+    assert both.accuracy == [one.accuracy[0] for one in alone]
+    assert alone[0].average_accuracy.mean > alone[1].average_accuracy.mean + 0.05
+
+
+def test_where_tasks_share_a_head_other_methods_have_other_programs():
+    def together(*methods, **given):
+        configs = [stream(method, **given) for method in methods]
+        return len(programs(configs, 8)) == 1
+
+    assert together("evcl", "vcl", scenario="task")
+    assert not together("evcl", "vcl")
+    assert not together("evcl", "vcl", benchmark="permuted-digits", scenario="")
+    assert together("ewc", "naive", benchmark="permuted-digits", scenario="")
