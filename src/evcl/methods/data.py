@@ -66,7 +66,7 @@ class TaskData:
     def select(self, rows: Tensor) -> TaskData:
         """A copy of the examples `rows` [R, n]."""
         x, y = self.take(rows)
-        return replace(self, x=x, y=y, weights=self.take_weights(rows))
+        return replace(self, x=x, y=y, weights=self.take_weights(rows), reread=None)
 
     def replicas(self, rows: Sequence[int]) -> TaskData:
         """The data of these replicas. Returns this object itself, not a copy, if the data is the same."""
