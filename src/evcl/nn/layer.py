@@ -18,7 +18,8 @@ separately for each example. This is exact, and has less variance than one draw 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,8 +61,11 @@ class Weights:
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.rows: Sequence[int] | Tensor | None = None  # which replicas are bound; None: all of them
+        self.rows: Sequence[int] | Tensor | slice | None = None  # which replicas are bound; None: all of them
+        self.lane: int | None = None  # which of the bound replicas runs alone; None: all of them run at once
         self.batch = 0  # R*B, the number of rows in the current forward pass
+        self.passes = 0  # the number of forward passes so far: a draw may serve one of them
+        self.mapped = False  # inside torch.func.vmap over examples: layers must use operations that it knows
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
@@ -70,6 +74,31 @@ class Weights:
         self.task: int | Mixture | None = None  # whose rows of `film` are used; None: those of no task
         self.gate: Gate | None = None  # what k-winners report to in a step of training; None: nothing
         self.compute_dtype: torch.dtype | None = None  # dtype of matrix products in training; None: that of the weights
+
+    @contextmanager
+    def one(self, r: int) -> Iterator[None]:
+        """Inside this context, compute with replica r alone, out of those bound."""
+        before, row = dict(vars(self)), slice(r, r + 1)
+        self.rows = row if self.rows is None else self.rows[row]  # type: ignore[index]
+        self.lane, self.replicas, self.batch = r, 1, self.batch // self.replicas
+        self.mean = {name: value[row] for name, value in self.mean.items()}
+        if self.variance is not None:
+            self.variance = {name: value[row] for name, value in self.variance.items()}
+        if self.grads is not None:
+            mean, variance = ({k: v[row] for k, v in (some or {}).items()} for some in self.grads)
+            self.grads = Grads(mean, None if self.grads.variance is None else variance)
+        if self.noise is not None:
+            self.noise = self.noise.of(torch.tensor([r]))
+        if self.film is not None:
+            self.film = self.film.of(row)
+        if self.task is not None and not isinstance(self.task, int):
+            self.task = self.task.of(row)
+        if self.gate is not None:
+            raise EvclError("k-winners and weights used outside layers: train one seed at a time")
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
 
 class BayesianLayer(nn.Module):
@@ -121,9 +150,11 @@ class BayesianLayer(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
             where = f"{self.path!r} ({type(self).__name__})"
-            raise NoWeight(
+            error = NoWeight(
                 f"{where}: a Bayesian layer has no {name!r} to use directly: call the layer, or a layer tied to it"
             )
+            error.layer = self
+            raise error
         return super().__getattr__(name)
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:

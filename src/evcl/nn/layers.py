@@ -97,6 +97,23 @@ class Linear(BayesianLayer):
         return delta.flatten(1, -2)
 
 
+class TransposedLinear(Linear):
+    """A linear layer whose weight is [i, o]: `Conv1D` of the transformers package, which GPT-2 uses."""
+
+    output_axis = None
+
+    def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:
+        """The weight as [R, o, i], as `Linear` has it."""
+        found = super().part(named, parameter)
+        return found.mT if found is not None and parameter == "weight" else found
+
+    def fan_in(self, parameter: str) -> int:
+        return self.own["weight"].shape[0]
+
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        return of_units(importance.mT, learned).mT if parameter == "weight" else of_units(importance, learned)
+
+
 class Conv(BayesianLayer):
     """nn.Conv1d and nn.Conv2d, with stride, every kind of padding, dilation and groups."""
 
