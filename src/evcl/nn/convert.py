@@ -81,10 +81,12 @@ register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))
 register(nn.Dropout3d, partial(Dropout, positions=3))
-for _kind in (nn.LSTM, nn.GRU, nn.RNN):
-    register(_kind, Recurrent)
-for _kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
-    register(_kind, RecurrentCell)
+register(nn.LSTM, Recurrent)
+register(nn.GRU, Recurrent)
+register(nn.RNN, Recurrent)
+register(nn.LSTMCell, RecurrentCell)
+register(nn.GRUCell, RecurrentCell)
+register(nn.RNNCell, RecurrentCell)
 register(nn.utils.parametrizations._SpectralNorm, SpectralNorm)
 for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
     register(_kind)
@@ -136,10 +138,12 @@ def bayesianize(
     replicas = replicas if generators is None else len(generators)
     conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
     conversion.film = film
-    trunk = conversion(module, _copied(module), "")
+    trunk = conversion(module, copied(module), "")
     conversion.check()
     if conversion.frozen:
         warnings.warn(conversion.frozen_message(), UserWarning, stacklevel=2)
+    for part in trunk.modules():
+        part._buffers.update({key: b.contiguous() for key, b in part._buffers.items() if b is not None})  # for a file
     trunk = trunk.to(device=device, dtype=dtype).eval()
     layout = Layout({name: tuple(m.shape[1:]) for name, m in conversion.means.items()})
 
@@ -157,7 +161,7 @@ def bayesianize(
     return BayesianNetwork(trunk, conversion.weights, layout, *about, direct, conversion.frozen)
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module) -> nn.Module:
     """A deep copy. Tensors that the old `weight_norm` and `spectral_norm` computed are not parameters, and torch does
     not copy a tensor with a gradient function.
     """
@@ -224,13 +228,12 @@ class _Conversion:
         return self.done[id(plain)]
 
     def _remember(self, made: nn.Module, copied: nn.Module) -> None:
-        """Keep the plain layer, without its parameters, beside the Bayesian one: see `BayesianNetwork._use_directly`.
-        """
+        """Keep the plain layer, without its parameters, beside the Bayesian one, for `_use_directly`."""
         layer = made.layer if isinstance(made, SecondAxis) else made
         if isinstance(layer, BayesianLayer) and layer.names and not copied._modules and not copied._buffers:
             if isinstance(copied, nn.Embedding):
                 copied.register_forward_pre_hook(_as_indices)
-            copied._parameters = {key: None for key in copied._parameters}
+            copied._parameters = dict.fromkeys(copied._parameters)
             vars(layer)["plain"] = copied.eval()
 
     def check(self) -> None:
@@ -307,9 +310,7 @@ class _Conversion:
             buffer = getattr(layer, key)
             setattr(layer, key, buffer.expand(self.weights.replicas, *buffer.shape[1:]).clone())
 
-    def _kept(
-        self, plain: nn.Module, copied: nn.Module, path: str, second: bool, direct: bool = False
-    ) -> nn.Module:
+    def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool, direct: bool = False) -> nn.Module:
         """Keep the copy itself, and convert its children. `direct`: its own parameters are used as they are."""
         self._check_kept(plain, path)
         for key, p in list(plain._parameters.items()):

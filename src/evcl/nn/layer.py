@@ -115,6 +115,7 @@ class BayesianLayer(nn.Module):
     names: dict[str, str]  # the plain layer's parameter -> its name in the posterior
     path: str = ""  # name of the plain layer in the module
     fold: int = 1  # rows per example at this layer: more than 1 if positions were folded into the batch
+    batched = True  # whether its input is a batch; a parametrisation's is a weight
     output_axis: int | None = None  # axis of the weight's outputs; None: its Fisher has no Kronecker factors
 
     def __init__(self, layer: nn.Module) -> None:

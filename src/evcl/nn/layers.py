@@ -23,7 +23,7 @@ from evcl.nn.layer import (
 class Linear(BayesianLayer):
     """nn.Linear on [R*B, i] or, along a sequence, [R*B, ..., i]."""
 
-    output_axis = 0
+    output_axis: int | None = 0
 
     def forward(self, x: Tensor) -> Tensor:
         flat = self.unfold(x).flatten(1, -2) if x.dim() > 2 else self.unfold(x)

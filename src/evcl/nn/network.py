@@ -226,7 +226,7 @@ class BayesianNetwork(nn.Module):
         found = self._tried(some)
         direct = self._with_direct()
         for (module, key), own in zip(self._places, self.owned, strict=True):
-            direct.add(module, key, own.names[own.key])
+            direct.add(module, key, next(iter(own.names.values())))  # type: ignore[operator]
         self.direct, self.owned, self._places = direct, nn.ModuleList(), []
         wanted = self._tried(some)
         same = found is not None and wanted is not None and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)

@@ -29,7 +29,10 @@ from evcl.nn.layers import Dropout
 from evcl.nn.sampled import JointLayer
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
-FUSED = {"LSTM": torch._VF.lstm, "GRU": torch._VF.gru, "RNN_TANH": torch._VF.rnn_tanh, "RNN_RELU": torch._VF.rnn_relu}
+_VF: Any = torch._VF
+FUSED = {"LSTM": _VF.lstm, "GRU": _VF.gru, "RNN_TANH": _VF.rnn_tanh, "RNN_RELU": _VF.rnn_relu}
+# What torch says where it has no faster kernel: cuDNN copies the weights into one buffer, oneDNN has no projections.
+SLOWER = "RNN module weights are not part of single contiguous chunk", "LSTM with projections is not supported"
 Values = dict[str, Tensor]  # weights by parameter, [R, *shape]
 
 
@@ -71,7 +74,8 @@ class Sweep(JointLayer):
         if self.step or self.weights.mapped:
             y, h, c = self._written_out(drawn, x, h, c, length)[:3]
         else:
-            parts = [self._fused([w[r] for w in drawn.values()], x[r], h[r], c[r], length[r], full) for r in range(len(x))]
+            each = zip(zip(*drawn.values(), strict=True), x, h, c, length, strict=True)
+            parts = [self._fused(*one, full) for one in each]
             y, h, c = (torch.stack(some) for some in zip(*parts, strict=True))
         if self.reverse:
             y = _reversed(y, length, full)
@@ -111,14 +115,15 @@ class Sweep(JointLayer):
         how: tuple[Any, ...] = ("bias_ih" in self.names, 1, 0.0, torch.is_grad_enabled(), False)
         kernel, steps = FUSED[self.mode], x.shape[1]
         with warnings.catch_warnings():
-            if x.is_cuda:  # cuDNN copies the weights into one buffer
-                warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            for message in SLOWER:
+                warnings.filterwarnings("ignore", message)
             if full:
                 y, *state = kernel(x, self._state(h, c), ordered, *how, True)
                 return y, state[0].squeeze(0), state[1].squeeze(0) if len(state) > 1 else c
             packed = pack_padded_sequence(x, length.long().cpu(), batch_first=True, enforce_sorted=False)
             order, back = packed.sorted_indices, packed.unsorted_indices
-            assert order is not None and back is not None
+            assert order is not None
+            assert back is not None
             data, *state = kernel(packed.data, packed.batch_sizes, self._state(h[order], c[order]), ordered, *how)
         y = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=steps)[0]
         return y, state[0][0][back], state[1][0][back] if len(state) > 1 else c
@@ -233,7 +238,9 @@ class Recurrent(nn.Module):
             lengths = lengths.to(x)
         else:
             if input.dim() != 3:
-                raise EvclError(f"a recurrent layer takes a batch of sequences (3 axes), not shape {tuple(input.shape)}")
+                raise EvclError(
+                    f"a recurrent layer takes a batch of sequences (3 axes), not shape {tuple(input.shape)}"
+                )
             x = input if self.batch_first else input.transpose(0, 1)
         h, c = self._state(x, hx)
         length = x.new_full((len(x), 1), x.shape[1]) if lengths is None else lengths.unsqueeze(1)
@@ -241,7 +248,7 @@ class Recurrent(nn.Module):
         for k in range(self.num_layers):
             outputs = []
             for place in range(both * k, both * (k + 1)):
-                sweep = self.sweeps[place]
+                sweep: Any = self.sweeps[place]
                 rows = torch.cat([x.flatten(1), h[place], c[place], length], 1)
                 y, hn, cn = sweep.split(sweep(rows, lengths is None))
                 outputs.append(y)

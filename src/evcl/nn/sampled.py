@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-
+import warnings
 from collections.abc import Callable, Mapping
 from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evcl._core.errors import EvclError
 from evcl.nn import layer as base
@@ -28,7 +29,10 @@ def gradients_by_example(run: Forward, weights: dict[str, Tensor], x: Tensor, de
         found: dict[str, Tensor] = torch.func.vjp(lambda w: run(w, x.unsqueeze(0)).squeeze(0), weights)[1](delta)[0]
         return found
 
-    with torch.enable_grad():
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # vmap knows this kernel only
+        warnings.filterwarnings(
+            "ignore", "There is a performance drop because we have not yet implemented the batching"
+        )
         try:
             return torch.func.vmap(one, (None, 0, 0))(weights, x, delta)
         except (RuntimeError, ValueError, TypeError):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import spectral_norm as old
+from torch.nn.utils.spectral_norm import SpectralNorm as OldHook
 
 from evcl.nn.layer import BayesianLayer, Weights
 
@@ -23,6 +23,7 @@ class SpectralNorm(BayesianLayer):
     """The parametrisation of `torch.nn.utils.parametrizations.spectral_norm`, for one replica at a time."""
 
     keys = "_u", "_v"
+    batched = False
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
@@ -77,7 +78,7 @@ class _OldSpectralNorm(SpectralNorm):
 def attach_state(layer: nn.Module, path: str, weights: Weights, stateful: Callable[[BayesianLayer], None]) -> None:
     """Replace the hooks of the old spectral norm by ones whose state is kept per replica."""
     for key, hook in list(layer._forward_pre_hooks.items()):
-        if isinstance(hook, old.SpectralNorm):
+        if isinstance(hook, OldHook):
             state = _OldSpectralNorm(hook, layer)
             state.weights, state.path = weights, path
             stateful(state)
