@@ -336,13 +336,17 @@ CASES = {
     "prelu": (lambda: nn.PReLU(4), (4, 3), once),
     "lstm": (lambda: Reads(nn.LSTM), (T, 4), once),
     "lstm, stacked, both directions": (
-        lambda: Reads(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True, started=True), (T, 4), once
+        lambda: Reads(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True, started=True),
+        (T, 4),
+        once,
     ),
     "lstm with projections": (lambda: Reads(nn.LSTM, proj_size=2, bias=False, num_layers=2), (T, 4), once),
     "lstm on packed sequences": (lambda: Reads(nn.LSTM, packed=True, bidirectional=True, started=True), (T, 4), once),
     "gru": (lambda: Reads(nn.GRU, batch_first=True, started=True), (T, 4), once),
     "gru on packed sequences": (
-        lambda: Reads(nn.GRU, packed=True, num_layers=2, bidirectional=True, batch_first=True), (T, 4), once
+        lambda: Reads(nn.GRU, packed=True, num_layers=2, bidirectional=True, batch_first=True),
+        (T, 4),
+        once,
     ),
     "rnn": (lambda: Reads(nn.RNN, num_layers=2), (T, 4), once),
     "rnn with relu": (lambda: Reads(nn.RNN, nonlinearity="relu", bias=False, bidirectional=True), (T, 4), once),

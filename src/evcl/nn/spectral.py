@@ -1,6 +1,6 @@
 """Spectral norm: W / sigma(W), where sigma is the largest singular value, estimated by power iteration.
 
-    v <- W^T u / |W^T u|,   u <- W v / |W v|,   sigma = u^T W v
+    u <- W v / |W v|,   v <- W^T u / |W^T u|,   sigma = u^T W v
 
 u and v are state beside the weights, one pair per replica. As in torch, they follow the weights in training, by a few
 iterations per forward pass, and are fixed in evaluation.
@@ -23,6 +23,7 @@ class SpectralNorm(BayesianLayer):
     """The parametrisation of `torch.nn.utils.parametrizations.spectral_norm`, for one replica at a time."""
 
     keys = "_u", "_v"
+    u_first = True  # which of the two an iteration updates first
     batched = False
 
     def __init__(self, layer: Any) -> None:
@@ -49,11 +50,11 @@ class SpectralNorm(BayesianLayer):
         u, v = (getattr(self, key)[rows].squeeze(0) for key in self.keys)
         if self.weights.noise is not None and isinstance(rows, slice) and matrix.requires_grad:  # in training
             with torch.no_grad():
+                both = [(matrix, v, u), (matrix.mT, u, v)]
                 for _ in range(self.iterations):
-                    torch.mv(matrix, v, out=u)
-                    u.div_(u.norm().clamp_min(self.eps))
-                    torch.mv(matrix.mT, u, out=v)
-                    v.div_(v.norm().clamp_min(self.eps))
+                    for a, vector, into in both if self.u_first else reversed(both):
+                        torch.mv(a, vector, out=into)
+                        into.div_(into.norm().clamp_min(self.eps))
         sigma = torch.vdot(u.clone(), torch.mv(matrix, v.clone()))  # copies: the next pass changes u and v in place
         return weight / sigma
 
@@ -63,6 +64,8 @@ class SpectralNorm(BayesianLayer):
 
 class _OldSpectralNorm(SpectralNorm):
     """The state of `torch.nn.utils.spectral_norm`, which is a hook of the layer rather than a module."""
+
+    u_first = False
 
     def __init__(self, hook: Any, layer: nn.Module) -> None:
         BayesianLayer.__init__(self, nn.Identity())
