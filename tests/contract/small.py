@@ -50,7 +50,8 @@ def train(
 ) -> dict[str, torch.Tensor]:
     """All that there is to save when these replicas have learned the stream, and what they predict: [R, ...] each.
 
-    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `network` makes their trunk, which has 12 outputs. `where`: device and dtype.
+    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `network` makes their
+    trunk, which has 12 outputs. `where`: device and dtype.
     """
     given = [settings(method) for method in methods] if given is None else given
     everything = {name: value for s in given for name, value in s.items()}  # as `execute_together` has it

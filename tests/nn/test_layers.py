@@ -402,6 +402,26 @@ def test_of_a_partly_frozen_layer_the_rest_learns():
     assert not torch.equal(learner.mean_network()[0][0].bias, module[0].bias)
 
 
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reads = nn.LSTM(3, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.reads(x)[0][:, -1]
+
+
+def test_of_a_partly_frozen_lstm_the_rest_learns():
+    module, x = Last(), torch.eye(6).view(6, 2, 3)
+    module.reads.weight_hh_l0.requires_grad_(False)
+    learner = evcl.EWC(module, epochs=5)
+    learner.learn((x, [0, 1] * 3))
+    plain = learner.mean_network()
+    moved = {key: not torch.equal(p, module.reads.get_parameter(key)) for key, p in plain[0].reads.named_parameters()}
+    assert moved == {"weight_ih_l0": True, "weight_hh_l0": False, "bias_ih_l0": True, "bias_hh_l0": True}
+    torch.testing.assert_close(plain(x).softmax(1), learner.predict_proba(x))
+
+
 def test_mlp_checks_its_widths():
     for inputs, hidden in ((0, [3]), (3, []), (3, [2.5]), (True, [3])):
         with pytest.raises(evcl.EvclError, match="mlp takes"):

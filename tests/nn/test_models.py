@@ -547,6 +547,35 @@ def test_a_weight_that_is_used_past_its_layer(generator, tmp_path):
     torch.testing.assert_close(learner.mean_network()(x).softmax(1), mean)
 
 
+class UsesMore(nn.Module):
+    """Weights of layers that consist of others, used past them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.reads = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True)
+        self.attends = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        h = self.reads(self.words(x))[0]
+        h = self.attends(h, h, h)[0].mean(1)
+        return F.linear(h, self.reads.weight_hh_l0) + F.linear(h, self.attends.in_proj_weight[:4]).repeat(1, 4)
+
+
+@pytest.mark.parametrize("method", ["naive", "evcl"])
+def test_weights_used_past_layers_of_layers(method, generator):
+    x, y = torch.randint(9, (20, 3), generator=generator), [0, 1] * 10
+    module = UsesMore()
+    learner = evcl.Learner(module, method, epochs=20)
+    learner.learn((x, y))
+    network = learner._run.network
+    assert [type(m) for m in (network.trunk.reads, network.trunk.attends)] == [nn.LSTM, nn.MultiheadAttention]
+    assert "words.weight" not in network.direct.names
+    plain = learner.mean_network()
+    mean = learner._run.predict(x[None].float(), 0, [network.posterior.mean])[0]
+    torch.testing.assert_close(plain(x).softmax(1), mean)
+    assert not torch.equal(plain[0].reads.weight_ih_l0, module.reads.weight_ih_l0)  # used by the layer alone
+
+
 class Draws(nn.Module):
     def __init__(self, how):
         super().__init__()

@@ -23,7 +23,7 @@ from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.recurrent import Recurrent, RecurrentCell
-from evcl.nn.sampled import DirectParameters, FreeParameter, SampledLayer, SecondAxis
+from evcl.nn.sampled import Composite, DirectParameters, FreeParameter, Plain, SampledLayer, SecondAxis
 from evcl.nn.spectral import SpectralNorm, attach_state
 from evcl.nn.winners import KWinners, KWinnersLayer
 
@@ -223,18 +223,25 @@ class _Conversion:
                 self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
             else:
                 made = self._taken_up(form(plain), path, second, type(plain))
-                self._remember(made, copied)
+                self._remember(made, plain, copied)
                 self.done[id(plain)] = made
         return self.done[id(plain)]
 
-    def _remember(self, made: nn.Module, copied: nn.Module) -> None:
+    def _remember(self, made: nn.Module, plain: nn.Module, copied: nn.Module) -> None:
         """Keep the plain layer, without its parameters, beside the Bayesian one, for `_use_directly`."""
         layer = made.layer if isinstance(made, SecondAxis) else made
-        if isinstance(layer, BayesianLayer) and layer.names and not copied._modules and not copied._buffers:
+        places = [
+            (part, key, self.names[id(p)])
+            for own, part in zip(plain.modules(), copied.modules(), strict=True)
+            for key, p in own._parameters.items()
+            if p is not None
+        ]
+        if places and isinstance(layer, (BayesianLayer, Composite)) and not list(copied.buffers()):
             if isinstance(copied, nn.Embedding):
                 copied.register_forward_pre_hook(_as_indices)
-            copied._parameters = dict.fromkeys(copied._parameters)
-            vars(layer)["plain"] = copied.eval()
+            for part, key, _ in places:
+                part._parameters[key] = None
+            vars(layer)["plain"] = Plain(copied.eval(), places)
 
     def check(self) -> None:
         """Checks that are only possible after all modules have been converted."""

@@ -256,12 +256,12 @@ class BayesianNetwork(nn.Module):
         if plain is None:
             return False
         self.direct = self._with_direct()
-        for key, name in layer.names.items():
-            self.direct.add(plain, key, name)
+        for place in plain.places:
+            self.direct.add(*place)
         for module in list(self.trunk.modules()):
             for key, child in module._modules.items():
                 if child is layer or (isinstance(child, SecondAxis) and child.layer is layer):
-                    module._modules[key] = plain
+                    module._modules[key] = plain.layer
         return True
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:

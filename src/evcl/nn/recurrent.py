@@ -16,7 +16,7 @@ gates at time t, the gradient of W_ih is sum_t d_t x_t^T, and that of W_hh is su
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from evcl._core.errors import EvclError
-from evcl.nn.layer import of_units, product
+from evcl.nn.layer import BayesianLayer, of_units, product
 from evcl.nn.layers import Dropout
-from evcl.nn.sampled import JointLayer
+from evcl.nn.sampled import Composite, JointLayer
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _VF: Any = torch._VF
@@ -53,6 +53,7 @@ class Sweep(JointLayer):
         self.inputs, self.cells = inputs, layer.hidden_size
         self.states = getattr(layer, "proj_size", 0) or self.cells
         self._drawn: tuple[int, dict[str, Tensor], Values] | None = None
+        self._kept: tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor | None]]] | None = None
 
     def fan_in(self, parameter: str) -> int:
         return self.cells if parameter == "weight_hr" else self.inputs + self.states
@@ -139,48 +140,72 @@ class Sweep(JointLayer):
 
         `added`: what to add to x W_ih^T, to h W_hh^T and to the projections, [R, B, T, .] each.
         """
-        steps, bias = x.shape[2], weights.get("bias_hh")
+        bias = weights.get("bias_hh")
         from_x = product(x.flatten(1, 2), weights["weight_ih"], weights.get("bias_ih")).unflatten(1, x.shape[1:3])
-        from_x = from_x + added[0] if added else from_x
+        more = [part.unbind(2) for part in added]  # not part[:, :, t], whose backward pass is quadratic in T
         outputs, before, inside = [], [], []
-        for t in range(steps):
+        for t, one in enumerate((from_x + added[0] if added else from_x).unbind(2)):
             before.append(h)
             from_h = product(h, weights["weight_hh"], bias)
-            from_h = from_h + added[1][:, :, t] if added else from_h
-            new, new_c = _gated(self.mode, from_x[:, :, t], from_h, h, c)
+            from_h = from_h + more[1][t] if more else from_h
+            new, new_c = _gated(self.mode, one, from_h, h, c)
             inside.append(new)
             if "weight_hr" in weights:
                 new = product(new, weights["weight_hr"], None)
-                new = new + added[2][:, :, t] if added else new
+                new = new + more[2][t] if more else new
             counts = (t < length).unsqueeze(2)
             outputs.append(torch.where(counts, new, 0.0))
             h, c = torch.where(counts, new, h), torch.where(counts, new_c, c)
         return torch.stack(outputs, 2), h, c, torch.stack(before, 2), torch.stack(inside, 2)
 
-    def gradients(self, x: Tensor, delta: Tensor) -> Values:
+    def _factors(self, x: Tensor, delta: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """For each weight, what to multiply and sum over the time steps of an example: the gradients of its outputs and
+        its inputs, [R, B, T, .] each. For each bias, the former alone.
+        """
         weights = {key: value.detach() for key in self.names if (value := self.mean(key)) is not None}
         inputs, h, c, length = (part.detach() for part in self._parts(x))
         if self.reverse:
             inputs = _reversed(inputs, length, False)
-        sizes = GATES[self.mode] * self.cells, GATES[self.mode] * self.cells, self.states
-        added = [x.new_zeros(*inputs.shape[:3], size).requires_grad_() for size in sizes]
+        gates = GATES[self.mode] * self.cells
+        added = [x.new_zeros(*inputs.shape[:3], size).requires_grad_() for size in (gates, gates, self.states)]
         with torch.enable_grad():
             y, h, c, before, inside = self._written_out(weights, inputs, h, c, length, added)
             y = _reversed(y, length, False) if self.reverse else y
             out = self._joined(y, h, c)
         from_x, from_h, projected = torch.autograd.grad(out, added, delta, materialize_grads=True, allow_unused=True)
-        found = {
-            "weight_ih": from_x.mT @ inputs,
-            "weight_hh": from_h.mT @ before.detach(),
-            "bias_ih": from_x.sum(2),
-            "bias_hh": from_h.sum(2),
-            "weight_hr": projected.mT @ inside.detach(),
+        found: dict[str, tuple[Tensor, Tensor | None]] = {
+            "weight_ih": (from_x, inputs),
+            "weight_hh": (from_h, before.detach()),
+            "bias_ih": (from_x, None),
+            "bias_hh": (from_h, None),
+            "weight_hr": (projected, inside.detach()),
         }
         return {key: found[key] for key in self.names}
+
+    def gradients(self, x: Tensor, delta: Tensor) -> Values:
+        return {key: _summed(*factors) for key, factors in self._factors(x, delta).items()}
+
+    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """The sweep is written out once for all examples and parameters; only their gradients come in pieces."""
+        kept = self._kept
+        if kept is None or kept[0] is not x or kept[1] is not delta or parameter not in kept[2]:
+            kept = self._kept = x, delta, self._factors(x, delta)
+        outputs, inputs = kept[2].pop(parameter)
+        if not kept[2]:
+            self._kept = None
+        if inputs is None:
+            return of(outputs.sum(2)).sum(1)
+        rows = BayesianLayer.rows_at_once(self, parameter, x, delta)
+        pieces = zip(outputs.split(rows, 1), inputs.split(rows, 1), strict=True)
+        return torch.stack([of(_summed(*piece)).sum(1) for piece in pieces]).sum(0)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """The state that W_hh and W_hr multiply is always learned."""
         return of_units(importance, learned or parameter in ("weight_hh", "weight_hr"))
+
+
+def _summed(outputs: Tensor, inputs: Tensor | None) -> Tensor:
+    return outputs.sum(2) if inputs is None else outputs.mT @ inputs
 
 
 def _gated(mode: str, from_x: Tensor, from_h: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +232,7 @@ def _reversed(x: Tensor, length: Tensor, full: bool) -> Tensor:
     return x.gather(2, torch.where(time <= last, last - time, time).unsqueeze(3).expand_as(x))
 
 
-class Recurrent(nn.Module):
+class Recurrent(Composite):
     """nn.LSTM, nn.GRU and nn.RNN: any number of layers, both directions, dropout between layers, projections, packed
     sequences, batch first or not.
     """
@@ -282,7 +307,7 @@ def _packed_like(packed: PackedSequence, x: Tensor) -> PackedSequence:
     return packed._replace(data=torch.cat(data))
 
 
-class RecurrentCell(nn.Module):
+class RecurrentCell(Composite):
     """nn.LSTMCell, nn.GRUCell and nn.RNNCell. All calls in one forward pass use the same draw of the weights."""
 
     def __init__(self, layer: Any) -> None:

@@ -6,12 +6,13 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, NoWeight
 from evcl.nn import layer as base
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.posterior import he_std
@@ -219,9 +220,9 @@ class DirectParameters(JointLayer):
         return torch.cat(found)
 
     def _call(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
-        for owner, key, name in self.places:
-            owner.__dict__[key] = values[name]
         try:
+            for owner, key, name in self.places:
+                setattr(owner, key, values[name])  # not in its __dict__: an nn.LSTM also notes its weights elsewhere
             return self.run(x)
         finally:
             for owner, key, _ in self.places:
@@ -239,6 +240,25 @@ class DirectParameters(JointLayer):
 
 def _per_unit(value: Tensor) -> int:
     return prod(value.shape[1:])
+
+
+class Plain(NamedTuple):
+    """A plain layer without its parameters, and where they belong: module, attribute, name of the parameter."""
+
+    layer: nn.Module
+    places: list[tuple[nn.Module, str, str]]
+
+
+class Composite(nn.Module):
+    """A Bayesian form that consists of Bayesian layers. It has no weights to use directly either."""
+
+    def __getattr__(self, name: str) -> Any:
+        plain = vars(self).get("plain")
+        if plain is not None and any(part is plain.layer and key == name for part, key, _ in plain.places):
+            error = NoWeight(f"{type(self).__name__}: a Bayesian layer has no {name!r} to use directly: call the layer")
+            error.layer = self
+            raise error
+        return super().__getattr__(name)
 
 
 class SecondAxis(nn.Module):
