@@ -69,6 +69,29 @@ class ViT(nn.Module):
         return out.mean(1)
 
 
+class LSTM(nn.Module):
+    """A digit as a sequence of its rows, read in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = nn.LSTM(8, 32, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reads(x.squeeze(1))[0].mean(1)  # type: ignore[no-any-return]
+
+
+class Direct(nn.Module):
+    """Weights that the network's own code uses, drawn once per batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Parameter(0.1 * torch.randn(64, 64)), nn.Parameter(torch.ones(64))
+        self.out = nn.utils.parametrizations.weight_norm(nn.Linear(64, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.out(F.relu(F.linear(x.flatten(1), self.inner) * self.scale)))
+
+
 def volume() -> nn.Module:
     """A digit as a volume, in which every two rows are a slice."""
     first = nn.Unflatten(2, (4, 2)), nn.Conv3d(1, 8, (2, 2, 3), padding=(0, 0, 1)), nn.ReLU()
@@ -80,6 +103,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ResNet, group norm": lambda: ResNet(lambda c: nn.GroupNorm(4, c)),
     "ViT": ViT,
     "Conv3d": volume,
+    "LSTM": LSTM,
+    "direct parameters": Direct,
 }
 
 

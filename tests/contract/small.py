@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,19 @@ def train(
     given: Sequence[Settings] | None = None,
     replicas: Sequence[int] | None = None,
     ranks: Ranks | None = None,
+    network: Callable[[], torch.nn.Module] = lambda: evcl.nn.mlp(INPUTS, [12, 12]),
     **where: Any,
 ) -> dict[str, torch.Tensor]:
     """All that there is to save when these replicas have learned the stream, and what they predict: [R, ...] each.
 
-    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `where`: device and dtype.
+    `given`: the settings of each; `replicas`: whose data they have, by default 0, 1, ... `network` makes their
+    trunk, which has 12 outputs. `where`: device and dtype.
     """
     given = [settings(method) for method in methods] if given is None else given
     everything = {name: value for s in given for name, value in s.items()}  # as `execute_together` has it
     each = [Settings({**everything, **s}) for s in given]
     options: dict[str, Any] = {"draw": True, "dtype": F64, "ranks": ranks, **where}
-    run = Run(evcl.nn.mlp(INPUTS, [12, 12]), [METHODS[m] for m in methods], each, seeds, **options)
+    run = Run(network(), [METHODS[m] for m in methods], each, seeds, **options)
     stream = tasks(range(len(seeds)) if replicas is None else replicas, run.network.posterior.mean)
     run.add_heads(12, [2, 2])
     for round_ in [stream] if run.method.jointly else [[task] for task in stream]:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import evcl
 from evcl.curvature import fisher, sensitivity, spread_out
@@ -94,6 +95,77 @@ class Times(nn.Module):
         return (x * self.factor).tanh()
 
 
+class Reads(nn.Module):
+    """A recurrent layer, of which the outputs and the last states are used. `packed`: sequences of other lengths."""
+
+    def __init__(self, kind, packed=False, **options):
+        super().__init__()
+        self.layer, self.packed = kind(4, 3, **options), packed
+
+    def forward(self, x):
+        first = self.layer.batch_first
+        y = x if first else x.transpose(0, 1)
+        if self.packed:
+            lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=2)
+            y = nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=first, enforce_sorted=False)
+        y, state = self.layer(y)
+        if self.packed:
+            y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=first, total_length=3)
+        state = torch.cat(state, 2) if isinstance(state, tuple) else state
+        return torch.cat([y.sum(1 if first else 0), state[0]], 1)
+
+
+class Steps(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cell = kind(4, 3)
+
+    def forward(self, x):
+        state = None
+        for t in range(3):
+            state = self.cell(x[:, t], state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+
+class Mixed(nn.Module):
+    """Parameters of the module's own between layers: a token, a number, a matrix, a table used past its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.share = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.tensor(0.7))
+        self.first, self.matrix, self.reads = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4)), nn.GRU(4, 4)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x + self.token.unsqueeze(1)).tanh() @ self.matrix * self.share
+        h = self.reads(h.transpose(0, 1))[0].sum(0)
+        return self.last(h.tanh()) + nn.functional.linear(h, self.last.weight)
+
+
+class Conv1D(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
+class Asks(nn.Module):
+    """What vmap cannot do: a forward pass that looks at a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.out = nn.Parameter(torch.tensor([1.3, 0.4])), nn.Linear(4, 3)
+
+    def forward(self, x):
+        rows = [row * self.factor[0] if float(row.sum()) > 0 else row.cos() * self.factor[1] for row in x]
+        return self.out(torch.stack(rows).tanh())
+
+
 def measured(norm):
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
@@ -158,6 +230,24 @@ def networks():
         "folded into the batch": (Folded(), (3, 4)),
         "a layer taken whole": (nn.Sequential(Scale(), nn.Linear(4, 3), nn.PReLU()), (4,)),
         "a number": (nn.Sequential(nn.Linear(4, 3), Times()), (4,)),
+        "lstm": (Reads(nn.LSTM, num_layers=2, bidirectional=True), (3, 4)),
+        "lstm with projections": (Reads(nn.LSTM, proj_size=2, bias=False, batch_first=True), (3, 4)),
+        "gru on packed sequences": (Reads(nn.GRU, packed=True, bidirectional=True, batch_first=True), (3, 4)),
+        "lstm on packed sequences": (Reads(nn.LSTM, packed=True, num_layers=2), (3, 4)),
+        "rnn": (Reads(nn.RNN, nonlinearity="relu"), (3, 4)),
+        "lstm cell": (Steps(nn.LSTMCell), (3, 4)),
+        "gru cell": (Steps(nn.GRUCell), (3, 4)),
+        "used directly": (Mixed(), (3, 4)),
+        "norms of weights": (
+            nn.Sequential(
+                parametrizations.weight_norm(nn.Linear(4, 5)),
+                nn.Tanh(),
+                parametrizations.spectral_norm(nn.Linear(5, 3)).eval(),
+            ),
+            (4,),
+        ),
+        "gpt-2's conv1d": (nn.Sequential(Conv1D(), nn.Tanh(), nn.Flatten()), (3, 4)),
+        "values that decide": (Asks(), (4,)),
     }
 
 

@@ -87,6 +87,94 @@ class Old(nn.Module):
         return self.decoder(h[:2], memory, memory_key_padding_mask=x == 0)[0]
 
 
+class LSTM(nn.Module):
+    """Sentences without their padding, read in both directions."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.tokens = nn.Embedding(9, width, padding_idx=0)
+        self.reads = nn.LSTM(width, width, 2, batch_first=True, bidirectional=True, dropout=0.1)
+
+    def forward(self, x):
+        h, lengths = self.tokens(x), (x != 0).sum(1).cpu()
+        start = h.new_zeros(4, len(x), 8)
+        packed = nn.utils.rnn.pack_padded_sequence(h, lengths, True, enforce_sorted=False)
+        _, (h, _) = self.reads(packed, (start, start))
+        return torch.cat([h[-2], h[-1]], 1)
+
+
+class GRU(nn.Module):
+    """Time as the first axis; the first state is learned; a cell reads what the layer says."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.tokens, self.reads = nn.Embedding(9, width), nn.GRU(width, width)
+        self.start, self.cell = nn.Parameter(torch.zeros(1, 1, width)), nn.GRUCell(width, width)
+
+    def forward(self, x):
+        said, h = self.reads(self.tokens(x).transpose(0, 1), self.start.expand(-1, len(x), -1).contiguous())
+        h = h[0]
+        for one in said:
+            h = self.cell(one, h)
+        return h
+
+
+class Norm(nn.Module):
+    """An RMSNorm as Hugging Face models have it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(width)), 1e-6
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+class Llama(nn.Module):
+    """Rotary attention written out, norms of its own, a gate, a table used a second time as a matrix."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.tokens, self.norm1, self.norm2 = nn.Embedding(9, width), Norm(width), Norm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(width, 12), nn.Linear(width, 12), nn.Linear(12, width)
+        self.register_buffer("inv_freq", 100 ** -(torch.arange(0, 4, 2) / 4), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def turned(self, x):
+        angles = torch.outer(torch.arange(x.shape[2], device=x.device).to(self.inv_freq), self.inv_freq)
+        angles = torch.cat([angles, angles], -1).to(x)
+        a, b = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-b, a], -1) * angles.sin()
+
+    def forward(self, x):
+        h = self.tokens(x)
+        n = self.norm1(h)
+        q, k, v = (f(n).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        dropped = 0.1 if self.training else 0.0
+        y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True, dropout_p=dropped)
+        h = h + self.o(y.transpose(1, 2).flatten(2))
+        n = self.norm2(h)
+        h = h + self.down(F.silu(self.gate(n)) * self.up(n)) * self.scale
+        return F.linear(h.mean(1), self.tokens.weight)
+
+
+class Normed(nn.Module):
+    """Weight norm and spectral norm, behind a batch norm and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        normed = nn.utils.parametrizations
+        self.conv, self.norm = normed.weight_norm(nn.Conv2d(1, 4, 3, padding=1)), nn.BatchNorm2d(1)
+        self.drop, self.out = nn.Dropout(0.1), normed.spectral_norm(nn.Linear(36, 8))
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.conv(self.norm(x))), 2)
+        return F.relu(self.out(self.drop(h.flatten(1)))) * 2
+
+
 def images(generator, task, n=40):
     """Two classes: which of two places, another pair in each task, is bright."""
     y = torch.arange(n) % 2
@@ -105,4 +193,13 @@ def sentences(generator, task, n=40):
     return x, y
 
 
-MODELS = {"ResNet": (ResNet, images), "ViT": (ViT, images), "GPT": (GPT, sentences), "old": (Old, sentences)}
+MODELS = {
+    "ResNet": (ResNet, images),
+    "ViT": (ViT, images),
+    "GPT": (GPT, sentences),
+    "old": (Old, sentences),
+    "LSTM": (LSTM, sentences),
+    "GRU": (GRU, sentences),
+    "Llama": (Llama, sentences),
+    "normed": (Normed, images),
+}

@@ -6,11 +6,14 @@ it into the plain layer, and leave the rest to torch.
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
+from torch.nn.utils import parametrizations
 
 import evcl
 from evcl._core.settings import resolve
@@ -83,6 +86,106 @@ class Two(nn.Module):
         self.first.weight = self.second.weight = self.table.weight
 
 
+class Reads(nn.Module):
+    """A recurrent layer: its outputs, and its last states. `packed`: sequences of different lengths."""
+
+    def __init__(self, kind, packed=False, started=False, **options):
+        super().__init__()
+        self.layer, self.packed, self.started = kind(4, 3, **options), packed, started
+
+    def forward(self, x):
+        first, layer = self.layer.batch_first, self.layer
+        layers = layer.num_layers * (2 if layer.bidirectional else 1)
+        hx = None
+        if self.started:  # states that the forward pass makes, by the size of its batch
+            hx = torch.zeros(layers, x.size(0), layer.hidden_size, dtype=x.dtype) + x[:, 0, :1]
+            hx = (hx, hx.cos()) if isinstance(hx, torch.Tensor) and "LSTM" in str(getattr(layer, "mode", "")) else hx
+        y = x if first else x.transpose(0, 1)
+        if self.packed:
+            lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=T - 1)
+            y = nn.utils.rnn.pack_padded_sequence(y, lengths.cpu(), batch_first=first, enforce_sorted=False)
+        y, state = layer(y, hx)
+        if self.packed:
+            y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=first, total_length=T)
+        state = torch.cat(state, 2) if isinstance(state, tuple) else state
+        y = y if first else y.transpose(0, 1)
+        return torch.cat([y.flatten(1), state.transpose(0, 1).flatten(1)], 1)
+
+
+class Steps(nn.Module):
+    """A cell, called once per time step."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.cell = kind(4, 3, **options)
+
+    def forward(self, x):
+        state, found = None, []
+        for t in range(T):
+            state = self.cell(x[:, t], state)
+            found += state if isinstance(state, tuple) else [state]
+        return torch.cat(found, 1)
+
+
+class Own(nn.Module):
+    """Parameters of all shapes, used directly."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.gamma = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.ones(4))
+        self.kernel, self.share = nn.Parameter(torch.randn(2, 1, 3)), nn.Parameter(torch.tensor(0.5))
+        self.more = nn.ParameterList([torch.randn(3), torch.randn(2, 3)])
+
+    def forward(self, x):
+        h = nn.functional.linear(x * self.gamma, self.weight).tanh() + self.more[0]
+        both = nn.functional.conv1d(h[:, :1], self.kernel, padding=1) * self.share
+        return both.flatten(1) @ torch.cat([self.more[1]] * 3, 0)[:6] + h.mean(1)
+
+
+class Pairs(nn.Module):
+    """A layer of torch's that has no Bayesian form, and takes two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Bilinear(4, 4, 3)
+
+    def forward(self, x):
+        return self.both(x[:, 0], x[:, 1])
+
+
+class Adapted(nn.Linear):
+    """A frozen layer, and a low-rank change of it."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.a.mT @ self.b.mT
+
+
+class Conv1D(nn.Module):
+    """The layer of GPT-2 as the transformers package has it: a linear layer with weights [i, o]."""
+
+    def __init__(self, outs, ins):
+        super().__init__()
+        self.nf, self.nx = outs, ins
+        self.weight, self.bias = nn.Parameter(torch.randn(ins, outs)), nn.Parameter(torch.zeros(outs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.reshape(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
+def old(norm, layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        return norm(layer)
+
+
 # --- references: (plain, means, variances, noise, x) of one replica -> y ---------------------------------------------
 
 
@@ -125,6 +228,12 @@ def once(plain, mean, variance, noise, x):
     """One draw for the batch."""
     drawn = {k: mean[k] + variance[k].sqrt() * eps[0] for k, eps in zip(mean, noise, strict=True)}
     return functional_call(plain, drawn, (x,))
+
+
+def transposed(plain, mean, variance, noise, x):
+    """A linear layer with weights [i, o]: one with weights [o, i]."""
+    turned = [{key: value.mT if key == "weight" else value for key, value in of.items()} for of in (mean, variance)]
+    return (local if x.dim() == 2 else flipped)(nn.Linear(4, 3), *turned, noise, x)
 
 
 def normed(plain, mean, variance, noise, x):
@@ -225,6 +334,34 @@ CASES = {
     "taken whole": (Scale, (T, 4), once),
     "transposed convolution": (lambda: nn.ConvTranspose2d(4, 3, 2, stride=2), (4, 3, 2), once),
     "prelu": (lambda: nn.PReLU(4), (4, 3), once),
+    "lstm": (lambda: Reads(nn.LSTM), (T, 4), once),
+    "lstm, stacked, both directions": (
+        lambda: Reads(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True, started=True),
+        (T, 4),
+        once,
+    ),
+    "lstm with projections": (lambda: Reads(nn.LSTM, proj_size=2, bias=False, num_layers=2), (T, 4), once),
+    "lstm on packed sequences": (lambda: Reads(nn.LSTM, packed=True, bidirectional=True, started=True), (T, 4), once),
+    "gru": (lambda: Reads(nn.GRU, batch_first=True, started=True), (T, 4), once),
+    "gru on packed sequences": (
+        lambda: Reads(nn.GRU, packed=True, num_layers=2, bidirectional=True, batch_first=True),
+        (T, 4),
+        once,
+    ),
+    "rnn": (lambda: Reads(nn.RNN, num_layers=2), (T, 4), once),
+    "rnn with relu": (lambda: Reads(nn.RNN, nonlinearity="relu", bias=False, bidirectional=True), (T, 4), once),
+    "lstm cell": (lambda: Steps(nn.LSTMCell), (T, 4), once),
+    "gru cell": (lambda: Steps(nn.GRUCell, bias=False), (T, 4), once),
+    "rnn cell": (lambda: Steps(nn.RNNCell, nonlinearity="relu"), (T, 4), once),
+    "used directly": (Own, (3, 4), once),
+    "bilinear": (Pairs, (2, 4), once),
+    "an adapter beside a frozen layer": (Adapted, (4,), once),
+    "parametrised by a weight norm": (lambda: parametrizations.weight_norm(nn.Conv1d(4, 3, 2)), (4, 5), once),
+    "old weight norm": (lambda: old(nn.utils.weight_norm, nn.Linear(4, 3)), (T, 4), once),
+    "parametrised as orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 3)), (4,), once),
+    "with a bias for keys": (lambda: Attention(batch_first=True, add_bias_kv=True), (T, 4), once),
+    "gpt-2's conv1d": (lambda: Conv1D(3, 4), (4,), transposed),
+    "gpt-2's conv1d along a sequence": (lambda: Conv1D(3, 4), (T, 4), transposed),
 }
 
 
@@ -246,6 +383,9 @@ class Recorded:
         return out
 
     def shared(self):
+        return self
+
+    def of(self, rows):
         return self
 
 
@@ -279,9 +419,10 @@ def close(dtype):
 def forward(network, x):
     """The trunk alone, whatever the shape of its output, as `BayesianNetwork.forward` calls it."""
     network.weights.batch = len(x)
+    network.weights.passes += 1
     for (module, key), own in zip(network._places, network.owned, strict=True):
         setattr(module, key, own(x))
-    return network.trunk(x)
+    return network.trunk(x) if network.direct is None else network.direct(x, network.trunk)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -346,12 +487,16 @@ def test_the_kl_is_the_sum_over_the_plain_parameters(name, replicas, dtype, gene
     q.mean += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)
     q.log_std += 0.3 * torch.randn(q.mean.shape, generator=generator, dtype=dtype)
     means, stds = run.network.layout.views(q.mean), run.network.layout.views(q.log_std.exp())
-    assert means.keys() == dict(module.named_parameters()).keys()
+    learned = {key: p for key, p in module.named_parameters() if p.requires_grad}
+    assert means.keys() == learned.keys()
     for r in range(replicas):
         total = 0.0
-        for parameter, plain in module.named_parameters():
+        for parameter, plain in learned.items():
             centre = torch.zeros(plain.shape, dtype=dtype)
-            if "norm" in name and parameter.endswith("weight"):
+            unit = parameter in run.network.direct.names if run.network.direct is not None else False
+            if unit and plain.shape[1:].numel() == 1:  # a scale or a bias, it may be
+                centre += plain.detach().to(dtype)
+            elif "norm" in name and parameter.endswith("weight"):
                 centre += 1
             if "padding" in name and isinstance(module, nn.Embedding):
                 centre[2] = plain.detach()[2].to(dtype)

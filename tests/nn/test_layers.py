@@ -335,12 +335,13 @@ class Scale(nn.Module):
         return x * self.gamma
 
 
-def test_an_unknown_layer_is_named_and_can_stay_deterministic():
+def test_an_unknown_layer_learns_or_is_named_and_stays_as_it_is():
     module = nn.Sequential(nn.Linear(3, 3), Scale())
-    with pytest.raises(evcl.EvclError, match=r"'1.gamma' \(Scale\) has no Bayesian form: register one .*, or pass"):
-        bayesianize(module)
-    network = bayesianize(module, unsupported="deterministic")
+    assert list(bayesianize(module).layout.shapes) == ["0.weight", "0.bias", "1.gamma"]
+    with pytest.warns(UserWarning, match=r"leaves these weights fixed .*: '1.gamma' \(Scale\)\. Leave it out"):
+        network = bayesianize(module, unsupported="deterministic")
     assert list(network.layout.shapes) == ["0.weight", "0.bias"]
+    assert network.frozen == {"1.gamma": "Scale"}
 
 
 def test_a_registered_layer_takes_part():
@@ -373,10 +374,7 @@ def test_a_registered_layer_takes_part():
         (nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3, affine=False)), "mixes the examples of a batch"),
         (nn.BatchNorm1d(3, track_running_stats=False), "depend on its batch"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm or scale_grad_by_freq"),
-        (nn.MultiheadAttention(4, 2, add_bias_kv=True), "add_bias_kv or add_zero_attn"),
-        (nn.MultiheadAttention(4, 2, add_zero_attn=True), "add_bias_kv or add_zero_attn"),
         (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "global generator"),
-        (nn.LSTM(3, 3), "has no Bayesian form"),
         ("a network", "must be a torch.nn.Module, not str"),
     ],
 )
@@ -392,9 +390,36 @@ def test_a_frozen_layer_stays_as_it_is():
     learner.learn((torch.eye(3), [0, 1, 1]))
     assert list(learner._run.network.trunk_names) == ["2.weight", "2.bias"]
     assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
-    module[0].bias.requires_grad_(True)
-    with pytest.raises(evcl.EvclError, match="partly frozen"):
-        bayesianize(module)
+
+
+def test_of_a_partly_frozen_layer_the_rest_learns():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    module[0].weight.requires_grad_(False)
+    learner = evcl.EVCL(module, epochs=2)
+    learner.learn((torch.eye(3), [0, 1, 1]))
+    assert list(learner._run.network.trunk_names) == ["0.bias", "2.weight", "2.bias"]
+    assert torch.equal(learner.mean_network()[0][0].weight, module[0].weight)
+    assert not torch.equal(learner.mean_network()[0][0].bias, module[0].bias)
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reads = nn.LSTM(3, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.reads(x)[0][:, -1]
+
+
+def test_of_a_partly_frozen_lstm_the_rest_learns():
+    module, x = Last(), torch.eye(6).view(6, 2, 3)
+    module.reads.weight_hh_l0.requires_grad_(False)
+    learner = evcl.EWC(module, epochs=5)
+    learner.learn((x, [0, 1] * 3))
+    plain = learner.mean_network()
+    moved = {key: not torch.equal(p, module.reads.get_parameter(key)) for key, p in plain[0].reads.named_parameters()}
+    assert moved == {"weight_ih_l0": True, "weight_hh_l0": False, "bias_ih_l0": True, "bias_hh_l0": True}
+    torch.testing.assert_close(plain(x).softmax(1), learner.predict_proba(x))
 
 
 def test_mlp_checks_its_widths():

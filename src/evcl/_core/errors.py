@@ -54,7 +54,12 @@ class MissingExtra(EvclError, ImportError):
 
 
 class NoWeight(EvclError, AttributeError):
-    """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False."""
+    """A weight that a Bayesian layer does not have. It is also an AttributeError, so that `hasattr` returns False.
+
+    `layer` is that layer, if it is known.
+    """
+
+    layer: object = None
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, setting: str | None = None) -> UnknownName:

@@ -20,6 +20,7 @@ values in place of squares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -215,10 +216,13 @@ def layers_in_use(
     return seen
 
 
-class Call(NamedTuple):
+@dataclass
+class Call:
+    """One call of a layer by all replicas. If the replicas run one after another, each has an output of its own."""
+
     layer: BayesianLayer
     x: Tensor
-    output: Tensor
+    outputs: list[Tensor]
     learned: bool  # whether the layer's input depends on weights
 
 
@@ -249,18 +253,46 @@ def forward_pass(
 
 def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
     """For each target, its gradients with respect to the outputs of these calls."""
-    outputs = [call.output for call in calls]
+    outputs = [output for call in calls for output in call.outputs]
     for i, target in enumerate(targets):
-        yield torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+        found = torch.autograd.grad(target, outputs, retain_graph=i + 1 < len(targets), allow_unused=True)
+        each = iter(zip(found, outputs, strict=True))
+        yield tuple(_gathered([next(each) for _ in call.outputs]) for call in calls)
+
+
+def _gathered(found: list[tuple[Tensor | None, Tensor]]) -> Tensor | None:
+    """The gradients of all replicas with respect to one call; None if no target depends on it."""
+    if len(found) == 1:
+        return found[0][0]
+    if all(gradient is None for gradient, _ in found):
+        return None
+    return torch.cat([torch.zeros_like(output) if gradient is None else gradient for gradient, output in found])
 
 
 def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
     """Record the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
+    alone: dict[BayesianLayer, list[list[Call]]] = {}  # calls by replicas that run one after another
 
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Return a copy to the network, because an in-place activation would change the recorded output."""
-        calls.append(Call(layer, args[0].detach().clone(), output, args[0].requires_grad))
+        call = Call(layer, args[0].detach().clone(), [output], args[0].requires_grad)
+        lane = layer.weights.lane
+        if lane is None:
+            calls.append(call)
+            return output.clone()
+        known = alone.setdefault(layer, [])
+        known += [[] for _ in range(lane + 1 - len(known))]
+        known[lane].append(call)
+        if lane == 0:
+            calls.append(call)
+        else:  # this layer's call of the same number by replica 0
+            first = known[0][len(known[lane]) - 1] if len(known[lane]) <= len(known[0]) else None
+            if first is None or first.x.shape[1:] != call.x.shape[1:]:
+                raise EvclError(f"{layer.path!r}: the replicas call this layer in different ways: train one at a time")
+            first.x = torch.cat([first.x, call.x])
+            first.outputs.append(output)
+            first.learned = first.learned or call.learned
         return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
@@ -292,10 +324,11 @@ def uses_of(
     each.
     """
     uses: dict[str, list[Use]] = {}
-    for (layer, x, _, _), delta in zip(calls, deltas, strict=True):
+    for call, delta in zip(calls, deltas, strict=True):
         if delta is None:
             continue
-        x, delta = layer.unfold(x), layer.unfold(delta)
+        layer = call.layer
+        x, delta = layer.unfold(call.x), layer.unfold(delta)
         if x.shape[1] != examples * layer.fold:
             raise EvclError(
                 f"{type(layer).__name__} {list(layer.names.values())} got {x.shape[1]} rows for {examples} examples: "

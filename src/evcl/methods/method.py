@@ -15,7 +15,6 @@ so that a stopped run can be resumed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from evcl.likelihoods import Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
-from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn import BayesianNetwork, Gaussian, Layout, copied
 
 
 class Tracker:
@@ -315,7 +314,7 @@ class Method:
 
     def changed(self, network: nn.Module, settings: Sequence[Settings]) -> nn.Module:
         """A copy of the user's network as this method trains it, for replicas with these settings."""
-        network = copy.deepcopy(network)
+        network = copied(network) if isinstance(network, nn.Module) else network
         return network if self.adapt is None else self.adapt(network, settings)
 
     @property

@@ -1,6 +1,6 @@
 """Turn a torch module into one with Gaussian weights."""
 
-from evcl.nn.convert import Names, bayesianize, register
+from evcl.nn.convert import Names, bayesianize, copied, register
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
 from evcl.nn.network import BayesianNetwork, outputs
@@ -24,6 +24,7 @@ __all__ = [
     "Slot",
     "Weights",
     "bayesianize",
+    "copied",
     "he_std",
     "he_uniform",
     "head",

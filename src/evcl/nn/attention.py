@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl.nn.layers import Dropout, Linear
+from evcl.nn.sampled import Composite
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(Composite):
     """The Bayesian form of nn.MultiheadAttention, with batch_first or not, masks, kdim and vdim.
 
     If query, key and value are the same tensor, one matrix product computes all three projections; otherwise each uses

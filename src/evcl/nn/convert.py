@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,11 +19,13 @@ from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
-from evcl.nn.layers import Conv, Dropout, Embedding, Linear
+from evcl.nn.layers import Conv, Dropout, Embedding, Linear, TransposedLinear
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
-from evcl.nn.sampled import FreeParameter, SampledLayer
+from evcl.nn.recurrent import Recurrent, RecurrentCell
+from evcl.nn.sampled import Composite, DirectParameters, FreeParameter, Plain, SampledLayer, SecondAxis
+from evcl.nn.spectral import SpectralNorm, attach_state
 from evcl.nn.winners import KWinners, KWinnersLayer
 
 INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scale
@@ -30,6 +33,7 @@ Names = str | Sequence[str] | None
 """Names of modules, or patterns of them."""
 
 BayesianForm = Callable[[Any], nn.Module]
+HOOKS = "_forward_pre_hooks", "_forward_hooks"
 _FORMS: dict[type[nn.Module], BayesianForm] = {}
 # Layers without weights that still cannot be used unchanged, and why.
 _REFUSED: dict[type[nn.Module], str] = {
@@ -78,8 +82,24 @@ register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))
 register(nn.Dropout3d, partial(Dropout, positions=3))
+register(nn.LSTM, Recurrent)
+register(nn.GRU, Recurrent)
+register(nn.RNN, Recurrent)
+register(nn.LSTMCell, RecurrentCell)
+register(nn.GRUCell, RecurrentCell)
+register(nn.RNNCell, RecurrentCell)
+register(nn.utils.parametrizations._SpectralNorm, SpectralNorm)
 for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
     register(_kind)
+
+
+# Layers of packages that need not be installed, by their full names.
+_NAMED: dict[str, BayesianForm] = {"transformers.pytorch_utils.Conv1D": TransposedLinear}
+
+
+def _form(layer: nn.Module) -> BayesianForm | None:
+    kind = type(layer)
+    return _FORMS.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def bayesianize(
@@ -104,9 +124,11 @@ def bayesianize(
 
     `only` and `skip` choose the layers to make Bayesian, by the names of modules in `named_modules()`, which include
     everything inside them, or by patterns (`"*.norm1"`). All other layers are fixed: they keep their weights and run in
-    evaluation mode, because a weight that is trained without a prior or penalty forgets. Layers whose weights are all
-    frozen (`requires_grad=False`) are fixed too, and so are layers without a Bayesian form if
-    `unsupported="deterministic"`. `only=[]` gives a fixed trunk with Bayesian heads.
+    evaluation mode, because a weight that is trained without a prior or penalty forgets. Weights that are frozen
+    (`requires_grad=False`) are fixed too. `only=[]` gives a fixed trunk with Bayesian heads.
+
+    A parameter that belongs to no layer with a Bayesian form is drawn once per batch (see `DirectParameters`). With
+    `unsupported="deterministic"` it is fixed instead, and a warning names it.
 
     With `film`, every linear layer and convolution, fixed ones too, has scales and shifts per task (see film.py).
     `call`: how the module is called, if not with one tensor (see inputs.py).
@@ -119,8 +141,12 @@ def bayesianize(
     replicas = replicas if generators is None else len(generators)
     conversion = _Conversion(module, Weights(replicas), generators, _patterns(only), _patterns(skip), unsupported)
     conversion.film = film
-    trunk = conversion(module, copy.deepcopy(module), "")
+    trunk = conversion(module, copied(module), "")
     conversion.check()
+    if conversion.frozen:
+        warnings.warn(conversion.frozen_message(), UserWarning, stacklevel=2)
+    for part in trunk.modules():
+        part._buffers.update({key: b.contiguous() for key, b in part._buffers.items() if b is not None})  # for a file
     trunk = trunk.to(device=device, dtype=dtype).eval()
     layout = Layout({name: tuple(m.shape[1:]) for name, m in conversion.means.items()})
 
@@ -134,7 +160,16 @@ def bayesianize(
     posterior, centre = Gaussian(mean, log_std), flat(conversion.centres)
     sites = conversion.sites if film else None
     about = (posterior, centre, conversion.scales, conversion.owned, sites, call)
-    return BayesianNetwork(trunk, conversion.weights, layout, *about)
+    direct = conversion.direct if conversion.direct.places else None
+    return BayesianNetwork(trunk, conversion.weights, layout, *about, direct, conversion.frozen)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy. Tensors that the old `weight_norm` and `spectral_norm` computed are not parameters, and torch does
+    not copy a tensor with a gradient function.
+    """
+    computed = [t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+    return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed if t.grad_fn is not None})
 
 
 def _check(module: nn.Module) -> None:
@@ -172,6 +207,9 @@ class _Conversion:
         self.centres: dict[str, Tensor] = {}
         self.scales: dict[str, float] = {}
         self.owned: list[tuple[nn.Module, str, FreeParameter]] = []
+        self.direct = DirectParameters()
+        self.direct.weights = weights
+        self.frozen: dict[str, str] = {}  # weights that `unsupported` leaves fixed -> type of their module
         self.done: dict[int, nn.Module] = {}  # a layer used twice stays one layer
         self.fixed: dict[str, str] = {}  # name of each fixed weight -> its module
         self.seen: list[str] = []  # the modules and parameters that `only` and `skip` can choose
@@ -181,17 +219,32 @@ class _Conversion:
     def __call__(self, plain: nn.Module, copied: nn.Module, path: str, second: bool = False) -> nn.Module:
         """Convert one module. `second`: its input has the batch as the second axis, after the positions."""
         if id(plain) not in self.done:
-            form = _FORMS.get(type(plain))
-            trainable = [p.requires_grad for p in plain.parameters()]
-            if form is not None and self._chosen(path) and (any(trainable) or not trainable):
-                if not all(trainable):
-                    raise EvclError(
-                        f"{path!r} ({type(plain).__name__}) is partly frozen: freeze all its weights, or none"
-                    )
-                self.done[id(plain)] = self._taken_up(form(plain), path, second, type(plain))
-            else:
+            form, trainable = _form(plain), [p.requires_grad for p in plain.parameters()]
+            if form is None or not self._chosen(path) or not (any(trainable) or not trainable):
                 self.done[id(plain)] = self._kept(plain, copied, path, second)
+            elif not all(trainable) or any(getattr(plain, hooks) for hooks in HOOKS) or _unusual(plain):
+                self.done[id(plain)] = self._kept(plain, copied, path, second, direct=True)
+            else:
+                made = self._taken_up(form(plain), path, second, type(plain))
+                self._remember(made, plain, copied)
+                self.done[id(plain)] = made
         return self.done[id(plain)]
+
+    def _remember(self, made: nn.Module, plain: nn.Module, copied: nn.Module) -> None:
+        """Keep the plain layer, without its parameters, beside the Bayesian one, for `_use_directly`."""
+        layer = made.layer if isinstance(made, SecondAxis) else made
+        places = [
+            (part, key, self.names[id(p)])
+            for own, part in zip(plain.modules(), copied.modules(), strict=True)
+            for key, p in own._parameters.items()
+            if p is not None
+        ]
+        if places and isinstance(layer, (BayesianLayer, Composite)) and not list(copied.buffers()):
+            if isinstance(copied, nn.Embedding):
+                copied.register_forward_pre_hook(_as_indices)
+            for part, key, _ in places:
+                part._parameters[key] = None
+            vars(layer)["plain"] = Plain(copied.eval(), places)
 
     def check(self) -> None:
         """Checks that are only possible after all modules have been converted."""
@@ -208,6 +261,14 @@ class _Conversion:
         if self.film and not self.sites:
             raise EvclError("film needs a linear layer or a convolution in the network, and this network has none")
 
+    def frozen_message(self) -> str:
+        names = [f"{name!r} ({kind})" for name, kind in self.frozen.items()]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        return (
+            f"unsupported='deterministic' leaves these weights fixed at their present values: {', '.join(names[:8])}"
+            f"{more}. Leave it out, and they learn, drawn once per batch"
+        )
+
     def _chosen(self, path: str) -> bool:
         self.seen.append(path)
         return (self.only is None or _matches(self.only, path)) and not _matches(self.skip, path)
@@ -222,7 +283,7 @@ class _Conversion:
                 if self.film and has_film and weight is not None:
                     channels = isinstance(layer, Conv) or kind in CHANNELS_FIRST
                     self._site(layer, layer.names["weight"], len(weight), channels, layer.rows.get("weight"))
-        return _SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
+        return SecondAxis(form) if second and isinstance(form, BayesianLayer) else form
 
     def _site(
         self,
@@ -239,10 +300,11 @@ class _Conversion:
             self.sites[name] = slice(start, start + units)
         layer.register_forward_hook(Film(self.weights, name, channels_first, part, second))
 
-    def _name(self, layer: BayesianLayer) -> None:
+    def _name(self, layer: BayesianLayer, names: dict[str, str] | None = None) -> None:
         r = self.weights.replicas
-        layer.names = {key: self.names[id(p)] for key, p in layer.own.items()}
-        for key, name in layer.names.items():
+        if names is None:
+            names = layer.names = {key: self.names[id(p)] for key, p in layer.own.items()}
+        for key, name in names.items():
             if name not in self.means:
                 plain, centre = layer.own[key].detach(), layer.centre(key).detach()
                 drawn = [layer.initial(key, g) for g in self.generators or ()]
@@ -250,26 +312,37 @@ class _Conversion:
                 self.centres[name] = centre.expand(r, *centre.shape)
                 self.scales[name] = layer.scale(key)
         layer.own = {}
+        self._stateful(layer)
+
+    def _stateful(self, layer: BayesianLayer) -> None:
+        """Give each replica its own state beside the weights."""
         for key in layer._non_persistent_buffers_set:
             buffer = getattr(layer, key)
-            setattr(layer, key, buffer.expand(r, *buffer.shape[1:]).clone())
+            setattr(layer, key, buffer.expand(self.weights.replicas, *buffer.shape[1:]).clone())
 
-    def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool) -> nn.Module:
-        """Keep the copy itself, and convert its children."""
+    def _kept(self, plain: nn.Module, copied: nn.Module, path: str, second: bool, direct: bool = False) -> nn.Module:
+        """Keep the copy itself, and convert its children. `direct`: its own parameters are used as they are."""
         self._check_kept(plain, path)
         for key, p in list(plain._parameters.items()):
             if p is None:
                 continue
             name = f"{path}.{key}" if path else key
-            if self._owns(plain, key, name):
+            use = "direct" if direct and p.requires_grad else self._use(plain, key, name)
+            if use == "own":
                 own = FreeParameter(plain, key)
                 del copied._parameters[key]
                 self._taken_up(own, name, False)
                 self.owned.append((copied, key, own))
+            elif use == "direct":
+                known = self.names[id(p)]  # a tied parameter has one name
+                self.direct.own = {known: p}
+                self._name(self.direct, {known: known})
+                self.direct.add(copied, key, known)
             else:
                 copied._parameters[key].requires_grad_(False)  # type: ignore[union-attr]
                 self.fixed[self.names[id(p)]] = path
-        if self.film and type(plain) in KINDS:
+        attach_state(copied, path, self.weights, self._stateful)
+        if self.film and type(plain) in KINDS and "weight" in plain._parameters:
             name = self.names[id(plain.weight)]
             self._site(copied, name, len(plain._parameters["weight"]), type(plain) in CHANNELS_FIRST, second=second)  # type: ignore[arg-type]
         if isinstance(plain, (nn.Embedding, nn.EmbeddingBag)):
@@ -286,24 +359,21 @@ class _Conversion:
                 setattr(copied, key, self(child, inner, f"{path}.{key}" if path else key, second))
         return copied
 
-    def _owns(self, plain: nn.Module, key: str, name: str) -> bool:
-        """Whether to make this parameter, which belongs to no layer, Bayesian; raise if that is asked for but
-        impossible.
+    def _use(self, plain: nn.Module, key: str, name: str) -> str | None:
+        """How a parameter that belongs to no Bayesian layer learns: "own", with one value per example; "direct", with
+        one per batch; or None, not at all.
         """
         p = plain._parameters[key]
         assert p is not None
-        if not p.requires_grad or type(plain) in _FORMS or not self._chosen(name):
-            return False  # a layer that has a form is left out as a whole
+        if not p.requires_grad or _form(plain) is not None or not self._chosen(name):
+            return None  # a layer that has a form is left out as a whole
         lists = type(plain) in (nn.ParameterList, nn.ParameterDict)
         if p.dim() > 1 and p.shape[0] == 1 and (lists or not type(plain).__module__.startswith("torch.nn.")):
-            return True
+            return "own"
         if self.unsupported == "deterministic":
-            return False
-        kind = type(plain).__name__
-        raise EvclError(
-            f"{name!r} ({kind}) has no Bayesian form: register one (evcl.nn.register({kind}) if it is a layer), "
-            "give the parameter a first axis of length 1 (the batch), or pass unsupported='deterministic'"
-        )
+            self.frozen[name] = type(plain).__name__
+            return None
+        return "direct"
 
     def _check_kept(self, plain: nn.Module, path: str) -> None:
         """Refuse a layer without weights that would compute something else here than in the plain module."""
@@ -315,16 +385,9 @@ class _Conversion:
         )
 
 
-class _SecondAxis(nn.Module):
-    """A layer whose input has the batch as its second axis: [t, R*B, ...]."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x.transpose(0, 1))
-        return out.transpose(0, 1)
+def _unusual(layer: nn.Module) -> bool:
+    """Whether a layer has options that its Bayesian form does not have, so that it has to be used as it is."""
+    return isinstance(layer, nn.MultiheadAttention) and (layer.bias_k is not None or layer.add_zero_attn)
 
 
 def _as_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ class Mixture(NamedTuple):
     tasks: Sequence[int]
     places: Tensor  # [R, B]: position of each example's task in `tasks`
 
-    def of(self, replicas: Sequence[int] | Tensor) -> Mixture:
+    def of(self, replicas: Sequence[int] | Tensor | slice) -> Mixture:
         return Mixture(self.tasks, self.places[replicas])
 
 
@@ -48,7 +48,7 @@ class FilmRows:
         scale, shift = self.table[:, task, :, self.sites[name]].unbind(1)
         return scale, shift
 
-    def of(self, replicas: Sequence[int] | Tensor) -> FilmRows:
+    def of(self, replicas: Sequence[int] | Tensor | slice) -> FilmRows:
         """The rows of these replicas."""
         own = {
             task: {name: (scale[replicas], shift[replicas]) for name, (scale, shift) in pairs.items()}

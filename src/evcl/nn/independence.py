@@ -40,9 +40,11 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
     it is left unchanged.
     """
     undo: list[Callable[[], None]] = []
+    x = x[torch.arange(3) % len(x)]
+    _check_deterministic(network, x)
     try:
         with network.alone():
-            _look(network, x[torch.arange(3) % len(x)], undo)
+            _look(network, x, undo)
     except (EvclError, RuntimeError) as error:
         for step in undo:
             step()
@@ -55,6 +57,28 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
             f"the network fails on a small batch: {str(error).splitlines()[0]}. A parameter [1, ...] outside a layer "
             "is replaced by one copy per example: add it or .expand() it, do not .repeat() it"
         ) from error
+
+
+def _check_deterministic(network: BayesianNetwork, x: Tensor) -> None:
+    """Refuse a network that draws random numbers itself: its results would not follow from the seed."""
+    devices = [x.device] if x.is_cuda else []
+    with torch.random.fork_rng(devices), network.alone():
+        before = _generator_state(x)
+        try:
+            network(x.clone())
+        except (EvclError, RuntimeError):
+            return  # the caller finds out what is wrong
+        if torch.equal(before, _generator_state(x)):
+            return
+    raise EvclError(
+        "the network draws random numbers from torch's global generator, so that its results do not follow from the "
+        "seed. For dropout use nn.Dropout; in F.dropout and scaled_dot_product_attention draw only if self.training, "
+        "which is False here"
+    )
+
+
+def _generator_state(x: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
 
 
 def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -> None:
@@ -101,7 +125,7 @@ def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append((layer, args[0].clone()))
 
-    layers = [layer for layer in network.bayesian_layers() if not isinstance(layer, FreeParameter)]
+    layers = [layer for layer in network.bayesian_layers() if layer.batched and not isinstance(layer, FreeParameter)]
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
         return Pass(calls, network(x.clone()))
@@ -111,7 +135,11 @@ def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
 
 
 def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
-    """Whether rows of other examples changed by more than rounding."""
+    """Whether rows of other examples changed by more than rounding. Rows that are padded to the longest sequence of
+    their batch cannot be compared if their lengths differ; the outputs always can.
+    """
+    if before.shape != after.shape:
+        return False
     others = torch.ones(len(before), dtype=torch.bool)
     others[example * fold : (example + 1) * fold] = False
     a, b = before[others].double(), after[others].double()

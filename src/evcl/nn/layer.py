@@ -18,7 +18,8 @@ separately for each example. This is exact, and has less variance than one draw 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,8 +61,11 @@ class Weights:
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.rows: Sequence[int] | Tensor | None = None  # which replicas are bound; None: all of them
+        self.rows: Sequence[int] | Tensor | slice | None = None  # which replicas are bound; None: all of them
+        self.lane: int | None = None  # which of the bound replicas runs alone; None: all of them run at once
         self.batch = 0  # R*B, the number of rows in the current forward pass
+        self.passes = 0  # the number of forward passes so far: a draw may serve one of them
+        self.mapped = False  # inside torch.func.vmap over examples: layers must use operations that it knows
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
@@ -74,6 +78,31 @@ class Weights:
     def dtype_of(self, x: Tensor) -> torch.dtype:
         """The dtype in which a layer computes with its input x."""
         return x.dtype if self.compute_dtype is None or self.noise is None else self.compute_dtype
+
+    @contextmanager
+    def one(self, r: int) -> Iterator[None]:
+        """Inside this context, compute with replica r alone, out of those bound."""
+        before, row = dict(vars(self)), slice(r, r + 1)
+        self.rows = row if self.rows is None else self.rows[row]  # type: ignore[index]
+        self.lane, self.replicas, self.batch = r, 1, self.batch // self.replicas
+        self.mean = {name: value[row] for name, value in self.mean.items()}
+        if self.variance is not None:
+            self.variance = {name: value[row] for name, value in self.variance.items()}
+        if self.grads is not None:
+            mean, variance = ({k: v[row] for k, v in (some or {}).items()} for some in self.grads)
+            self.grads = Grads(mean, None if self.grads.variance is None else variance)
+        if self.noise is not None:
+            self.noise = self.noise.of(torch.tensor([r]))
+        if self.film is not None:
+            self.film = self.film.of(row)
+        if self.task is not None and not isinstance(self.task, int):
+            self.task = self.task.of(row)
+        if self.gate is not None:
+            raise EvclError("k-winners and weights used outside layers: train one seed at a time")
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
 
 class BayesianLayer(nn.Module):
@@ -90,6 +119,7 @@ class BayesianLayer(nn.Module):
     names: dict[str, str]  # the plain layer's parameter -> its name in the posterior
     path: str = ""  # name of the plain layer in the module
     fold: int = 1  # rows per example at this layer: more than 1 if positions were folded into the batch
+    batched = True  # whether its input is a batch; a parametrisation's is a weight
     output_axis: int | None = None  # axis of the weight's outputs; None: its Fisher has no Kronecker factors
 
     def __init__(self, layer: nn.Module) -> None:
@@ -125,9 +155,11 @@ class BayesianLayer(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
             where = f"{self.path!r} ({type(self).__name__})"
-            raise NoWeight(
+            error = NoWeight(
                 f"{where}: a Bayesian layer has no {name!r} to use directly: call the layer, or a layer tied to it"
             )
+            error.layer = self
+            raise error
         return super().__getattr__(name)
 
     def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:

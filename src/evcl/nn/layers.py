@@ -23,7 +23,7 @@ from evcl.nn.layer import (
 class Linear(BayesianLayer):
     """nn.Linear on [R*B, i] or, along a sequence, [R*B, ..., i]."""
 
-    output_axis = 0
+    output_axis: int | None = 0
 
     def forward(self, x: Tensor) -> Tensor:
         flat = self.unfold(x).flatten(1, -2) if x.dim() > 2 else self.unfold(x)
@@ -96,6 +96,23 @@ class Linear(BayesianLayer):
 
     def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
         return delta.flatten(1, -2)
+
+
+class TransposedLinear(Linear):
+    """A linear layer whose weight is [i, o]: `Conv1D` of the transformers package, which GPT-2 uses."""
+
+    output_axis = None
+
+    def part(self, named: dict[str, Tensor] | None, parameter: str) -> Tensor | None:
+        """The weight as [R, o, i], as `Linear` has it."""
+        found = super().part(named, parameter)
+        return found.mT if found is not None and parameter == "weight" else found
+
+    def fan_in(self, parameter: str) -> int:
+        return self.own["weight"].shape[0]
+
+    def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
+        return of_units(importance.mT, learned).mT if parameter == "weight" else of_units(importance, learned)
 
 
 class Conv(BayesianLayer):

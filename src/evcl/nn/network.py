@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, NoWeight
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Embedding, Linear
 from evcl.nn.posterior import Gaussian, Layout
-from evcl.nn.sampled import FreeParameter
+from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
 from evcl.nn.slots import Slot, head_names
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
-FORM = ("trunk", "trunk_names", "owned", "_places", "centre", "scales", "rounds")  # what changes as the trunk grows
+FORM = ("trunk", "trunk_names", "owned", "_places", "direct", "_settled", "centre", "scales", "rounds")  # of a trunk
 
 
 class BayesianNetwork(nn.Module):
@@ -37,6 +37,9 @@ class BayesianNetwork(nn.Module):
 
     A trunk of columns (see columns.py) trains its last column only. A fit has no part of the others: their weights come
     from `beside`, all weights at the start of the fit.
+
+    `direct`: the parameters that the trunk's own code uses, outside layers; None: it uses none. `frozen`: the weights
+    without a Bayesian form that `unsupported="deterministic"` left fixed, each with its module's type.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class BayesianNetwork(nn.Module):
         owned: Owned = (),
         sites: Sites | None = None,
         call: Call | None = None,
+        direct: DirectParameters | None = None,
+        frozen: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.call = call or Call()
@@ -63,6 +68,8 @@ class BayesianNetwork(nn.Module):
         self.film = None if sites is None else first_rows(0, sites, posterior.mean)
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
+        self.direct, self.frozen = direct, dict(frozen or {})
+        self._settled = False
         self.beside = posterior
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self._places = [(module, key) for module, key, _ in owned]
@@ -76,6 +83,11 @@ class BayesianNetwork(nn.Module):
     def takes_tokens(self) -> bool:
         """Whether it has an embedding: its inputs may be numbers that only name things."""
         return any(isinstance(m, (Embedding, nn.Embedding, nn.EmbeddingBag)) for m in self.trunk.modules())
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
+        return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
 
     def bind(
         self,
@@ -177,6 +189,22 @@ class BayesianNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.weights.batch = x.shape[0]
+        self.weights.passes += 1
+        if self.owned and not self._settled:
+            self._settle(x)
+        while True:
+            try:
+                return self._output(x)
+            except NoWeight as error:  # `F.linear(h, self.words.weight)`: from now on, this weight is used directly
+                if not self._use_directly(error.layer):
+                    raise
+
+    def _output(self, x: Tensor) -> Tensor:
+        found: Tensor = self._run(x) if self.direct is None else self.direct(x, self._run)
+        return found
+
+    def _run(self, x: Tensor) -> Tensor:
+        """Run the trunk on the replicas that are bound: all of them, or one if it uses parameters directly."""
         for (module, key), own in zip(self._places, self.owned, strict=True):
             setattr(module, key, own(x))
         if isinstance(self.trunk, Columns):
@@ -195,6 +223,56 @@ class BayesianNetwork(nn.Module):
             n = x.shape[0]
             raise EvclError(f"the network must turn {n} inputs into [{n}, features], not {came}{advice}")
         return features.to(self.posterior.mean.dtype)
+
+    @torch.no_grad()
+    def _settle(self, x: Tensor) -> None:
+        """Before the first batch, find out how the trunk uses its parameters [1, ...]. If it does not add or expand
+        them, one copy per example gives another output, or an error; they are then used directly.
+        """
+        some = x[: x.shape[0] // self.weights.replicas][:3]
+        if len(some) < 2:  # one example cannot tell
+            return
+        before = self.form()
+        found = self._tried(some)
+        direct = self._with_direct()
+        for (module, key), own in zip(self._places, self.owned, strict=True):
+            direct.add(module, key, next(iter(own.names.values())))  # type: ignore[operator]
+        self.direct, self.owned, self._places = direct, nn.ModuleList(), []
+        wanted = self._tried(some)
+        same = found is not None and wanted is not None and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)
+        if wanted is None or same:
+            self.set_form(before)
+        self._settled = True
+
+    def _tried(self, x: Tensor) -> Tensor | None:
+        with self.alone():
+            self.weights.batch = len(x)
+            try:
+                return self._output(x.clone())  # not x itself: a forward pass may write to it
+            except (EvclError, RuntimeError):
+                return None
+
+    def _with_direct(self) -> DirectParameters:
+        """A copy of `direct` that more parameters can be added to."""
+        found = DirectParameters()
+        found.weights = self.weights
+        if self.direct is not None:
+            found.names, found.places = dict(self.direct.names), list(self.direct.places)
+        return found
+
+    def _use_directly(self, layer: Any) -> bool:
+        """Put the plain layer in the place of a Bayesian one, and use its parameters directly. False if it cannot."""
+        plain = getattr(layer, "__dict__", {}).get("plain")
+        if plain is None:
+            return False
+        self.direct = self._with_direct()
+        for place in plain.places:
+            self.direct.add(*place)
+        for module in list(self.trunk.modules()):
+            for key, child in module._modules.items():
+                if child is layer or (isinstance(child, SecondAxis) and child.layer is layer):
+                    module._modules[key] = plain.layer
+        return True
 
     def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads, concatenated."""

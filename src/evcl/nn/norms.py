@@ -165,7 +165,8 @@ class BatchNorm(Norm):
         mean, variance = mean.flatten(), variance.flatten()
         flat = x if r == 1 else self.unfold(x).transpose(0, 1).flatten(1, 2)
         values = flat.numel() // flat.shape[1]
-        measures = self.open and rows is None and self.weights.noise is not None
+        viewed = rows is None or isinstance(rows, slice)  # so that an update in place reaches the buffers
+        measures = self.open and viewed and self.weights.noise is not None
         if measures and values > 1:  # a single value has no variance
             y = self._measure(flat, mean, variance, scale, shift)
         else:
@@ -174,12 +175,14 @@ class BatchNorm(Norm):
 
     def _measure(self, x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         """Normalise by the batch's statistics, and update the running statistics, which are views of the buffers."""
-        self.num_batches_tracked += 1
+        rows = self.weights.rows
+        tracked = self.num_batches_tracked if rows is None else self.num_batches_tracked[rows]
+        tracked += 1
         if self.momentum is not None:
             return F.batch_norm(x, mean, variance, scale, shift, True, self.momentum, self.eps)
         batch = torch.zeros_like(mean), torch.zeros_like(variance)
         y = F.batch_norm(x, *batch, scale, shift, training=True, momentum=1.0, eps=self.eps)
-        share = 1 / self.num_batches_tracked[0].to(mean)  # weight of this batch in the mean over all batches
+        share = 1 / tracked[0].to(mean)  # weight of this batch in the mean over all batches
         mean.lerp_(batch[0], share)
         variance.lerp_(batch[1], share)
         return y

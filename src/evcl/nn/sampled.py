@@ -3,15 +3,82 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, NoWeight
+from evcl.nn import layer as base
 from evcl.nn.layer import BayesianLayer
+from evcl.nn.posterior import he_std
+
+Forward = Callable[[dict[str, Tensor], Tensor], Tensor]  # weights, a batch -> outputs
 
 
-class SampledLayer(BayesianLayer):
+def gradients_by_example(run: Forward, weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> dict[str, Tensor]:
+    """[B, *shape] for each of the weights: the gradients of sum(run(weights, x_b) delta_b), example by example.
+
+    By torch.func; if it does not know an operation of `run`, by a loop over the examples.
+    """
+
+    def one(weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = torch.func.vjp(lambda w: run(w, x.unsqueeze(0)).squeeze(0), weights)[1](delta)[0]
+        return found
+
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # vmap knows this kernel only
+        warnings.filterwarnings(
+            "ignore", "There is a performance drop because we have not yet implemented the batching"
+        )
+        try:
+            return torch.func.vmap(one, (None, 0, 0))(weights, x, delta)
+        except (RuntimeError, ValueError, TypeError):
+            pass
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        rows = []
+        for xb, db in zip(x.split(1), delta.split(1), strict=True):
+            out = run(leaves, xb)
+            rows.append(torch.autograd.grad(out, list(leaves.values()), db, materialize_grads=True, allow_unused=True))
+    return {name: torch.stack(found) for name, found in zip(leaves, zip(*rows, strict=True), strict=True)}
+
+
+class JointLayer(BayesianLayer):
+    """A layer that computes the per-example gradients of all its parameters together."""
+
+    _sums: tuple[Tensor, Tensor, object, dict[str, Tensor]] | None = None  # of the last call of `sum_of`
+
+    def gradients(self, x: Tensor, delta: Tensor) -> Mapping[str, Tensor]:
+        """[R, B, *shape] for each parameter: see `example_gradient`."""
+        raise NotImplementedError
+
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        return self.gradients(x, delta)[parameter]
+
+    def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
+        whole = sum(prod(self.weights.mean[name].shape) for name in self.names.values())
+        return max(1, base.EXAMPLE_GRADIENT_NUMBERS // whole)
+
+    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """The sums of all parameters are computed when the first is asked for, and kept until all have been."""
+        kept = self._sums
+        if kept is None or kept[0] is not x or kept[1] is not delta or kept[2] is not of or parameter not in kept[3]:
+            rows, sums = self.rows_at_once(parameter, x, delta), dict[str, Tensor]()
+            for xs, ds in zip(x.split(rows, 1), delta.split(rows, 1), strict=True):
+                for name, gradient in self.gradients(xs, ds).items():
+                    total = of(gradient).sum(1)
+                    sums[name] = sums[name] + total if name in sums else total
+            kept = self._sums = (x, delta, of, sums)
+        found = kept[3].pop(parameter)
+        if not kept[3]:
+            self._sums = None
+        return found
+
+
+class SampledLayer(JointLayer):
     """Wraps any layer that maps one tensor to another, example by example; `evcl.nn.register(MyLayer)` selects it.
 
     The layer's own forward runs once per replica, with weights drawn once per batch. This is correct for every layer,
@@ -36,7 +103,13 @@ class SampledLayer(BayesianLayer):
     def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
         return mean
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: object, **options: object) -> Tensor:
+        if more or options or not isinstance(x, Tensor):
+            kind = type(self.layer).__name__
+            raise EvclError(
+                f"{self.path!r} ({kind}) is registered, so it takes one tensor and nothing else: "
+                f"do not register {kind}; its weights are then drawn once per batch, whatever it takes and returns"
+            )
         drawn = {key: self.drawn(key, 1, shared=True) for key in self.names}
         rows = [{key: w[r, 0] for key, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
         return torch.cat([self._call(weights, part) for weights, part in zip(rows, self.unfold(x), strict=True)])
@@ -51,22 +124,18 @@ class SampledLayer(BayesianLayer):
                 part.__dict__.pop(key, None)
         if not isinstance(out, Tensor):
             kind, came = type(self.layer).__name__, type(out).__name__
-            raise EvclError(f"{self.path!r} ({kind}) returns a {came}, not a tensor: register a Bayesian form for it")
+            raise EvclError(
+                f"{self.path!r} ({kind}) returns a {came}, not a tensor: do not register {kind}, or register a "
+                "Bayesian form for it"
+            )
         return out
 
-    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+    def gradients(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
         """Per-example gradients by torch.func."""
-
-        def one(weights: dict[str, Tensor], x: Tensor, delta: Tensor) -> Tensor:
-            def out(weight: Tensor) -> Tensor:
-                return self._call({**weights, parameter: weight}, x.unsqueeze(0)).squeeze(0)
-
-            gradient: Tensor = torch.func.vjp(out, weights[parameter])[1](delta)[0]
-            return gradient
-
-        examples = torch.func.vmap(one, (None, 0, 0))
         means = [{key: self.weights.mean[name][r] for key, name in self.names.items()} for r in range(len(x))]
-        return torch.stack([examples(*each) for each in zip(means, x, delta, strict=True)])
+        each = zip(means, x.unbind(), delta.unbind(), strict=True)
+        found = [gradients_by_example(self._call, *one) for one in each]
+        return {key: torch.stack([one[key] for one in found]) for key in self.names}
 
 
 class FreeParameter(BayesianLayer):
@@ -95,3 +164,110 @@ class FreeParameter(BayesianLayer):
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         return delta.unsqueeze(2)
+
+
+class DirectParameters(JointLayer):
+    """Parameters of any shape that a network's own code uses directly, such as the weight of an `F.linear`.
+
+    Before the trunk runs, each is drawn once per batch and put where the code looks for it. A parameter has one value
+    per replica, which code that sees the replicas as one batch cannot use: so the trunk runs once per replica. The
+    Fisher of these parameters is computed by torch.func through the whole trunk.
+
+    Their role is unknown, so means start from the module's values. A parameter with several numbers per unit (the rows
+    of a matrix) has a prior centred on 0; the prior of any other (a scale, a bias, a temperature) is centred on its
+    initial values.
+    """
+
+    run: Callable[[Tensor], Tensor]
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+        self.places: list[tuple[nn.Module, str, str]] = []  # module, attribute -> name of the parameter
+
+    def add(self, owner: nn.Module, key: str, name: str) -> None:
+        """Fill the attribute `key` of a module with the parameter `name` in every forward pass."""
+        self.names[name] = name
+        self.places.append((owner, key, name))
+        owner._parameters.pop(key, None)
+
+    def initial(self, parameter: str, source: torch.Generator) -> Tensor:
+        return self.own[parameter].detach()
+
+    def redrawn(self, mean: Tensor, scale: float, source: torch.Generator) -> Tensor:
+        return mean
+
+    def scale(self, parameter: str) -> float:
+        value = self.own[parameter].detach()
+        size = float(value.square().mean().sqrt()) if value.numel() else 0.0
+        if _per_unit(value) == 1:
+            return 0.25 * max(1.0, size)  # as the scale of a norm
+        return max(he_std(_per_unit(value)), size)
+
+    def centre(self, parameter: str) -> Tensor:
+        value = self.own[parameter]
+        return value.detach().clone() if _per_unit(value) == 1 else torch.zeros_like(value)
+
+    def forward(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        self.run = run
+        drawn = {name: self.drawn(name, 1, shared=True) for name in self.names}
+        each = [{name: w[r, 0] for name, w in drawn.items() if w is not None} for r in range(self.weights.replicas)]
+        if len(each) == 1:
+            return self._call(each[0], x)
+        found = []
+        for r, part in enumerate(self.unfold(x)):
+            with self.weights.one(r):
+                found.append(self._call(each[r], part))
+        return torch.cat(found)
+
+    def _call(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
+        try:
+            for owner, key, name in self.places:
+                setattr(owner, key, values[name])  # not in its __dict__: an nn.LSTM also notes its weights elsewhere
+            return self.run(x)
+        finally:
+            for owner, key, _ in self.places:
+                owner.__dict__.pop(key, None)
+
+    def gradients(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        found = []
+        for r, (xs, ds) in enumerate(zip(x, delta, strict=True)):
+            with self.weights.one(r):
+                self.weights.batch, self.weights.mapped = 1, True
+                values = {key: self.weights.mean[name][0].detach() for key, name in self.names.items()}
+                found.append(gradients_by_example(self._call, values, xs, ds))
+        return {key: torch.stack([one[key] for one in found]) for key in self.names}
+
+
+def _per_unit(value: Tensor) -> int:
+    return prod(value.shape[1:])
+
+
+class Plain(NamedTuple):
+    """A plain layer without its parameters, and where they belong: module, attribute, name of the parameter."""
+
+    layer: nn.Module
+    places: list[tuple[nn.Module, str, str]]
+
+
+class Composite(nn.Module):
+    """A Bayesian form that consists of Bayesian layers. It has no weights to use directly either."""
+
+    def __getattr__(self, name: str) -> Any:
+        plain = vars(self).get("plain")
+        if plain is not None and any(part is plain.layer and key == name for part, key, _ in plain.places):
+            error = NoWeight(f"{type(self).__name__}: a Bayesian layer has no {name!r} to use directly: call the layer")
+            error.layer = self
+            raise error
+        return super().__getattr__(name)
+
+
+class SecondAxis(nn.Module):
+    """A layer whose input has the batch as its second axis: [t, R*B, ...]."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.transpose(0, 1))
+        return out.transpose(0, 1)

@@ -17,7 +17,7 @@ from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.chain import LayerNames, find_chain, padded
 from evcl.nn.norms import BatchNorm
-from evcl.nn.sampled import FreeParameter
+from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
 from evcl.training.film import FilmFit
@@ -220,7 +220,8 @@ class Fitting:
             steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
             steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
             return steps
-        if context.start.mean.is_cuda and self.noise is None and run.ranks is None and fit.capture:
+        captured = fit.capture and context.network.capturable
+        if context.start.mean.is_cuda and self.noise is None and run.ranks is None and captured:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
@@ -269,7 +270,8 @@ class Fitting:
 
 def _narrowest(network: BayesianNetwork, part: Layout) -> float:
     """The smallest scale of the weights of `part`: that of the layer with the most inputs."""
-    bare = {name for la in network.bayesian_layers() if isinstance(la, FreeParameter) for name in la.names.values()}
+    outside = FreeParameter, DirectParameters
+    bare = {name for la in network.bayesian_layers() if isinstance(la, outside) for name in la.names.values()}
     return min((network.scales[name] for name in part.shapes.keys() - bare), default=1.0)
 
 
