@@ -143,7 +143,7 @@ list(USED)
         ([(X, Y), (X, Y[:3]), (X, Y)], "batch 1: there are 60 inputs but 3 labels"),
         ([(X, Y), (X * np.inf, Y), (X, Y)], "batch 1: the inputs contain NaN or infinity"),
         (iter([X, Y]), "learn takes a pair (x, y), or batches that are such pairs, but item 0 is a ndarray"),
-        ({"x": X, "y": Y}, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not dict"),
+        ({"x": X, "y": Y}, "there is no column 'label' or 'labels' among x, y: name the column of the labels"),
         (7, "learn takes a Task, a pair (x, y), a torch Dataset or batches (x, y), not int"),
     ],
 )

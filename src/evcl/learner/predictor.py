@@ -329,6 +329,8 @@ class Predictor:
         """Try the network on one example, so that a mistake is found before any work; returns x."""
         try:
             self._run.features(x[:1])
+        except EvclError:
+            raise
         except (RuntimeError, TypeError, ValueError) as error:
             raise self._refused(x, error) from error
         return x
