@@ -423,8 +423,8 @@ class Learner(Predictor):
         groups, shown = self._session.groups, self._session.shown
         if any(len(some) > 1 for some in groups.values()) or any(shown[k][0] < set(c) for k, c in self._heads.items()):
             parts = {name: [one if one.domain else one[:2] for one in some] for name, some in groups.items()}
-            rows = {k: [[c for c in classes if c in some] for some in shown[k]] for k, classes in self._heads.items()}
-            rows = {name: some if len(some) > 1 else some[0] for name, some in rows.items()}  # one list per domain
+            each = {k: [[c for c in classes if c in some] for some in shown[k]] for k, classes in self._heads.items()}
+            rows = {name: some if len(some) > 1 else some[0] for name, some in each.items()}  # one list per domain
             description |= {"groups": parts, "shown": rows, "seen": self._session.seen}
         more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
         if self._session.density is not None:
