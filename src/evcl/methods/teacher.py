@@ -227,8 +227,8 @@ def unlearned(
         return task.take(rows.to(task.y.device))
 
     def curvature_of(x: Tensor, y: Tensor, head: int, row: int | None, temperature: Number) -> Tensor:
-        about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
-        return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks, task=row)
+        about = (fitted.network, fitted.own.mean, fitted.layout, [head], x, y)
+        return curvature.fisher(curvature.Sample(*about, task=row, ranks=round_.ranks), temperature=temperature)
 
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
     for i, (task, share) in enumerate(own if labelled is None else labelled):
