@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import evcl
 from common import medians, paper_form, plain_network
 from evcl._core.settings import Settings
-from evcl.curvature import fisher
+from evcl.curvature import Sample, fisher
 from evcl.methods import METHODS
 from evcl.training import Run, TaskData
 
@@ -87,7 +87,7 @@ def main() -> None:
     nn.utils.vector_to_parameters(mean[0], network.parameters())
 
     def ours(examples: int) -> Tensor:
-        return fisher(run.network, mean, layout, x[:, :examples], y[:, :examples], [head])[0]
+        return fisher(Sample(run.network, mean, layout, [head], x[:, :examples], y[:, :examples]))[0]
 
     check_same("torch.func", ours(SLOW), by_torch_func(network, x[0, :SLOW]))
     few = Settings({**settings, "fisher_examples": 1})

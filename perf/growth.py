@@ -18,7 +18,7 @@ from torch import Tensor
 import evcl
 from common import BATCH, medians, paper_form
 from evcl._core.randomness import generator
-from evcl.curvature import fisher
+from evcl.curvature import Sample, fisher
 from evcl.experiments import configure, cores, execute_all
 from evcl.methods import METHODS
 from evcl.training import Run, TaskData
@@ -84,7 +84,7 @@ def width() -> None:
 
     def consolidation(h: int) -> Callable[[], object]:
         run, head = start([h, h], 2)
-        return lambda: fisher(run.network, run.network.posterior.mean, run.network.layout, x, y, [head])
+        return lambda: fisher(Sample(run.network, run.network.posterior.mean, run.network.layout, [head], x, y))
 
     runs: list[Callable[[], object]] = []
     for h in WIDTHS:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import evcl
-from evcl.curvature import fisher, sensitivity, spread_out
+from evcl.curvature import Sample, fisher, sensitivity, spread_out
 from evcl.nn import bayesianize, head, head_names
 from evcl.nn.independence import check_examples_independent
 
@@ -321,11 +321,11 @@ def test_it_is_the_loop_over_examples(name, kind, replicas):
     expected = reference(module, layout, mean, x, y, kind)
     assert expected.count_nonzero() > 0.5 * expected.numel()
     for chunk in (1000, 2):
-        found = fisher(network, mean, layout, x, y, [0], kind, chunk=chunk)
+        found = fisher(Sample(network, mean, layout, [0], x, y, chunk=chunk), kind)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-18)
     if kind == "exact":
         _, network, layout, mean, x, y = prepared(name, replicas, torch.float32, 5)
-        found = fisher(network, mean, layout, x, y, [0], kind)
+        found = fisher(Sample(network, mean, layout, [0], x, y), kind)
         torch.testing.assert_close(found, expected.float(), rtol=2e-3, atol=2e-6)
 
 
@@ -335,17 +335,17 @@ def test_the_sensitivity_is_the_loop_over_examples(name):
     expected = reference(module, layout, mean, x, y, "sensitivity")
     assert expected.count_nonzero() > 0.5 * expected.numel()
     for chunk in (1000, 2):
-        found = sensitivity(network, mean, layout, x, [0], chunk=chunk)
+        found = sensitivity(Sample(network, mean, layout, [0], x, chunk=chunk))
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-    weighted = sensitivity(network, mean, layout, x, [0], weights=torch.full((2, 5), 3.0, dtype=F64))
+    weighted = sensitivity(Sample(network, mean, layout, [0], x, weights=torch.full((2, 5), 3.0, dtype=F64)))
     torch.testing.assert_close(weighted, 3 * expected, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", networks())
 def test_any_importance_is_spread_as_the_fisher_is(name):
     _, network, layout, mean, x, y = prepared(name, 2, examples=5)
-    plain, share = fisher(network, mean, layout, x, y, [0]), torch.tensor([[0.2], [0.7]], dtype=F64)
-    wanted = fisher(network, mean, layout, x, y, [0], spread=share)
+    plain, share = fisher(Sample(network, mean, layout, [0], x, y)), torch.tensor([[0.2], [0.7]], dtype=F64)
+    wanted = fisher(Sample(network, mean, layout, [0], x, y), spread=share)
     before = plain.clone()
     torch.testing.assert_close(spread_out(network, mean, layout, plain, x, [0], share), wanted)
     assert torch.equal(plain, before)
@@ -354,9 +354,9 @@ def test_any_importance_is_spread_as_the_fisher_is(name):
 @pytest.mark.parametrize("name", ["convolutional", "attention", "folded into the batch"])
 def test_pieces_of_examples_add_up(name, monkeypatch):
     _, network, layout, mean, x, y = prepared(name, 3)
-    whole = fisher(network, mean, layout, x, y, [0])
+    whole = fisher(Sample(network, mean, layout, [0], x, y))
     monkeypatch.setattr("evcl.nn.layer.EXAMPLE_GRADIENT_NUMBERS", 1)
-    torch.testing.assert_close(fisher(network, mean, layout, x, y, [0]), whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(fisher(Sample(network, mean, layout, [0], x, y)), whole, rtol=1e-12, atol=0)
 
 
 def neighbours(weights, inputs, units, learned):
@@ -406,10 +406,10 @@ SPREAD = {  # of a weight, by its indices: its input, its unit, whether the inpu
 @pytest.mark.parametrize("name", SPREAD)
 def test_a_weight_is_given_its_share_of_its_neighbours(name):
     _, network, layout, mean, x, y = prepared(name, 2)
-    plain = layout.views(fisher(network, mean, layout, x, y, [0]))
+    plain = layout.views(fisher(Sample(network, mean, layout, [0], x, y)))
     shares = torch.tensor([[0.5], [2.0]], dtype=F64)
     for share, each in ((shares, shares), (0.5, [0.5, 0.5])):
-        found = layout.views(fisher(network, mean, layout, x, y, [0], spread=share, chunk=4))
+        found = layout.views(fisher(Sample(network, mean, layout, [0], x, y, chunk=4), spread=share))
         for key, (inputs, units, learned) in SPREAD[name].items():
             places = list(itertools.product(*map(range, layout.shapes[key])))
             for r in range(2):
@@ -443,7 +443,7 @@ def test_attention_is_spread_alike_however_it_is_called():
         source = torch.Generator().manual_seed(1)
         mean = torch.randn(1, layout.size, generator=source, dtype=F64)
         x = torch.randn(1, 5, 12, generator=source, dtype=F64)
-        found.append(fisher(network, mean, layout, x, torch.zeros(1, 5, dtype=torch.long), [0], spread=0.5))
+        found.append(fisher(Sample(network, mean, layout, [0], x, torch.zeros(1, 5, dtype=torch.long)), spread=0.5))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found[2], found[0], rtol=1e-9, atol=1e-12)
 
@@ -454,7 +454,7 @@ def test_attention_is_spread_alike_however_it_is_called():
 ])  # fmt: skip
 def test_a_weight_that_no_unit_has_is_left_as_it_is(name, left, not_left):
     _, network, layout, mean, x, y = prepared(name, 1)
-    plain, spread = (layout.views(fisher(network, mean, layout, x, y, [0], spread=s)) for s in (0.0, 1.0))
+    plain, spread = (layout.views(fisher(Sample(network, mean, layout, [0], x, y), spread=s)) for s in (0.0, 1.0))
     assert torch.equal(plain[left], spread[left])
     assert not torch.equal(plain[not_left], spread[not_left])
 
@@ -465,7 +465,7 @@ def test_what_a_silent_unit_sends_on_is_held():
     layout.views(mean)["1.bias"][:, 2] = -1e3
     from_it, into_it = (slice(None), slice(None), 2), (slice(None), 2)
     for spread in (0.0, 0.3):
-        found = layout.views(fisher(network, mean, layout, x, y, [0], spread=spread))
+        found = layout.views(fisher(Sample(network, mean, layout, [0], x, y), spread=spread))
         assert bool((found["3.weight"][from_it] > 0).any()) == (spread > 0)
         assert bool((found["1.weight"][into_it] > 0).all()) == (spread > 0)
         assert bool((found["1.weight"][into_it] == 0).all()) == (spread == 0)
@@ -474,20 +474,20 @@ def test_what_a_silent_unit_sends_on_is_held():
 def test_sampled_labels_agree_on_average():
     """Labels drawn from the model give the exact Fisher in expectation; the true labels do not."""
     _, network, layout, mean, x, y = prepared("mlp", 1)
-    exact = fisher(network, mean, layout, x, y, [0])
+    exact = fisher(Sample(network, mean, layout, [0], x, y))
     many = x.repeat(1, 400, 1), y.repeat(1, 400)
     sources = [torch.Generator().manual_seed(3)]
-    sampled = fisher(network, mean, layout, *many, [0], "sampled", sources)
+    sampled = fisher(Sample(network, mean, layout, [0], *many), "sampled", sources)
     big = exact > exact.mean()
     torch.testing.assert_close(sampled[big], exact[big], rtol=0.15, atol=0)
-    empirical = fisher(network, mean, layout, x, y, [0], "empirical")
+    empirical = fisher(Sample(network, mean, layout, [0], x, y), "empirical")
     assert ((empirical - exact).abs()[big] / exact[big]).max() > 0.3
 
 
 def test_it_is_not_the_square_of_the_batch_mean():
     """The common mistake is smaller by about the batch's size."""
     _, network, layout, mean, x, y = prepared("mlp", 1)
-    found = fisher(network, mean, layout, x, y, [0], "empirical")
+    found = fisher(Sample(network, mean, layout, [0], x, y), "empirical")
     leaves = network.bind(mean, None, layout)
     loss = nn.functional.cross_entropy(network.logits(x[0], [0]), y[0])
     mistaken = torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)]).square()
@@ -499,10 +499,10 @@ def test_rows_that_nobody_vouches_for_are_refused():
     for layer in network.bayesian_layers():
         layer.fold = 1
     with pytest.raises(evcl.EvclError, match="got 15 rows for 5 examples"):
-        fisher(network, mean, layout, x, y, [0])
+        fisher(Sample(network, mean, layout, [0], x, y))
 
 
 def test_an_unknown_kind_is_refused():
     _, network, layout, mean, x, y = prepared("mlp", 1)
     with pytest.raises(evcl.EvclError, match="exact, sampled, empirical"):
-        fisher(network, mean, layout, x, y, [0], "true")
+        fisher(Sample(network, mean, layout, [0], x, y), "true")

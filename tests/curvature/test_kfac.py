@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
-from evcl.curvature import blocks, fisher, kfac
+from evcl.curvature import Sample, blocks, fisher, kfac
 from evcl.nn import bayesianize, head
 
 F64 = torch.float64
@@ -55,7 +55,7 @@ def full_fisher(layout, mean, x, name, forward):
 def test_of_one_example_the_product_is_the_fisher(generator):
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
     x, y = torch.randn(2, 1, 5, dtype=F64, generator=generator), torch.tensor([[1], [2]])
-    found, diagonal = kfac(network, mean, layout, x, y, [0])
+    found, diagonal = kfac(Sample(network, mean, layout, [0], x, y))
     assert found.keys() == {"1.weight", "head 0.weight"}
     assert not diagonal.any()
     for r in range(2):
@@ -70,7 +70,7 @@ def test_of_a_linear_model_that_is_undecided_the_product_is_the_fisher(generator
     network, layout, mean = made(nn.Flatten(), generator, 1, 5)
     mean[:, layout.spans["head 0.weight"]] = 0
     x = torch.randn(1, 9, 5, dtype=F64, generator=generator)
-    (a, g), = kfac(network, mean, layout, x, torch.zeros(1, 9).long(), [0])[0].values()  # fmt: skip
+    (a, g), = kfac(Sample(network, mean, layout, [0], x, torch.zeros(1, 9).long()))[0].values()  # fmt: skip
     exact = full_fisher(layout, mean[0], x[0], "head 0.weight", linear)
     torch.testing.assert_close(torch.kron(g[0], a[0]), exact)
     d = torch.randn(3, 6, dtype=F64, generator=generator)
@@ -84,7 +84,7 @@ def test_of_many_examples_each_factor_is_a_mean(generator, chunk):
     x = torch.randn(2, 7, 5, dtype=F64, generator=generator)
     y, u = torch.zeros(2, 7, dtype=torch.long), torch.rand(2, 7, dtype=F64, generator=generator)
     for weights in (None, u):
-        found = kfac(network, mean, layout, x, y, [0], chunk=chunk, weights=weights).factors
+        found = kfac(Sample(network, mean, layout, [0], x, y, chunk=chunk, weights=weights)).factors
         for r in range(2):
             a, g = 0, 0
             for b in range(7):
@@ -118,7 +118,7 @@ def test_the_diagonal_of_one_example_is_the_diagonal_fisher(name, kind):
     found = []
     for measure in (fisher, kfac):
         sources = [torch.Generator().manual_seed(r) for r in range(2)]
-        found.append(measure(network, mean, layout, x, y, [0], kind, sources, temperature=2.0))
+        found.append(measure(Sample(network, mean, layout, [0], x, y), kind, sources, temperature=2.0))
     torch.testing.assert_close(spread_out(found[1], network, layout), found[0], rtol=1e-9, atol=1e-15)
 
 
@@ -135,7 +135,7 @@ WITHOUT = {  # the weights of each network that have no factors
 @pytest.mark.parametrize("name", networks())
 def test_every_weight_has_factors_or_its_diagonal(name):
     module, network, layout, mean, x, y = prepared(name, 2, examples=4)
-    found = kfac(network, mean, layout, x, y, [0])
+    found = kfac(Sample(network, mean, layout, [0], x, y))
     exact = layout.views(reference(module, layout, mean, x, y, "exact"))
     diagonal = layout.views(found.diagonal)
     factored = {n for b in blocks(network, layout).values() for n in (b.weight, b.bias) if n}
@@ -148,7 +148,7 @@ def test_every_weight_has_factors_or_its_diagonal(name):
         assert torch.equal(whole[key] > 0, wanted > 0) or key in factored
         assert bool((whole[key][wanted > 0] > 0).all())
     for other in (1000, 3):
-        again = kfac(network, mean, layout, x, y, [0], chunk=other)
+        again = kfac(Sample(network, mean, layout, [0], x, y, chunk=other))
         for key, pair in found.factors.items():
             torch.testing.assert_close(again.factors[key], pair)
 
@@ -162,7 +162,7 @@ def test_a_convolution_s_rows_are_its_patches(generator):
     conv = skip_init(nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1))
     network, layout, mean = made(nn.Sequential(conv, nn.Tanh(), nn.Flatten()), generator, 2, 27)
     x = torch.randn(2, 5, 2, 3, 6, dtype=F64, generator=generator)
-    found = kfac(network, mean, layout, x, torch.zeros(2, 5).long(), [0]).factors["0.weight"]
+    found = kfac(Sample(network, mean, layout, [0], x, torch.zeros(2, 5).long())).factors["0.weight"]
     parts = layout.views(mean)
     for r in range(2):
         a, g = [], []
@@ -190,7 +190,7 @@ def test_a_weight_that_is_used_several_times_has_a_row_for_each_use(generator):
     with torch.random.fork_rng():
         network, layout, mean = made(TwiceAndAlong(), generator, 1)
     x = torch.randn(1, 5, 3, 4, dtype=F64, generator=generator)
-    found = kfac(network, mean, layout, x, torch.zeros(1, 5).long(), [0])
+    found = kfac(Sample(network, mean, layout, [0], x, torch.zeros(1, 5).long()))
     w, b, other, hw, hb = (layout.views(mean)[k][0] for k in
         ("token.weight", "token.bias", "tied.bias", "head 0.weight", "head 0.bias"))  # fmt: skip
     one = (x[0] @ w.mT + b).requires_grad_()
@@ -205,20 +205,20 @@ def test_a_weight_that_is_used_several_times_has_a_row_for_each_use(generator):
     a = torch.cat([part.detach().flatten(0, 1) for part in (x[0], one.tanh(), two.tanh())])
     for factor, wanted in zip(found.factors["token.weight"], of_rows(a, torch.cat(g), 5), strict=True):
         torch.testing.assert_close(factor[0], wanted)
-    exact = layout.views(fisher(network, mean, layout, x, torch.zeros(1, 5).long(), [0]))
+    exact = layout.views(fisher(Sample(network, mean, layout, [0], x, torch.zeros(1, 5).long())))
     for bias in ("token.bias", "tied.bias"):  # the weight has several, so that it has none
         torch.testing.assert_close(layout.views(found.diagonal)[bias], exact[bias])
 
 
 def test_an_embedding_s_inputs_are_how_often_each_row_is_used(generator):
     _, network, layout, mean, x, y = prepared("an embedding", 2, examples=4)
-    a, g = kfac(network, mean, layout, x, y, [0]).factors["table.weight"]
+    a, g = kfac(Sample(network, mean, layout, [0], x, y)).factors["table.weight"]
     index = (x * 2).abs().long().clamp(max=5)
     for r in range(2):
         counts = torch.bincount(index[r].flatten(), minlength=6).to(F64)
         counts[1] = 0  # the padding
         torch.testing.assert_close(a[r], counts / counts.sum())
-    exact = layout.views(fisher(network, mean, layout, x, y, [0]))["table.weight"]
+    exact = layout.views(fisher(Sample(network, mean, layout, [0], x, y)))["table.weight"]
     assert g.shape == (2, 4, 4)
     assert torch.equal(a > 0, exact.sum(2) > 0)
 
@@ -242,7 +242,7 @@ def test_attention_has_the_same_factors_however_it_is_called():
             torch.manual_seed(0)
             network, layout, mean = made(Asking(one), torch.Generator().manual_seed(0), 2, 12)
         x = torch.randn(2, 5, 3, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
-        found.append(kfac(network, mean, layout, x, torch.zeros(2, 5).long(), [0], spread=0.3).factors)
+        found.append(kfac(Sample(network, mean, layout, [0], x, torch.zeros(2, 5).long()), spread=0.3).factors)
     names = {f"attend.in_proj_weight {k}:{k + 4}" for k in (0, 4, 8)}
     assert found[0].keys() == found[1].keys() == names | {"attend.out_proj.weight", "head 0.weight"}
     for key, pair in found[0].items():
@@ -255,8 +255,8 @@ def test_the_damping_is_fisher_spread_to_first_order():
     for rho in (1e-7, torch.tensor([[1e-7], [2e-7]], dtype=F64)):
         added = []
         for s in (0.0, rho):
-            damped = spread_out(kfac(network, mean, layout, x, y, [0], spread=s), network, layout)
-            added.append((damped, fisher(network, mean, layout, x, y, [0], spread=s)))
+            damped = spread_out(kfac(Sample(network, mean, layout, [0], x, y), spread=s), network, layout)
+            added.append((damped, fisher(Sample(network, mean, layout, [0], x, y), spread=s)))
         ours, theirs = ((after - before) / rho for before, after in zip(*added, strict=True))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
         assert float(ours.max()) > 1e-2
@@ -266,18 +266,18 @@ def test_a_silent_unit_is_held_by_the_damping():
     _, network, layout, mean, x, y = prepared("mlp", 1)
     layout.views(mean)["1.bias"][:, 2] = -1e3
     for spread in (0.0, 0.3):
-        found = kfac(network, mean, layout, x, y, [0], spread=spread).factors
+        found = kfac(Sample(network, mean, layout, [0], x, y), spread=spread).factors
         into, out_of = found["1.weight"][1][0], found["3.weight"][0][0]
         assert (float(into[2, 2]) > 0) == (float(out_of[2, 2]) > 0) == (spread > 0)
     assert float(found["1.weight"][0][0].diagonal().min()) == pytest.approx(
-        float(kfac(network, mean, layout, x, y, [0]).factors["1.weight"][0][0].diagonal().min())
+        float(kfac(Sample(network, mean, layout, [0], x, y)).factors["1.weight"][0][0].diagonal().min())
     )  # inputs that are data stay free
 
 
 def test_an_unknown_kind_is_refused(generator):
     network, layout, mean = made(evcl.nn.mlp(5, [4]), generator)
     with pytest.raises(evcl.EvclError, match="exact, sampled, empirical"):
-        kfac(network, mean, layout, torch.zeros(2, 1, 5, dtype=F64), torch.zeros(2, 1).long(), [0], "true")
+        kfac(Sample(network, mean, layout, [0], torch.zeros(2, 1, 5, dtype=F64), torch.zeros(2, 1).long()), "true")
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages that it imports
@@ -301,7 +301,7 @@ def test_it_is_what_curvlinops_computes(kind, generator):
             fisher_type={"exact": "type-2", "empirical": "empirical"}[kind],
             separate_weight_and_bias=False,
         )
-    factors = kfac(network, mean, layout, x, y, [0], kind).factors
+    factors = kfac(Sample(network, mean, layout, [0], x, y), kind).factors
     change = torch.randn(1, layout.size, generator=generator, dtype=F64)
     found = torch.zeros_like(change)
     for key, block in blocks(network, layout).items():

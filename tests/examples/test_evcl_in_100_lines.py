@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.curvature import fisher
+from evcl.curvature import Sample, fisher
 from evcl.experiments import configure
 from evcl.methods import METHODS, Round
 from evcl.methods.memory import narrowed
@@ -230,7 +230,7 @@ def test_the_librarys_objective_is_the_pages(pair, updates):
 def test_the_librarys_fisher_is_the_pages(pair):
     pair.add_head(0)
     network, task = pair.run.network, pair.task(0)
-    found = fisher(network, network.posterior.mean, network.layout, task.x, task.y, [0])
+    found = fisher(Sample(network, network.posterior.mean, network.layout, [0], task.x, task.y))
     wanted = flattened(pair.page.fisher(pair.layers(0), task.x[0]))
     assert wanted.max() > 1e-2
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-14)

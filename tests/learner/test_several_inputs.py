@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import evcl
 from evcl._core.forms import EXACT, Form, pack, widened
-from evcl.curvature import fisher
+from evcl.curvature import Sample, fisher
 from evcl.methods import get
 from evcl.nn.inputs import Call
 from evcl.training import Run, TaskData
@@ -200,7 +200,7 @@ def test_the_fisher_of_packed_inputs_is_that_of_single_examples():
     learner.learn(((U, V), Y))
     network, mean = learner._run.network, learner._run.network.posterior.mean
     x, _ = pack({"u": U, "v": V}, network.call.form, torch.float64)
-    found = fisher(network, mean, network.layout, x.unsqueeze(0), Y.unsqueeze(0), [0], "empirical")
+    found = fisher(Sample(network, mean, network.layout, [0], x.unsqueeze(0), Y.unsqueeze(0)), "empirical")
     total = torch.zeros_like(found)
     plain = learner.mean_network().double()
     for i in range(len(Y)):

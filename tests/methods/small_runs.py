@@ -24,6 +24,9 @@ def task(number, head, examples=EXAMPLES):
     return TaskData(x, torch.randint(2, (1, examples), generator=source), head, task=number)
 
 
+TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]  # of different sizes; the last comes back to the first one's head
+
+
 def run_of(method, replicas=1, **given):
     settings = resolve(method, METHODS[method].known_settings, {**PLAIN, **given})
     run = Run(
@@ -53,3 +56,24 @@ def used_by(network, head):
 def named(run, flat):
     """[R, P] of a run as the weights of replica 0 by name."""
     return {name: view[0].clone() for name, view in run.network.layout.views(flat).items()}
+
+
+def assert_weights(run, flat, wanted):
+    """[R, P] of a run is what plain torch has found for the weights of replica 0, by name."""
+    for name, found in named(run, flat).items():
+        torch.testing.assert_close(found, wanted[name].detach(), rtol=1e-7, atol=1e-10)
+
+
+def two_tasks(method, **given):
+    """The weights after each of the first two tasks."""
+    run, ends = run_of(method, **given), []
+    for one in TASKS[:2]:
+        run.learn([one])
+        ends.append(run.network.posterior.mean.clone())
+    return ends
+
+
+def moved(method, **given):
+    """How far the second task moves the weights."""
+    first, last = two_tasks(method, **given)
+    return float((last - first).norm())

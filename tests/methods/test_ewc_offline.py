@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from small_runs import F64, logits, named, plain, run_of, task, used_by
+from small_runs import F64, TASKS, assert_weights, logits, moved, plain, run_of, used_by
 
 from evcl.methods import Elastic, Round, autograd_gradients, collapse
 from evcl.methods.ewc_offline import Anchors
 from evcl.methods.terms import Spring
 from evcl.nn import Gaussian
 
-TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]
 GIVEN = {"fisher_temperature": 1.0, "fisher_spread": 0.0}
 
 
@@ -47,12 +46,10 @@ def test_it_is_what_plain_torch_makes_of_its_equations():
     weights, kept = by_hand(run, 2.0)
     for one in TASKS:
         run.learn([one])
-    for name, found in named(run, run.network.posterior.mean).items():
-        torch.testing.assert_close(found, weights[name].detach(), rtol=1e-7, atol=1e-10)
+    assert_weights(run, run.network.posterior.mean, weights)
     for k, (anchor, fisher) in enumerate(kept):
         for flat, wanted in ((run.memory.anchors[k], anchor), (run.memory.importance[k], fisher)):
-            for name, found in named(run, flat).items():
-                torch.testing.assert_close(found, wanted[name], rtol=1e-7, atol=1e-10)
+            assert_weights(run, flat, wanted)
 
 
 def test_the_n_anchors_after_n_tasks_are_the_n_posteriors():
@@ -108,14 +105,8 @@ def test_a_fit_has_one_spring_however_many_tasks():
 
 
 def test_the_strength_changes_the_outcome():
-    moved = []
-    for method, given in (("naive", {}), ("ewc-offline", {"strength": 0.3}), ("ewc-offline", {"strength": 30.0})):
-        run = run_of(method, **given)
-        run.learn([TASKS[0]])
-        first = run.network.posterior.mean.clone()
-        run.learn([TASKS[1]])
-        moved.append(float((run.network.posterior.mean - first).norm()))
-    assert moved[0] > 1.002 * moved[1] > 1.1 * moved[2] > 0
+    weak, strong = (moved("ewc-offline", strength=c) for c in (0.3, 30.0))
+    assert moved("naive") > 1.002 * weak > 1.1 * strong > 0
 
 
 def test_with_one_earlier_task_it_is_online_ewc():

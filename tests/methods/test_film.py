@@ -280,8 +280,12 @@ def test_the_fisher_is_that_of_the_network_with_the_tasks_row():
     for number in range(2):
         run.learn([task(number)])
     network, data = run.network, task(1)
-    found = curvature.fisher(network, network.posterior.mean, network.layout, data.x, data.y, [0], "empirical", task=1)
-    other = curvature.fisher(network, network.posterior.mean, network.layout, data.x, data.y, [0], "empirical", task=0)
+    found = curvature.fisher(
+        curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=1), "empirical"
+    )
+    other = curvature.fisher(
+        curvature.Sample(network, network.posterior.mean, network.layout, [0], data.x, data.y, task=0), "empirical"
+    )
     assert not torch.allclose(found, other, rtol=0.1)
     rows, total = network.film[0, 1], torch.zeros_like(found)
     for x, y in zip(data.x[0], data.y[0], strict=True):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import run_of, task
+from small_runs import TASKS, run_of
 
 import evcl
 from evcl._core.settings import ELASTIC
 from evcl.methods import TaskData
 from evcl.methods.importance import IMPORTANCE
 
-TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]
 METHODS, OTHERS = ["ewc", "evcl", "ewc-offline"], ["si", "mas"]
 
 

@@ -9,7 +9,7 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import Settings, resolve
-from evcl.curvature import blocks, kfac
+from evcl.curvature import Sample, blocks, kfac
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import KL, METHODS, Gradients, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.kronecker import Factored, Memory, merged, penalty
@@ -70,7 +70,7 @@ def everything(generator):
     network.add_head()
     layout = network.layout = network.with_slots([head(0, 3, 12)])
     mean = torch.randn(2, layout.size, dtype=F64, generator=generator)
-    found = [kfac(network, mean * k, layout, x, torch.zeros(2, 6).long(), [0]).factors for k in (1.0, 0.5, 2.0)]
+    found = [kfac(Sample(network, mean * k, layout, [0], x, torch.zeros(2, 6).long())).factors for k in (1.0, 0.5, 2.0)]
     several = {key: tuple(torch.stack([one[key][j] for one in found], 1) for j in (0, 1)) for key in found[0]}
     return network, layout, mean, several
 

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from small_runs import logits, named, plain, run_of, task, used_by
+from small_runs import TASKS, assert_weights, logits, moved, plain, run_of, used_by
 
 from evcl.methods import mas
 from evcl.methods.importance import sensitivity
-
-TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]
 
 
 def by_hand(run, strength):
@@ -41,20 +39,12 @@ def test_it_is_what_plain_torch_makes_of_its_equations():
     for one in TASKS:
         run.learn([one])
     for flat, wanted in ((run.network.posterior.mean, weights), (run.memory.importance, omega)):
-        for name, found in named(run, flat).items():
-            torch.testing.assert_close(found, wanted[name], rtol=1e-7, atol=1e-10)
+        assert_weights(run, flat, wanted)
     assert float((run.memory.importance > 0).double().mean()) > 0.5
 
 
 def test_the_strength_changes_the_outcome():
-    moved = []
-    for method, given in (("naive", {}), ("mas", {"strength": 0.01}), ("mas", {"strength": 1.0})):
-        run = run_of(method, **given)
-        run.learn([TASKS[0]])
-        first = run.network.posterior.mean.clone()
-        run.learn([TASKS[1]])
-        moved.append(float((run.network.posterior.mean - first).norm()))
-    assert moved[0] > 1.002 * moved[1] > 1.1 * moved[2] > 0
+    assert moved("naive") > 1.002 * moved("mas", strength=0.01) > 1.1 * moved("mas", strength=1.0) > 0
 
 
 def test_importance_needs_no_labels(monkeypatch):

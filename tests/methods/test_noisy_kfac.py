@@ -12,7 +12,7 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.curvature import Block, fisher
+from evcl.curvature import Block, Sample, fisher
 from evcl.methods import METHODS
 from evcl.methods.matrix_normal import LayerPosterior, damped
 from evcl.methods.noisy_kfac import Memory, NoisyKfacRule
@@ -188,7 +188,7 @@ def test_weights_without_factors_have_a_diagonal_precision():
         one = task(k)
         run.learn([one], noise=Handed(0.0))
         q = run.network.posterior
-        found = fisher(run.network, q.mean, layout, one.x, one.y, [0])
+        found = fisher(Sample(run.network, q.mean, layout, [0], one.x, one.y))
         precision = precision + N / BETA * found
         for name in ("1.weight", "1.bias"):
             wanted = layout.view(precision, name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import F64, HIDDEN, INPUTS, logits, named, plain, run_of, task, used_by
+from small_runs import F64, HIDDEN, INPUTS, TASKS, assert_weights, logits, plain, run_of, task, two_tasks, used_by
 
 import evcl
 from evcl._core.settings import resolve
@@ -15,8 +15,6 @@ from evcl.methods import METHODS, Gradients
 from evcl.methods.importance import XI, PathIntegral
 from evcl.nn import Gaussian
 from evcl.training import Run
-
-TASKS = [task(0, 0), task(1, 1, 20), task(2, 0)]  # of different sizes; the last comes back to the first one's head
 
 
 def by_hand(run, c, xi):
@@ -52,22 +50,15 @@ def test_it_is_what_plain_torch_makes_of_its_equations(xi):
     for one in TASKS:
         run.learn([one])
     for flat, wanted in ((run.network.posterior.mean, weights), (run.memory.importance, omega)):
-        for name, found in named(run, flat).items():
-            torch.testing.assert_close(found, wanted[name], rtol=1e-7, atol=1e-10)
+        assert_weights(run, flat, wanted)
     assert float((run.memory.importance > 0).double().mean()) > 0.5
 
 
 def test_the_strength_changes_the_outcome():
-    ends = []
-    for method, given in (("naive", {}), ("si", {"strength": 0.3}), ("si", {"strength": 3.0})):
-        run = run_of(method, **given)
-        run.learn([TASKS[0]])
-        first = run.network.posterior.mean.clone()
-        run.learn([TASKS[1]])
-        ends.append((first, run.network.posterior.mean))
+    ends = [two_tasks("naive"), *(two_tasks("si", strength=c) for c in (0.3, 3.0))]
     assert all(torch.equal(first, ends[0][0]) for first, _ in ends)  # no penalty on the first task
-    moved = [float((last - first).norm()) for first, last in ends]
-    assert moved[0] > 1.02 * moved[1] > 1.02**2 * moved[2] > 0
+    far = [float((last - first).norm()) for first, last in ends]
+    assert far[0] > 1.02 * far[1] > 1.02**2 * far[2] > 0
 
 
 def test_the_tracker_keeps_copies_and_no_views():

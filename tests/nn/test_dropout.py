@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 import torch
+from interrupted import assert_stopped_run_ends_the_same
 from torch import nn
 
 import evcl
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.settings import resolve
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, register
-from evcl.experiments import configure, execute
+from evcl.experiments import configure
 from evcl.methods import METHODS, TaskData
 from evcl.nn import bayesianize
-from evcl.training import Checkpoints, Run, Stopped
-from evcl.training.checkpoint import newest
+from evcl.training import Run
 
 F64 = torch.float64
 
@@ -113,21 +111,7 @@ def benchmark():
 
 def test_stopped_within_an_epoch_it_ends_to_the_bit_where_it_would_have(benchmark, tmp_path):
     config = configure(benchmark, "naive", "default", (0, 1), 2, {"epochs": 2, "batch_size": 20})
-    execute(config, checkpoints=Checkpoints(tmp_path / "whole", 0))
-    stops = 0
-    while True:
-        polls = count()
-        try:
-            execute(
-                config, checkpoints=Checkpoints(tmp_path / "parts", 1e6, resume=True, stop=lambda p=polls: next(p) >= 4)
-            )
-            break
-        except Stopped:
-            stops += 1
-    assert stops > 2
-    found, wanted = (newest(next((tmp_path / name).iterdir())).tensors for name in ("parts", "whole"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name].view(torch.uint8), wanted[name].view(torch.uint8)) for name in wanted)
+    assert_stopped_run_ends_the_same(config, tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"dropout": 1.0}, {"input_dropout": -0.1}, {"dropout": "half"}, {"dropout": True}])

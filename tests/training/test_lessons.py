@@ -168,6 +168,29 @@ def test_a_step_with_lessons_takes_no_memory():
     assert all(abs(taken) <= 64 for taken in taken.values()), taken
 
 
+class Own(Apart):
+    """A loss of the user's own that is a distillation loss, and says so."""
+
+    def taught(self):
+        return self.loss.taught()
+
+
+class Doubled(Distillation):
+    def __call__(self, network, batch):
+        return 2 * super().__call__(network, batch)
+
+
+def test_a_distillation_loss_of_your_own_is_computed_in_the_chains_pass():
+    case = Case()
+    about = case.pool, case.run.classes, case.run.network.posterior.mean, None
+    wanted, found = (find_lessons([loss], *about) for loss in (case.lesson, Own(case.lesson)))
+    for a, b in zip(wanted, found, strict=True):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    lesson = case.lesson
+    doubled = Doubled(lesson.said, lesson.temperature, lesson.strength, lesson.heads)
+    assert find_lessons([doubled], *about) is None  # it computes something else
+
+
 def test_other_losses_are_left_to_autograd():
     case = Case()
     lesson, like, classes = case.lesson, case.run.network.posterior.mean, case.run.classes

@@ -13,7 +13,7 @@ import evcl
 from evcl._core.randomness import GeneratorNoise, generator
 from evcl._core.settings import resolve
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.curvature import fisher
+from evcl.curvature import Sample, fisher
 from evcl.experiments import configure, execute
 from evcl.methods import METHODS
 from evcl.nn import Gaussian
@@ -196,16 +196,16 @@ def test_importance_accumulates(decay, monkeypatch):
     assert (first > 0).any()
     run.learn([task], noise=recorder)
     network = run.network
-    second = fisher(network, network.posterior.mean, network.layout, task.x, task.y, [0])
+    second = fisher(Sample(network, network.posterior.mean, network.layout, [0], task.x, task.y))
     torch.testing.assert_close(run.memory.importance, decay * first + second, rtol=1e-10, atol=1e-16)
 
 
 def test_the_fisher_is_measured_on_as_many_examples_as_asked(monkeypatch):
     seen = []
 
-    def noted(network, mean, layout, x, *rest, **options):
-        seen.append(x.shape)
-        return fisher(network, mean, layout, x, *rest, **options)
+    def noted(sample, *options):
+        seen.append(sample.x.shape)
+        return fisher(sample, *options)
 
     monkeypatch.setattr("evcl.curvature.fisher", noted)
     settings = resolve("ewc", METHODS["ewc"].known_settings, {"epochs": 1, "fisher_examples": 7})

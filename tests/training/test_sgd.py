@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 import torch
 import torch.nn.functional as F
+from interrupted import assert_stopped_run_ends_the_same
 from torch import nn
 from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import GeneratorNoise
 from evcl._core.settings import resolve
-from evcl.experiments import configure, execute
+from evcl.experiments import configure
 from evcl.methods import METHODS, TaskData
-from evcl.training import Checkpoints, Run, Stopped
-from evcl.training.checkpoint import newest
+from evcl.training import Run
 from evcl.training.rules import SGD
 
 F64 = torch.float64
@@ -132,21 +130,7 @@ def test_replicas_with_their_own_momentum_end_as_alone(generator):
 def test_a_stopped_run_goes_on_with_its_velocity(tmp_path):
     given = {"epochs": 2, "batch_size": 40, "optimizer": "sgd", "momentum": 0.9, "lr": "auto"}
     config = configure("split-digits", "ewc", "default", (0, 1), 2, given)
-    execute(config, checkpoints=Checkpoints(tmp_path / "whole", 0))
-    stops = 0
-    while True:
-        polls = count()
-        try:
-            execute(
-                config, checkpoints=Checkpoints(tmp_path / "parts", 1e6, resume=True, stop=lambda p=polls: next(p) >= 4)
-            )
-            break
-        except Stopped:
-            stops += 1
-    assert stops > 2
-    found, wanted = (newest(next((tmp_path / name).iterdir())).tensors for name in ("parts", "whole"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name].view(torch.uint8), wanted[name].view(torch.uint8)) for name in wanted)
+    assert_stopped_run_ends_the_same(config, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["naive", "ewc", "evcl", "vcl"])

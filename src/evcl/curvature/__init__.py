@@ -1,6 +1,6 @@
 """Estimate from data how much each weight of a network matters."""
 
-from evcl.curvature.fisher import KINDS, fisher, sensitivity, spread_out
+from evcl.curvature.fisher import KINDS, Sample, fisher, sensitivity, spread_out
 from evcl.curvature.kernel import kernels
 from evcl.curvature.kfac import Block, Factors, Kronecker, blocks, kfac
 from evcl.curvature.step import StepCurvature
@@ -10,6 +10,7 @@ __all__ = [
     "Block",
     "Factors",
     "Kronecker",
+    "Sample",
     "StepCurvature",
     "blocks",
     "fisher",

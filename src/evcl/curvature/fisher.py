@@ -19,7 +19,7 @@ values in place of squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,59 +39,83 @@ CHUNK_NUMBERS, CHUNK_ROWS = (
 )  # input values, and limits of the examples, that go through the network at once
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Examples of a task, and the weights at which a network is measured on them.
+
+    Attributes:
+        network: the network
+        mean: [R, P], the weights
+        layout: names the weights to include
+        heads: the heads whose outputs are measured, concatenated
+        x: [R, n, ...], the inputs
+        y: [R, n], the labels; None: all 0
+        weights: [R, n], the weights of the examples; None: all 1
+        task: whose FiLM row to use, if the network has any; None: that of the last task used
+        ranks: the processes that share the work; all of them pass the same examples
+        chunk: number of examples that go through the network at once; None: by their size
+    """
+
+    network: BayesianNetwork
+    mean: Tensor
+    layout: Layout
+    heads: Sequence[int]
+    x: Tensor
+    y: Tensor | None = None
+    weights: Tensor | None = None
+    task: int | None = None
+    ranks: Ranks | None = None
+    chunk: int | None = None
+
+    def passes(self, targets: Targets) -> Iterator[Pass]:
+        """The forward passes of this process's share of the examples."""
+        network, x, chunk, ranks = self.network, self.x, self.chunk, self.ranks
+        if chunk is None:
+            chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
+            chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
+        if ranks is not None and targets.skip is None:  # random draws depend on the chunks
+            chunk = min(chunk, -(-x.shape[1] // ranks.size))
+        network.bind(self.mean, None, self.layout)
+        network.weights.noise = None
+        y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if self.y is None else self.y
+        counts = torch.ones_like(y, dtype=x.dtype) if self.weights is None else self.weights
+        for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
+            if ranks is not None and turn % ranks.size != ranks.rank:
+                if targets.skip is not None:
+                    targets.skip(ys)
+                continue
+            with network.using(self.task):
+                calls, found = _passed(network, xs, ys, us, self.heads, targets)
+            yield Pass(calls, found, ys.shape[1])
+
+
 def fisher(
-    network: BayesianNetwork,
-    mean: Tensor,
-    layout: Layout,
-    x: Tensor,
-    y: Tensor,
-    heads: Sequence[int],
+    sample: Sample,
     kind: str = "exact",
     generators: Sequence[torch.Generator] | None = None,
-    chunk: int | None = None,
     temperature: Tensor | float = 1.0,
-    weights: Tensor | None = None,
-    ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
-    task: int | None = None,
 ) -> Tensor:
-    """[R, P]: the Fisher at the weights `mean` [R, P] for examples x [R, n, ...] with labels y [R, n].
+    """[R, P]: the Fisher of these examples.
 
-    `layout` names the weights to include. `generators`, one per replica, are used only by `sampled`. `chunk` examples
-    go through the network at once. `temperature` ([R, 1], or one number) divides the logits. `weights` [R, n] are the
-    weights of the examples; None: all 1. With several processes (`ranks`), all of which pass the same arguments, each
-    computes its share of the examples. `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours
-    is added to its own. `task`: whose FiLM row to use, if the network has any; None: that of the last task used.
+    `generators`, one per replica, are used only by `sampled`. `temperature` ([R, 1], or one number) divides the logits.
+    `spread` ([R, 1], or one number) times the mean Fisher of a weight's neighbours is added to its own.
     """
-    targets = likelihood_targets(mean, layout, heads, kind, generators, temperature, likelihood)
-    forward = passes(network, mean, layout, x, y, heads, targets, chunk, weights, ranks, task)
-    return _sum_of(torch.square, forward, mean, layout, spread, ranks) / x.shape[1]
+    targets = likelihood_targets(sample, kind, generators, temperature, likelihood)
+    return _mean_of(torch.square, sample, targets, spread)
 
 
-def sensitivity(
-    network: BayesianNetwork,
-    mean: Tensor,
-    layout: Layout,
-    x: Tensor,
-    heads: Sequence[int],
-    chunk: int | None = None,
-    weights: Tensor | None = None,
-    ranks: Ranks | None = None,
-    spread: Tensor | float = 0.0,
-    task: int | None = None,
-) -> Tensor:
+def sensitivity(sample: Sample, spread: Tensor | float = 0.0) -> Tensor:
     """[R, P]: 1/n sum_b |d ||f(x_b)||^2 / d theta_p|, how sensitive the heads' outputs f are to each weight.
 
-    It needs no labels; the arguments are those of `fisher`.
+    It needs no labels; `spread` is as in `fisher`.
     """
 
     def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
         return [(u * outputs.square().sum(2)).sum()]
 
-    y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-    forward = passes(network, mean, layout, x, y, heads, Targets(targets), chunk, weights, ranks, task)
-    return _sum_of(torch.abs, forward, mean, layout, spread, ranks) / x.shape[1]
+    return _mean_of(torch.abs, sample, Targets(targets), spread)
 
 
 Of = Callable[[Tensor], Tensor]  # torch.square or torch.abs
@@ -108,9 +132,7 @@ class Targets(NamedTuple):
 
 
 def likelihood_targets(
-    mean: Tensor,
-    layout: Layout,
-    heads: Sequence[int],
+    sample: Sample,
     kind: str,
     generators: Sequence[torch.Generator] | None,
     temperature: Tensor | float,
@@ -124,66 +146,32 @@ def likelihood_targets(
         return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
 
     def skip(y: Tensor) -> None:
-        classes = sum(layout.shapes[head_names(k)["bias"]][0] for k in heads)
-        likelihood.skip_labels(mean.new_empty(*y.shape, classes), generators)
+        classes = sum(sample.layout.shapes[head_names(k)["bias"]][0] for k in sample.heads)
+        likelihood.skip_labels(sample.mean.new_empty(*y.shape, classes), generators)
 
     return Targets(targets, skip if kind == "sampled" else None)
 
 
-def _sum_of(
-    of: Of, forward: Iterable[Pass], mean: Tensor, layout: Layout, spread: Tensor | float, ranks: Ranks | None
-) -> Tensor:
-    """[R, P]: sum_b sum over targets of(gradient of example b's part of the target)."""
-    total = torch.zeros_like(mean)
-    parts = layout.views(total)
+def _mean_of(of: Of, sample: Sample, targets: Targets, spread: Tensor | float) -> Tensor:
+    """[R, P]: 1/n sum_b sum over targets of(gradient of example b's part of the target)."""
+    total = torch.zeros_like(sample.mean)
+    parts = sample.layout.views(total)
     seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
-    for calls, targets, examples in forward:
+    for calls, found, examples in sample.passes(targets):
         note_layers(seen, calls)
-        for deltas in output_gradients(calls, targets):
+        for deltas in output_gradients(calls, found):
             add(of, parts, calls, deltas, examples)
     if isinstance(spread, Tensor) or spread > 0:
         add_neighbours(parts, seen, spread)
-    if ranks is not None:
-        ranks.sum_(total)
-    return total
+    if sample.ranks is not None:
+        sample.ranks.sum_(total)
+    return total / sample.x.shape[1]
 
 
 def note_layers(seen: dict[BayesianLayer, bool], calls: Sequence[Call]) -> None:
     """Note which layers were called, and whether their inputs depend on weights in any of the calls."""
     for call in calls:
         seen[call.layer] = call.learned or seen.get(call.layer, False)
-
-
-def passes(
-    network: BayesianNetwork,
-    mean: Tensor,
-    layout: Layout,
-    x: Tensor,
-    y: Tensor,
-    heads: Sequence[int],
-    targets: Targets,
-    chunk: int | None,
-    weights: Tensor | None,
-    ranks: Ranks | None,
-    task: int | None,
-) -> Iterator[Pass]:
-    """The forward passes of this process's share of the examples. The arguments are those of `fisher`."""
-    if chunk is None:
-        chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
-        chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
-    if ranks is not None and targets.skip is None:  # random draws depend on the chunks
-        chunk = min(chunk, -(-x.shape[1] // ranks.size))
-    network.bind(mean, None, layout)
-    network.weights.noise = None
-    counts = torch.ones_like(y, dtype=x.dtype) if weights is None else weights
-    for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
-        if ranks is not None and turn % ranks.size != ranks.rank:
-            if targets.skip is not None:
-                targets.skip(ys)
-            continue
-        with network.using(task):
-            calls, found = _passed(network, xs, ys, us, heads, targets)
-        yield Pass(calls, found, ys.shape[1])
 
 
 def spread_out(

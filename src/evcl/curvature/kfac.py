@@ -28,8 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evcl._core.ranks import Ranks
-from evcl.curvature.fisher import Call, add, add_neighbours, likelihood_targets, note_layers, output_gradients, passes
+from evcl.curvature.fisher import Call, Sample, add, add_neighbours, likelihood_targets, note_layers, output_gradients
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout
 
@@ -155,38 +154,29 @@ class FactorSums:
 
 
 def kfac(
-    network: BayesianNetwork,
-    mean: Tensor,
-    layout: Layout,
-    x: Tensor,
-    y: Tensor,
-    heads: Sequence[int],
+    sample: Sample,
     kind: str = "exact",
     generators: Sequence[torch.Generator] | None = None,
-    chunk: int | None = None,
     temperature: Tensor | float = 1.0,
-    weights: Tensor | None = None,
-    ranks: Ranks | None = None,
     spread: Tensor | float = 0.0,
     likelihood: Likelihood = CATEGORICAL,
-    task: int | None = None,
 ) -> Kronecker:
-    """The factors of each block that these heads use, at the weights `mean` [R, P]; the arguments are those of
-    `fisher`. An example with weight u in the loss has weight u in G.
+    """The factors of each block that these heads use; the arguments are those of `fisher`. An example with weight u in
+    the loss has weight u in G.
     """
-    sums = FactorSums(network, layout, mean)
+    sums = FactorSums(sample.network, sample.layout, sample.mean)
     seen: dict[BayesianLayer, bool] = {}
-    wanted = likelihood_targets(mean, layout, heads, kind, generators, temperature, likelihood)
-    for calls, targets, examples in passes(network, mean, layout, x, y, heads, wanted, chunk, weights, ranks, task):
+    wanted = likelihood_targets(sample, kind, generators, temperature, likelihood)
+    for calls, targets, examples in sample.passes(wanted):
         note_layers(seen, calls)
         for i, deltas in enumerate(output_gradients(calls, targets)):
             sums.add(calls, deltas, examples, first=i == 0)
     if isinstance(spread, Tensor) or spread > 0:
         add_neighbours(sums.parts, seen, spread)
-    if ranks is not None:
+    if sample.ranks is not None:
         for tensor in sums.tensors():
-            ranks.sum_(tensor)
-    found, diagonal = sums.mean(x.shape[1])
+            sample.ranks.sum_(tensor)
+    found, diagonal = sums.mean(sample.x.shape[1])
     used = {key: pair for key, pair in found.items() if bool(sums.each[key].rows.any())}
     for key, (a, g) in used.items():
         _damp(a, g, spread, bool(sums.each[key].learned), sums.blocks[key])

@@ -18,9 +18,9 @@ only chooses how the total is divided among the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -90,13 +90,11 @@ def estimates(
     """What `measure`, such as `curvature.fisher`, finds on `fisher_examples` examples of a task: at the point weights,
     at the posterior's means, or at each of several posterior draws.
     """
-    rows = _sampled(task, s.fisher_examples, generators)
-    about: tuple[Any, ...] = (fitted.layout, *task.take(rows), [task.head], s.fisher, generators)
-    options: dict[str, Any] = {"temperature": s.fisher_temperature, "spread": s.fisher_spread, "task": task.task}
-    options |= {"weights": task.take_weights(rows), "ranks": round_.ranks, "likelihood": round_.likelihood}
+    sample = _sampled(fitted, task, s.fisher_examples, generators, round_)
+    options = (s.fisher, generators, s.fisher_temperature, s.fisher_spread, round_.likelihood)
     drawn = s.fisher_draws and fitted.own.log_std is not None
     points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
-    return [measure(fitted.network, point, *about, **options) for point in points]
+    return [measure(replace(sample, mean=point), *options) for point in points]
 
 
 def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
@@ -147,11 +145,8 @@ def sensitivity(fitted: Fitted, round_: Round, examples: int, spread: Tensor | f
     """[R, P]: sum over the round's tasks of n_k mean_n |d ||f(x_n)||^2 / d theta|, f the outputs of the task's head."""
     total = torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
-        rows = _sampled(task, examples, round_.generators("sensitivity", i))
-        x, weights = task.take(rows)[0], task.take_weights(rows)
-        about = (fitted.network, fitted.own.mean, fitted.layout, x, [task.head])
-        found = curvature.sensitivity(*about, weights=weights, ranks=round_.ranks, spread=spread, task=task.task)
-        total += task.n * found
+        sample = _sampled(fitted, task, examples, round_.generators("sensitivity", i), round_)
+        total += task.n * curvature.sensitivity(sample, spread)
     return _widened(total, fitted)
 
 
@@ -176,10 +171,14 @@ def _scaled(importance: Tensor, like: Tensor) -> Tensor:
     return importance * (like.sum(1, keepdim=True) / importance.sum(1, keepdim=True).clamp_min(1e-30))
 
 
-def _sampled(task: TaskData, examples: int, generators: list[torch.Generator]) -> Tensor:
-    """[R, n]: up to this many random rows of a task for each replica."""
-    rows = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:examples] for g in generators])
-    return rows.to(task.y.device)
+def _sampled(
+    fitted: Fitted, task: TaskData, examples: int, generators: list[torch.Generator], round_: Round
+) -> curvature.Sample:
+    """Up to this many random examples of a task for each replica, at the means that a fit ended with."""
+    drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:examples] for g in generators])
+    rows = drawn.to(task.y.device)
+    about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *task.take(rows))
+    return curvature.Sample(*about, task.take_weights(rows), task.task, round_.ranks)
 
 
 def _widened(own: Tensor, fitted: Fitted) -> Tensor:

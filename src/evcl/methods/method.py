@@ -69,6 +69,22 @@ class Tracker:
         return None
 
 
+class Taught(NamedTuple):
+    """A distillation loss: sum_k w_k T^2 mean_b KL(q_k(x_b) || softmax(z_k(x_b) / T)), for the logits z_k of head k.
+
+    Attributes:
+        heads: the heads k
+        said: log q_k, the teacher's log-probabilities for each of the fit's examples, [R, N, classes] per head
+        strength: w_k, one per head
+        temperature: T
+    """
+
+    heads: Sequence[int]
+    said: Sequence[Tensor]
+    strength: Sequence[Tensor | float]
+    temperature: Tensor | float
+
+
 class Loss:
     """A loss that uses the network. It is added to the mean NLL at each step and differentiated by autograd.
 
@@ -94,6 +110,10 @@ class Loss:
         only if examples are read anew in each epoch.
         """
         raise EvclError(f"a {type(self).__name__} loss has values for each row: leave out reread")
+
+    def taught(self) -> Taught | None:
+        """If it is a distillation loss, its parts: an MLP then computes it in its compiled pass."""
+        return None
 
 
 class LogitLoss(Loss):

@@ -34,7 +34,7 @@ from evcl import curvature
 from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
-from evcl.methods.method import Fitted, Loss, Round
+from evcl.methods.method import Fitted, Loss, Round, Taught
 from evcl.nn import BayesianNetwork, Gaussian, outputs
 
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
@@ -93,6 +93,11 @@ class Distillation(Loss):
         else:
             for said, new in zip(self.said, self.again(x), strict=True):
                 said[:, : new.shape[1]].copy_(new)
+
+    def taught(self) -> Taught | None:
+        if type(self).__call__ is not Distillation.__call__:  # a subclass that computes something else
+            return None
+        return Taught(self.heads, self.said, self.strength, self.temperature)
 
 
 def column(value: Number, like: Tensor) -> Tensor:
@@ -227,8 +232,8 @@ def unlearned(
         return task.take(rows.to(task.y.device))
 
     def curvature_of(x: Tensor, y: Tensor, head: int, row: int | None, temperature: Number) -> Tensor:
-        about = (fitted.network, fitted.own.mean, fitted.layout, x, y, [head])
-        return curvature.fisher(*about, temperature=temperature, ranks=round_.ranks, task=row)
+        about = (fitted.network, fitted.own.mean, fitted.layout, [head], x, y)
+        return curvature.fisher(curvature.Sample(*about, task=row, ranks=round_.ranks), temperature=temperature)
 
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
     for i, (task, share) in enumerate(own if labelled is None else labelled):

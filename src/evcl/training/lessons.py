@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evcl.methods import Loss
-from evcl.methods.teacher import Distillation, Number
+from evcl.methods.method import Taught
 from evcl.methods.together import LossOf
 from evcl.nn.lessons import Lessons
 from evcl.training.data import Pool
@@ -28,30 +28,31 @@ def find_lessons(
     data are the same.
     """
     replicas, heads = len(like), all_heads(pool, losses)
-    found: list[tuple[Distillation, list[int]]] = []
+    found: list[tuple[Taught, list[int]]] = []
     for loss in losses:
-        one, rows = (loss.loss, loss.replicas.tolist()) if isinstance(loss, LossOf) else (loss, list(range(replicas)))
-        if type(one) is not Distillation or {*pool.heads, *one.heads} != set(heads):
+        own, rows = (loss.loss, loss.replicas.tolist()) if isinstance(loss, LossOf) else (loss, list(range(replicas)))
+        taught = own.taught()
+        if taught is None or {*pool.heads, *taught.heads} != set(heads):
             return None
-        found.append((one, rows))
+        found.append((taught, rows))
     every = [r for _, rows in found for r in rows]
     once = all(len(set(one.heads)) == len(one.heads) for one, _ in found) and len(set(every)) == len(every)
     ends = dict(zip(heads, torch.tensor([classes(k) for k in heads]).cumsum(0).tolist(), strict=True))
     columns = ends[heads[-1]]
     if not found or not once or (most is not None and columns > most):
         return None
-    taught = list(dict.fromkeys(k for one, _ in found for k in one.heads))
-    spans = [(ends[k] - classes(k), ends[k]) for k in taught]
+    distilled = list(dict.fromkeys(k for one, _ in found for k in one.heads))
+    spans = [(ends[k] - classes(k), ends[k]) for k in distilled]
     u = replicas
     if len(losses) == 1 and len(every) == replicas and pool.own is None:
         lengths = {len(said) for said in found[0][0].said}
         u = max(lengths) if all(max(lengths) % n == 0 for n in lengths) else replicas
-    q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(taught)))
-    temperature, strengths = like.new_ones(replicas), like.new_zeros(replicas, len(taught))
+    q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(distilled)))
+    temperature, strengths = like.new_ones(replicas), like.new_zeros(replicas, len(distilled))
     for one, rows in found:
         temperature[rows] = _each(one.temperature, like, len(rows))
         for head, said, strength in zip(one.heads, one.said, one.strength, strict=True):
-            k = taught.index(head)
+            k = distilled.index(head)
             strengths[rows, k] = _each(strength, like, len(rows))
             for i, r in enumerate(rows[:u]):
                 log_q = said[i % len(said)]
@@ -62,6 +63,6 @@ def find_lessons(
     return Lessons(q, told, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)
 
 
-def _each(number: Number, like: Tensor, count: int) -> Tensor:
+def _each(number: Tensor | float, like: Tensor, count: int) -> Tensor:
     """[count]"""
     return torch.as_tensor(number, dtype=like.dtype, device=like.device).reshape(-1).expand(count)
