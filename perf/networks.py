@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,7 +42,7 @@ class ViT(nn.Module):
         return found
 
 
-NETWORKS = {"resnet-18": (resnet18, 512), "vit": (ViT, 192)}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {"resnet-18": (resnet18, 512), "vit": (ViT, 192)}
 
 
 class Clock:
@@ -69,7 +70,7 @@ def plain(network: nn.Module, features: int, x: Tensor, y: Tensor, precision: st
     device = x.device.type
     model = nn.Sequential(network, nn.Linear(features, 10)).to(device)
     if device == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
         x = x.contiguous(memory_format=torch.channels_last)
     torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "fp32" else "tf32"  # type: ignore[attr-defined]
     torch.backends.cudnn.conv.fp32_precision = "ieee" if precision == "fp32" else "tf32"  # type: ignore[attr-defined]
