@@ -70,9 +70,9 @@ def plain(network: nn.Module, features: int, x: Tensor, y: Tensor, precision: st
     device = x.device.type
     model = nn.Sequential(network, nn.Linear(features, 10)).to(device)
     if device == "cuda":
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "fp32" else "tf32"  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cudnn.conv.fp32_precision = "ieee" if precision == "fp32" else "tf32"  # type: ignore[attr-defined]
     optimizer = torch.optim.Adam(model.parameters(), fused=device == "cuda")
 
