@@ -50,6 +50,8 @@ BENCHMARK_SUMMARIES = {
     "split-cifar10-conv": "the same, for a convolutional network",
     "split-cifar100": "CIFAR-100 of your own folder, 10 tasks of 10 classes",
     "five-datasets": "MNIST, notMNIST, Fashion-MNIST, CIFAR-10, digits",
+    "bbc-topics": "BBC news, MiniLM with LoRA: this topic or not, 5 times",
+    "mails": "spam or not, month by month, MiniLM with LoRA, one head",
     "permuted-digits": "8x8 digits, one random pixel order per task, one head",
     "split-digits": "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task",
 }

@@ -19,6 +19,7 @@ from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task, stratified
 from evcl.benchmarks.networks import reduced_resnet18
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
+from evcl.benchmarks.texts import ENTRIES as TEXTS
 
 Parts = tuple[Examples, Examples]  # train, test
 Load = Callable[[Path | None], Parts]
@@ -191,6 +192,7 @@ ENTRIES = (  # the order of `evcl list`
     _split("split-cifar10-conv", _cifar10, reduced_resnet18, words=CIFAR10),
     _split_cifar100("split-cifar100"),
     _five_datasets("five-datasets", (256, 256)),
+    *TEXTS,
     _permuted("permuted-digits", _digits, (100, 100)),
     _split("split-digits", _digits, (100, 100)),
 )

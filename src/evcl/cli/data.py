@@ -69,7 +69,10 @@ def verify(
 
     def one(name: str) -> str:
         found = data.verify(name)
-        if found.test_images:
+        entry = data.CATALOG[name]
+        if not entry.images:
+            twice = f"{found.copies} texts are duplicates" if "texts" in entry.arrays else "the weights of a network"
+        elif found.test_images:
             twice = f"{found.shared} of {found.test_images} test images are also training images"
         else:
             twice = f"no published train/test split; {found.copies} images are duplicates"

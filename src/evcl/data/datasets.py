@@ -46,8 +46,8 @@ class Status:
 class Verified:
     """A data set of which every byte was checked.
 
-    `shared` counts test images that are also training images; `copies` counts training images that duplicate an
-    earlier one.
+    `shared` counts test images that are also training images; `copies` counts training images, or texts, that duplicate
+    an earlier one.
     """
 
     name: str
@@ -65,11 +65,34 @@ def load(name: str, data_dir: Path | None = None, offline: bool | None = None) -
     With `offline` (or EVCL_OFFLINE=1), only the user's folder (`data_dir`, or EVCL_DATA) and the cache are used.
     """
     entry = CATALOG[name]
+    if not entry.images:
+        raise EvclError(f"{name} has no images: read its arrays with evcl.data.load_arrays({name!r})")
+    return _dataset(entry, load_arrays(name, data_dir, offline))
+
+
+def load_arrays(name: str, data_dir: Path | None = None, offline: bool | None = None) -> dict[str, UInt8]:
+    """The arrays of any data set, by name: see `load`. Those of texts and of weights are bytes."""
+    entry = CATALOG[name]
     _check_folder(data_dir)
     with contextlib.suppress(SourceFailed):
-        return _dataset(entry, cache.read(entry))
+        return cache.read(entry)
     fetch(name, data_dir, offline)
-    return _dataset(entry, cache.read(entry))
+    return cache.read(entry)
+
+
+def load_texts(name: str, data_dir: Path | None = None, offline: bool | None = None) -> tuple[list[str], UInt8]:
+    """A data set of texts: the texts, of which bytes that are not UTF-8 are read as Latin-1, and their labels."""
+    arrays = load_arrays(name, data_dir, offline)
+    if "texts" not in arrays:
+        raise EvclError(f"{name} has no texts")
+    return [_decoded(text) for text in arrays["texts"].tobytes().split(b"\0")[:-1]], arrays["labels"]
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
 
 
 def fetch(name: str, data_dir: Path | None = None, offline: bool | None = None) -> Status:
@@ -118,10 +141,13 @@ def verify(name: str) -> Verified:
         arrays = _intact(entry)
     except SourceFailed as error:
         raise EvclError(f"{name}: {error}; run evcl data fetch {name}") from error
+    here = status(name)
+    if not entry.images:
+        texts = arrays["texts"].tobytes().split(b"\0")[:-1] if "texts" in arrays else []
+        return Verified(name, here.source, here.bytes, 0, 0, len(texts) - len(set(texts)))
     found = _dataset(entry, arrays)
     train, test = _digests(found.train_images), _digests(found.test_images)
     known = set(train)
-    here = status(name)
     shared = sum(digest in known for digest in test)
     return Verified(name, here.source, here.bytes, len(test), shared, len(train) - len(known))
 

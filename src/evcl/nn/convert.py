@@ -20,6 +20,7 @@ from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Conv, Dropout, Embedding, Linear, TransposedLinear
+from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
@@ -77,6 +78,9 @@ register(nn.BatchNorm2d, BatchNorm)
 register(nn.BatchNorm3d, BatchNorm)
 register(nn.MultiheadAttention, MultiheadAttention)
 register(Scale, BayesianScale)
+register(Up, BayesianUp)
+register(Down, BayesianDown)
+register(AdaptedAttention, bayesian_attention)
 register(KWinners, KWinnersLayer)
 register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
@@ -352,7 +356,9 @@ class _Conversion:
         if isinstance(copied, nn.TransformerEncoder):  # likewise
             copied.use_nested_tensor = False
         if isinstance(plain, _TRANSFORMERS):
-            second = any(not m.batch_first for m in plain.modules() if isinstance(m, nn.MultiheadAttention))
+            second = any(
+                not m.batch_first for m in plain.modules() if isinstance(m, (nn.MultiheadAttention, AdaptedAttention))
+            )
         for key, child in plain._modules.items():  # named_children would skip a child that has two names
             if child is not None:
                 inner = copied.get_submodule(key)

@@ -15,6 +15,7 @@ from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Embedding, Linear
+from evcl.nn.lora import BayesianUp
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
 from evcl.nn.slots import Slot, head_names
@@ -71,6 +72,7 @@ class BayesianNetwork(nn.Module):
         self.direct, self.frozen = direct, dict(frozen or {})
         self._settled = False
         self.beside = posterior
+        self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self._places = [(module, key) for module, key, _ in owned]
         self.bind(posterior.mean, posterior.variance(), layout)
@@ -81,8 +83,29 @@ class BayesianNetwork(nn.Module):
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether it has an embedding: its inputs may be numbers that only name things."""
-        return any(isinstance(m, (Embedding, nn.Embedding, nn.EmbeddingBag)) for m in self.trunk.modules())
+        """Whether it has an embedding: its inputs may be numbers that only name things. Not if it has adapters: what
+        they are added to turns any inputs into features that never change.
+        """
+        return not self.base_features and any(
+            isinstance(m, (Embedding, nn.Embedding, nn.EmbeddingBag)) for m in self.trunk.modules()
+        )
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters' weights (see lora.py). If they are 0, the trunk is the base model."""
+        return [name for la in self.bayesian_layers() if isinstance(la, BayesianUp) for name in la.names.values()]
+
+    @property
+    def base_features(self) -> bool:
+        """Whether the trunk without its adapters is a fixed network, whose features never change."""
+        return bool(self.adapters) and not self.merges
+
+    def without_adapters(self, weights: Tensor) -> Tensor:
+        """[R, P]: these weights, with those of the adapters 0."""
+        found = weights.clone()
+        for name in self.adapters:
+            self.layout.view(found, name).zero_()
+        return found
 
     @property
     def capturable(self) -> bool:

@@ -38,6 +38,7 @@ from evcl.nn import (
 from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call
+from evcl.nn.lora import adapted
 from evcl.training.step import matmul_precision
 
 
@@ -94,8 +95,10 @@ class Replicas:
         each = [for_settings(one, s) for one, s in zip(each, settings, strict=True)]
         self.seeds, self.precision, self.ranks, self.likelihood = tuple(seeds), precision, ranks, likelihood
         self.method, groups = each[0], grouped(each, settings)
-        self.drawn, self.prior, self.accumulate = draw, prior, accumulate
         network = self.method.changed(network, settings)
+        # Adapters start at 0, on top of trained weights: nothing is random but the heads
+        self.drawn, self.prior = draw and next(adapted(network), None) is None, prior
+        self.accumulate = accumulate
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
         convert["call"] = call or Call()

@@ -1,0 +1,35 @@
+"""Merge adapters into the weights that they are added to (`evcl.nn.LoRA(tasks="merged")`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from evcl.methods.adapters import replaced, restarted
+from evcl.nn.lora import AdaptedPeft, LoRA, adapted
+from evcl.training.replicas import Replicas
+
+
+@torch.no_grad()
+def merge(run: Replicas, plain: nn.Module, lora: LoRA | None) -> None:
+    """After a round, if adapters are to be merged: add their mean to the frozen weights, in the run's network and the
+    plain copy, and start from new ones. The frozen weights are those of all replicas, so there must be one.
+    """
+    if lora is None or lora.tasks != "merged":
+        return
+    network, q = run.network, run.network.posterior
+    layout, names = network.layout, network.adapters
+    for trunk in (network.trunk, plain):
+        for path, layer in adapted(trunk):
+            assert not isinstance(layer, AdaptedPeft)
+            prefix = f"{path}." if path else ""
+            own = {name.removeprefix(prefix): layout.view(q.mean, name)[0] for name in names if name.startswith(prefix)}
+            layer.merge(own, lora, run.rounds)
+    none = torch.zeros_like(q.mean)
+    fresh = run._around(network, none, none, layout, run.settings)
+    network.posterior = replaced(q, layout, names, fresh.posterior)
+    run.memories = tuple(
+        restarted(memory, layout, names, run._of(fresh, group))
+        for memory, group in zip(run.memories, run.groups, strict=True)
+    )
+    run._changed()
