@@ -144,7 +144,7 @@ def test_adapters_must_be_a_lora_and_only_once():
 
 def test_the_fisher_of_b_is_that_of_the_weight_seen_from_the_rows_of_a():
     """sum over examples of (alpha/r dL/dW A^T)^2, with dL/dW of the whole weight by autograd."""
-    from evcl.curvature import fisher
+    from evcl.curvature import Sample, fisher
 
     made = strong(bert(), LoRA(rank=2)).double()
     x, y = texts(6)
@@ -155,7 +155,7 @@ def test_the_fisher_of_b_is_that_of_the_weight_seen_from_the_rows_of_a():
     head = torch.randn(1, 34, dtype=torch.float64)
     mean = torch.cat([learner_network.posterior.mean, head], 1)
     learner_network.layout = layout
-    found = fisher(learner_network, mean, layout, x.double()[None], y[None], [0], "empirical")
+    found = fisher(Sample(learner_network, mean, layout, [0], x.double()[None], y[None]), "empirical")
     total = torch.zeros(16, 2, dtype=torch.float64)
     path = "encoder.layer.0.attention.self.value"
     for row, label in zip(x.double(), y, strict=True):
