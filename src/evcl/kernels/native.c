@@ -174,9 +174,9 @@ static inline float row_lesson(long heads, const int64_t *spans, float warm, con
 }
 
 // `loss` with distillation. The classes after the first `own` belong to heads that are only distilled, and `taught`
-// receives the mean distillation loss. q and `told` have one row per example of the data; `rows` are those of this
-// batch. m is overwritten.
-void loss_and_lessons(long n, long classes, long own, long heads, const int64_t *labels, const int64_t *columns,
+// receives the mean distillation loss. q and `told` have one row per example of the data, and so have `strengths` if
+// `each` is 1; `rows` are those of this batch. m is overwritten.
+void loss_and_lessons(long n, long classes, long own, long heads, long each, const int64_t *labels, const int64_t *columns,
                       const float *weights, float *nll, float *m, const float *v, float *t, float *g, float *h,
                       const int64_t *rows, const float *q, const float *told, const int64_t *spans, const float *warm,
                       const float *strengths, float *taught) {
@@ -191,8 +191,8 @@ void loss_and_lessons(long n, long classes, long own, long heads, const int64_t 
         long at = i * classes, begin = columns ? columns[2 * i] : 0, end = columns ? columns[2 * i + 1] : own;
         float w = weights ? weights[i] : 1.0f;
         sum += w * row_loss(classes, begin, end, labels[i], n / w, m + at, 0, t + at, g + at, h + at);
-        lessons += row_lesson(heads, spans, *warm, strengths, n, q + rows[i] * classes, told + rows[i] * heads, m + at,
-                              g + at);
+        lessons += row_lesson(heads, spans, *warm, strengths + each * rows[i] * heads, n, q + rows[i] * classes,
+                              told + rows[i] * heads, m + at, g + at);
     }
     if (v)
         for (long i = 0; i < n * classes; i++) h[i] = g[i] * t[i];

@@ -6,9 +6,12 @@ the rest by the posterior of the last round:
     L_t = mean NLL + alpha N_past / N_t (mean loss on generated rows)
           + beta/N_t KL(q_t || q_{t-1}^(1-alpha) p_0^alpha) + (1 - alpha) (elastic term + distillation)
 
-evcl_er.py derives this for kept rows, and has the mean and the precision of q_{t-1}^(1-alpha) p_0^alpha. alpha = 1 is
-deep generative replay with Gaussian weights and the first prior; alpha = 0 is EVCL. As generated rows carry the alpha
-share of the evidence, the next posterior has all of it.
+With s_0 and m_0 the variance and mean of p_0, q_{t-1}^(1-alpha) p_0^alpha is the Gaussian with
+
+    precision  p = 1/s_0 + (1-alpha) (1/s - 1/s_0),    mean  m_0 + (1-alpha) (mu - m_0) / (s p)
+
+alpha = 1 is deep generative replay with Gaussian weights and the first prior; alpha = 0 is EVCL. As generated rows
+carry the alpha share of the evidence, the next posterior has all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.dgr import DGR, REPLAY, labelled
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.evcl import EVCL
-from evcl.methods.evcl_er import SHARE, first_prior, tempered
+from evcl.methods.evcl_er import SHARE
 from evcl.methods.generator import Memory as GeneratorMemory
 from evcl.methods.generator import begun, retrained
 from evcl.methods.importance import trackers
@@ -32,7 +35,8 @@ from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Round
 from evcl.methods.teacher import protection, unlearned
-from evcl.methods.vcl import betas, kl
+from evcl.methods.vcl import betas, first_precision, kl
+from evcl.nn import Gaussian
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,22 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     past = past._replace(losses=[*past.losses, *losses])
     kept = remembered(base, fitted, round_, s, betas(beta, base.beta, past, round_, s))
     return Learned(fitted.q, Memory(kept, after, memory.first))
+
+
+def first_prior(mean: Tensor, round_: Round, s: Settings) -> Gaussian:
+    """p_0, with these means."""
+    return Gaussian(mean, -0.5 * first_precision(round_, s).log().expand_as(mean))
+
+
+def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
+    """q^left first^(1 - left), for the evidence that q has beyond the first prior."""
+    assert q.log_std is not None
+    assert first.log_std is not None
+    own, start = (-2 * q.log_std).exp(), (-2 * first.log_std).exp()
+    precision = start + left * (own - start).clamp_min(0)
+    mean = first.mean + left * own / precision * (q.mean - first.mean)
+    same = left == 1
+    return Gaussian(torch.where(same, q.mean, mean), torch.where(same, q.log_std, -0.5 * precision.log()))
 
 
 EVCL_DGR = replace(

@@ -1,28 +1,42 @@
 """EVCL with experience replay: kept rows carry a share of the evidence of earlier tasks, and the posterior the rest.
 
-After t-1 tasks, the posterior is q_{t-1} = p_0 L_1 ... L_{t-1}, with L_k the likelihood of task k. Kept rows of task k,
-m_k of n_k, are an estimate of it: log L_k = n_k/m_k sum_kept log p(y | x), with n_k and m_k for each class of its own,
-since rows are kept class by class. If they carry the share alpha of the evidence, the posterior must carry 1 - alpha,
-so that each old row counts once in all:
+After t-1 tasks the posterior is q_{t-1} = p_0 L, with L the likelihood of all earlier rows. L is known in two forms.
+One is q_{t-1} itself, a Gaussian with means mu and a diagonal covariance. The other is a function of the outputs: the
+expected log-likelihood of a label that the network with the weights mu gives to an input x is, up to a constant,
 
-    q_t = p_0 (L_1 ... L_{t-1})^(1-alpha) (L_1 ... L_{t-1})^alpha L_t
-        = q_{t-1}^(1-alpha) p_0^alpha (L_1 ... L_{t-1})^alpha L_t,    the second power estimated by the kept rows
+    log f(x) = -KL(softmax(z*(x)) || softmax(z(x))),    z* = z at mu
 
-    (n_t + alpha N) L_t = sum_new NLL + alpha sum_k n_k/m_k sum_kept NLL + beta KL(q_t || q_{t-1}^(1-alpha) p_0^alpha)
-                          + (1 - alpha) (n_t elastic + n_t distillation),    N = sum_k n_k
+F = prod f(x) over the earlier inputs has its maximum at mu, where the gradients of L and p_0 cancel. So F contains the
+pull of the first prior, and what is left of that prior is centred at mu. In a linear Gaussian model this is exact:
 
-With s_0 and m_0 the variance and mean of p_0, q_{t-1}^(1-alpha) p_0^alpha is the Gaussian with
+    q_{t-1} = N(mu, s_0) F,    s_0 the variance of p_0
 
-    precision  p = 1/s_0 + (1-alpha) (1/s - 1/s_0),    mean  m_0 + (1-alpha) (mu - m_0) / (s p)
+F takes the covariances into account, but is estimated from few rows; the Gaussian has seen all rows. A share alpha
+(`replay_share`) of the evidence is in the second form, and the rest in the first, so that each old row counts once:
 
-alpha is `replay_share`. With 0, kept rows have no weight, and this is EVCL. With 1, the posterior is only the starting
-point: the kept rows, each as often as it takes to stand for its task, replace it. In a linear Gaussian model, if all
-rows are kept, every alpha gives the exact posterior. If the m_k rows are few, their estimate is noisy; q_{t-1} has seen
-all rows, but is a Gaussian with a diagonal covariance. So alpha is how far to trust the sample over the Gaussian.
+    q_t = q_{t-1}^(1-alpha) [N(mu, s_0) F]^alpha L_t
+
+    L_t = mean NLL + alpha/n sum_k n_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)), x of task k
+          + beta/n KL(q_t || q_{t-1}^(1-alpha) N(mu, s_0)^alpha) + (1 - alpha) elastic term
+
+q_{t-1}^(1-alpha) N(mu, s_0)^alpha is the Gaussian with the means mu and the precision 1/s_0 + (1-alpha) (1/s - 1/s_0).
+T is `distill_temperature`: a softened output also says which of the other classes an input resembles. Labels of kept
+rows are not learned again: each says less than the outputs of a network that has seen all rows, and would count twice
+beside them. In a linear Gaussian model of which all rows are kept, every alpha gives the exact posterior. With 0, this
+is EVCL without distillation.
+
+The inputs x of task k are its m_k kept rows and, as these are few, mixtures of two of them (compare mixup, Zhang et
+al., 2018),
+
+    x = u x_i + (1 - u) x_j,    u uniform in 0 to 1
+
+until they are as many as the rows that they stand for, or as those of the new task. Where the classes meet there are
+few rows, but there the outputs matter most. Kept rows stand for rows of their class: classes are kept in equal numbers.
+Tokens cannot be mixed; then the kept rows stand alone.
 
 A task without kept rows is not replaced: its evidence, counted by its rows, stays in the posterior whole. The Fisher of
-a round is that of the new rows alone, as in EVCL. The elastic and the distillation terms are other forms of the same
-evidence of the past, and are reduced to 1 - alpha, too; kept rows are inputs of the teacher, beside the new ones.
+a round is that of the new rows alone, as in EVCL. Distillation of other inputs would count the past once more, so that
+it is left out as soon as there are kept rows.
 """
 
 from __future__ import annotations
@@ -42,19 +56,20 @@ from evcl.methods.generative import counting, trainable
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import factored, penalty, remembered
 from evcl.methods.label_noise import tempering
-from evcl.methods.memory import per_weight
-from evcl.methods.method import Asked, Fit, Learned, Learning, Loss, Method, Newcomer, Round
+from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, class_counts, replaying, weighted
-from evcl.methods.teacher import Distillation, Number, Past, Shares, protection, teach, unlearned
-from evcl.methods.vcl import betas, first_precision, kl
-from evcl.nn import Gaussian, head_names
+from evcl.methods.teacher import Distillation, Number, Past, column
+from evcl.methods.vcl import betas, kl
+from evcl.nn import Gaussian, head_names, outputs
+
+UNKNOWN = -1e9  # the logit of a class whose probability is 0
+INPUTS = 10_000  # maximum number of kept rows and mixtures, unless more rows are kept
 
 
 @dataclass(frozen=True)
 class Memory:
     inner: evcl.Memory
     rehearsal: Rehearsal
-    first: Tensor = per_weight(start="prior")  # m_0
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
@@ -65,7 +80,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         learned = yield from _replayed(memory, part, s) if some else evcl.learn(memory.inner, part, s)
     rehearsal = rehearsal.after(round_, s)
     inner = counting(learned.memory, round_, s)
-    return Learned(learned.posterior, replace(memory, inner=inner, rehearsal=rehearsal))
+    return Learned(learned.posterior, Memory(inner, rehearsal))
 
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
@@ -77,26 +92,74 @@ def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[
 
 
 def _replayed(memory: Memory, round_: Round, s: Settings) -> Learning:
-    inner, n, alpha = memory.inner, round_.n, s.replay_share
+    inner, alpha = memory.inner, s.replay_share
     kept, rows = represented(memory.rehearsal, round_)
-    size = sum(task.y.shape[1] for task in kept)
-    unit = n / (n + alpha * sum(rows))  # the objective of EVCL is in units of n
-    new: Shares = [(task, unit * task.y.shape[1] / n) for task in round_.tasks]
-    old: Shares = [(task, unit * alpha * one / n) for task, one in zip(kept, rows, strict=True)]
-    left, heads_left = remaining(kept, rows, inner.rows, alpha, round_)
-    past, inputs = _reduced(protection(inner.rows, round_, s), left * unit, kept, round_)
-    beta = tempering(s, round_)
+    inputs = completed(kept, rows, round_)
+    left, each = remaining(kept, rows, inner.rows, alpha, round_)
+    evidence = recalled(inputs, [alpha * one / round_.n for one in rows], memory.rehearsal, round_, s)
+    past, beta = Past([evidence], each, left if inner.factors else each), tempering(s, round_)
     to_prior = kl(inner.prior, beta, inner.beta, past, round_, s)
-    prior = tempered(to_prior.prior, first_prior(memory.first, round_, s), heads_left)
-    to_prior = replace(to_prior, prior=prior, weight=unit * to_prior.weight)
     if inner.factors:
         to_prior = replace(to_prior, means=1 - factored(inner, round_))
-    terms = [to_prior, *penalty(inner, s, round_, past.elastic * unit * (left if inner.factors else heads_left))]
-    data = [weighted(task, 2 * share * n / task.y.shape[1]) for task, share in new]
-    fit = Fit(data, terms, past.losses, trackers=trackers(s))
-    fitted = yield replaying(fit, [weighted(task, 2 * share * size / task.y.shape[1]) for task, share in old], s)
-    fitted = unlearned(fitted, to_prior.prior, past, round_, [*new, *old], inputs)
+    terms = [to_prior, *penalty(inner, s, round_, past.elastic)]
+    fit = Fit([weighted(task, 2.0) for task in round_.tasks], terms, past.losses, trackers=trackers(s))
+    fitted = yield replaying(fit, [weighted(task, 0.0) for task in inputs], s)
     return Learned(fitted.q, remembered(inner, fitted, round_, s, betas(beta, inner.beta, past, round_, s)))
+
+
+@torch.no_grad()
+def recalled(
+    inputs: Sequence[TaskData], shares: Sequence[Number], rehearsal: Rehearsal, round_: Round, s: Settings
+) -> Distillation:
+    """sum_k share_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)), over the inputs of task k, in batches of which half
+    the rows are inputs. The last posterior knew nothing of a class that was added to a head since: there, its
+    probability is 0.
+    """
+    network, mean, warm = round_.network, round_.posterior.mean, s.distill_temperature
+    known: dict[int, int] = {}
+    for i, task in enumerate(rehearsal.kept):
+        known[task.head] = max(known.get(task.head, 0), rehearsal.rows[i].shape[1])
+    heads = list(dict.fromkeys(task.head for task in inputs))
+    at, size = sum(task.y.shape[1] for task in round_.tasks), sum(task.y.shape[1] for task in inputs)
+    said = [mean.new_zeros(len(mean), at + size, network.classes(k)) for k in heads]
+    strengths = [mean.new_zeros(len(mean), at + size) for _ in heads]
+    for task, share in zip(inputs, shares, strict=True):
+        k, m = heads.index(task.head), task.y.shape[1]
+        z = outputs(network, mean, network.layout, task.x, [task.head], task=task.task) / column(warm, mean)
+        z[:, :, known[task.head] :] = UNKNOWN
+        said[k][:, at : at + m] = z.log_softmax(2)
+        own = torch.ones_like(mean[:, :1]) if task.weights is None else task.weights
+        strengths[k][:, at : at + m] = 2 * share * size / m * own / warm**2  # a distillation loss has the factor T^2
+        at += m
+    return Distillation(said, warm, strengths, heads, again=lambda x: [one[:, :0] for one in said])
+
+
+def completed(kept: Sequence[TaskData], rows: Sequence[int], round_: Round) -> list[TaskData]:
+    """The kept rows and their mixtures. The inputs of all tasks together are as many as the new rows, and those of a
+    task at most as many as the rows that it stands for.
+    """
+    network, new = round_.network, sum(task.y.shape[1] for task in round_.tasks)
+    if network.takes_tokens or network.call.form is not None:
+        return list(kept)
+    most = min(new, INPUTS) // len(kept)
+    return [_mixed(task, min(n, most) - task.y.shape[1], round_) for task, n in zip(kept, rows, strict=True)]
+
+
+def _mixed(task: TaskData, count: int, round_: Round) -> TaskData:
+    """The task with `count` further rows, each a mixture of two of its own."""
+    m = task.y.shape[1]
+    if count <= 0 or m < 2 or not task.x.is_floating_point():
+        return task
+    sources = round_.generators("mixtures", task.task)
+    pairs = torch.stack([torch.randint(m, (2, count), generator=g) for g in sources], 1).to(task.y.device)
+    u = torch.stack([torch.rand(count, generator=g) for g in sources]).to(task.x)
+    one, other = task.select(pairs[0]), task.select(pairs[1])
+    x = torch.lerp(other.x, one.x, u.view(*u.shape, *[1] * (task.x.dim() - 2)))
+    weights = task.weights
+    if weights is not None and one.weights is not None and other.weights is not None:
+        every = torch.cat([weights, torch.lerp(other.weights, one.weights, u)], 1)
+        weights = every * weights.mean(1, keepdim=True) / every.mean(1, keepdim=True)
+    return replace(task, x=torch.cat([task.x, x], 1), y=torch.cat([task.y, one.y], 1), weights=weights)
 
 
 def represented(rehearsal: Rehearsal, round_: Round) -> tuple[list[TaskData], list[int]]:
@@ -134,38 +197,6 @@ def remaining(
     return left, each
 
 
-def first_prior(mean: Tensor, round_: Round, s: Settings) -> Gaussian:
-    """p_0, with these means."""
-    return Gaussian(mean, -0.5 * first_precision(round_, s).log().expand_as(mean))
-
-
-def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
-    """q^left first^(1 - left), for the evidence that q has beyond the first prior."""
-    assert q.log_std is not None
-    assert first.log_std is not None
-    own, start = (-2 * q.log_std).exp(), (-2 * first.log_std).exp()
-    precision = start + left * (own - start).clamp_min(0)
-    mean = first.mean + left * own / precision * (q.mean - first.mean)
-    same = left == 1
-    return Gaussian(torch.where(same, q.mean, mean), torch.where(same, q.log_std, -0.5 * precision.log()))
-
-
-def _reduced(past: Past, by: Tensor, kept: Sequence[TaskData], round_: Round) -> tuple[Past, Shares]:
-    """The distillation losses times `by` [R, 1], with the kept rows as further inputs; and the shares of the inputs,
-    half of which are kept rows.
-    """
-    losses: list[Loss] = []
-    for loss in past.losses:
-        assert isinstance(loss, Distillation)
-        strengths: dict[int, Number] = {k: by * w for k, w in zip(loss.heads, loss.strength, strict=True)}
-        losses += teach([*round_.tasks, *kept], round_, loss.temperature, strengths)
-    together = TaskData(torch.cat([task.x for task in kept], 1), torch.cat([task.y for task in kept], 1), kept[0].head)
-    return past._replace(losses=losses), [
-        *((task, 0.5 * task.y.shape[1] / round_.n) for task in round_.tasks),
-        (together, 0.5),
-    ]
-
-
 def with_replay(method: Method, **changes: Any) -> Method:
     """Add a memory of examples to EVCL, or to EVCL with other defaults."""
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
@@ -182,7 +213,7 @@ def with_replay(method: Method, **changes: Any) -> Method:
 
 
 SHARE = Setting(
-    0.75,
+    0.9,
     "alpha, the share of the evidence of earlier tasks that kept or generated rows carry; the posterior has the rest",
     high=1.0,
 )

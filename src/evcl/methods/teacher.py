@@ -66,7 +66,7 @@ class Distillation(Loss):
 
     said: Sequence[Tensor]
     temperature: Number
-    strength: Sequence[Number]  # one per head
+    strength: Sequence[Number]  # one per head; or [R, N], for each example its own
     heads: Sequence[int] = ()
     tasks: Sequence[
         int | None
@@ -82,7 +82,10 @@ class Distillation(Loss):
         for said, strength, z in zip(self.said, self.strength, parts, strict=True):
             wanted = said[replicas % len(said), batch.rows]
             kl = F.kl_div((z / warm).log_softmax(2), wanted, reduction="none", log_target=True).sum(2)
-            total = total + column(strength, logits).flatten() * kl.mean(1)
+            if isinstance(strength, Tensor) and strength.numel() > len(strength):
+                total = total + (strength[replicas % len(strength), batch.rows] * kl).mean(1)
+            else:
+                total = total + column(strength, logits).flatten() * kl.mean(1)
         found: Tensor = warm.square().flatten() * total
         return found
 

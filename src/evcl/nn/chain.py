@@ -372,7 +372,7 @@ class _Pass:
                 self.losses.append(compiled.bind("loss", *top.out.shape[1:], *state))
                 continue
             one = self.lessons.of
-            sizes, u = (*top.out.shape[1:], one.own, len(one.spans)), r % len(one.q)
+            sizes, u = (*top.out.shape[1:], one.own, len(one.spans), one.strengths.dim() - 2), r % len(one.q)
             lesson = (rows, one.q[u], one.told[u], one.spans, one.temperature[r], one.strengths[r], one.value[r])
             self.losses.append(compiled.bind("loss_and_lessons", *sizes, *state, *lesson))
 

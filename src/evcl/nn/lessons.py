@@ -20,7 +20,7 @@ class Lessons(NamedTuple):
     told: Tensor  # [U, N, K]: sum q log q of each distilled head
     spans: Tensor  # [K, 2]: first and end column of each distilled head
     temperature: Tensor  # [R]
-    strengths: Tensor  # [R, K]
+    strengths: Tensor  # [R, K], or [R, N, K] for each example its own
     own: int  # number of columns of the data's heads
     value: Tensor  # [R]: where a chain writes the value of the loss
 
@@ -33,9 +33,13 @@ class LessonPass:
     def __init__(self, of: Lessons, z: Tensor) -> None:
         self.of, self.z, self.q, self.told = of, z, torch.empty_like(z), z.new_empty(*z.shape[:2], len(of.spans))
         teachers = [r % len(of.q) for r in range(len(z))]
-        self.parts = [(of.q[u], self.q[r], of.told[u], self.told[r]) for r, u in enumerate(teachers)]
+        self.strengths = of.strengths.unsqueeze(1) if of.strengths.dim() == 2 else torch.empty_like(self.told)
+        self.parts = [[(of.q[u], self.q[r]), (of.told[u], self.told[r])] for r, u in enumerate(teachers)]
+        if of.strengths.dim() == 3:
+            for part, strengths, out in zip(self.parts, of.strengths, self.strengths, strict=True):
+                part.append((strengths, out))
         self.heads = [slice(*span) for span in of.spans.tolist()]
-        some = of.strengths.ne(0).any(1)
+        some = of.strengths.ne(0).flatten(1).any(1)
         self.rows = [rows.nonzero().flatten() for rows in (some, ~some)]  # replicas with distillation, and without
         self.drawn: list[tuple[Tensor, list[Tensor]]] = []
         self.noises: tuple[Noise, list[Noise]] | None = None
@@ -59,15 +63,15 @@ class LessonPass:
     def take(self, z: Tensor, rows: Tensor) -> None:
         """Store a batch's logits, divided by the temperature, and look up the teacher's probabilities for it."""
         torch.div(z, self.of.temperature.view(-1, 1, 1), out=self.z)
-        for (q, own_q, told, own_told), own in zip(self.parts, rows, strict=True):
-            torch.index_select(q, 0, own, out=own_q)
-            torch.index_select(told, 0, own, out=own_told)
+        for part, own in zip(self.parts, rows, strict=True):
+            for every, out in part:
+                torch.index_select(every, 0, own, out=out)
 
     def add_gradient(self, g: Tensor) -> None:
         """Add the gradient to `g`, that of the mean NLL, and store the value of the loss."""
         value, warm, n = self.of.value.zero_(), self.of.temperature, g.shape[1]
-        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.of.strengths.unbind(1), strict=True):
+        for columns, told, strength in zip(self.heads, self.told.unbind(2), self.strengths.unbind(2), strict=True):
             log_p, q = self.z[..., columns].log_softmax(2), self.q[..., columns]
-            value += strength * (told.sum(1) - (q * log_p).sum((1, 2)))
-            g[..., columns] += (strength * warm / n).view(-1, 1, 1) * (log_p.exp() - q)
+            value += (strength * (told - (q * log_p).sum(2))).sum(1)
+            g[..., columns] += (strength * warm.view(-1, 1) / n).unsqueeze(2) * (log_p.exp() - q)
         value.mul_(warm.square() / n)

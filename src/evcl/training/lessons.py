@@ -48,17 +48,23 @@ def find_lessons(
         lengths = {len(said) for said in found[0][0].said}
         u = max(lengths) if all(max(lengths) % n == 0 for n in lengths) else replicas
     q, told = (like.new_zeros(u, pool.y.shape[1], n) for n in (columns, len(distilled)))
-    temperature, strengths = like.new_ones(replicas), like.new_zeros(replicas, len(distilled))
+    each = any(isinstance(w, Tensor) and w.numel() > len(w) for one, _ in found for w in one.strength)
+    if each and most is not None:  # the kernels of a GPU have no strengths for each example
+        return None
+    temperature = like.new_ones(replicas)
+    strengths = like.new_zeros(replicas, *([pool.y.shape[1]] if each else []), len(distilled))
     for one, rows in found:
         temperature[rows] = _each(one.temperature, like, len(rows))
         for head, said, strength in zip(one.heads, one.said, one.strength, strict=True):
             k = distilled.index(head)
-            strengths[rows, k] = _each(strength, like, len(rows))
-            for i, r in enumerate(rows[:u]):
-                log_q = said[i % len(said)]
+            for i, r in enumerate(rows):
                 places = slice(None) if pool.own is None else pool.own[r].to(like.device)
-                q[r, places, slice(*spans[k])] = log_q.exp()
-                told[r, places, k] = (log_q.exp() * log_q).sum(1)
+                weight = strength[i % len(strength)] if isinstance(strength, Tensor) else strength
+                strengths[(r, places, k) if each else (r, k)] = weight
+                if i < u:
+                    log_q = said[i % len(said)]
+                    q[r, places, slice(*spans[k])] = log_q.exp()
+                    told[r, places, k] = (log_q.exp() * log_q).sum(1)
     value = like.new_zeros(replicas)
     return Lessons(q, told, torch.tensor(spans, device=like.device), temperature, strengths, pool.classes, value)
 
