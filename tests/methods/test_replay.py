@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import EXAMPLES, HIDDEN, INPUTS, logits, named, plain, run_of, task
+from small_runs import EXAMPLES, INPUTS, logits, named, plain, run_of, task
+from torch import nn
+from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.randomness import generator
-from evcl.methods import Round, TaskData
-from evcl.methods.evcl_er import remaining, represented, tempered
+from evcl._core.settings import resolve
+from evcl.methods import METHODS, Round, TaskData
+from evcl.methods.evcl_dgr import tempered
+from evcl.methods.evcl_er import completed, remaining, represented
 from evcl.nn import Gaussian
+from evcl.training import Run
 
 LR, MEMORY, BATCH = 0.05, 12, 10
 SGD = {"optimizer": "sgd", "lr": LR, "memory": MEMORY, "batch_size": BATCH, "epochs": 3}
@@ -142,25 +147,28 @@ def test_derpp_compares_only_the_outputs_that_there_were():
 
 # --- EVCL with replay ------------------------------------------------------------------------------------------------
 
-ROWS, BETA = 40, 0.25
+ROWS, BETA, WARM = 40, 0.25, 2.0
 
 
-def replayed(alpha, memory, **given):
-    """A run of evcl-er that knows the exact posterior of a linear Gaussian model after its first task; that model's
-    data; and the fit of the second task. Row i of a task is an observation t_i of the weight p_i with variance 1.
+def replayed(alpha, memory, earlier=1, **given):
+    """A run of evcl-er that knows the exact posterior of a linear Gaussian model after its earlier tasks; that model's
+    first prior and data; and the fit of the next task. Row i of a task is an observation t_i of the weight p_i with
+    variance 1.
     """
-    options = {"tempering": BETA, "strength": 0.0, "distill": 0.0, "replay_share": alpha, "memory": memory}
-    run = run_of("evcl-er", prior_std=0.8, epochs=1, **options, **given)
-    run.learn([numbered(0)])
+    options = {"tempering": BETA, "strength": 0.0, "replay_share": alpha, "memory": memory, "one_softmax": True}
+    run = run_of("evcl-er", prior_std=0.8, epochs=1, distill_temperature=WARM, **options, **given)
+    for k in range(earlier):
+        run.learn([numbered(k)])
     size = run.network.layout.size
     draw = generator(0, "observations")
-    places = torch.randint(size, (2, ROWS), generator=draw)
-    seen = 1 + torch.randn(2, ROWS, generator=draw, dtype=torch.float64)
-    first = Gaussian(run.memory.first, torch.full_like(run.memory.first, 0.8).log())
-    known = posterior(first, [(places[0], seen[0], 1 / BETA)])
+    places = torch.randint(size, (earlier + 1, ROWS), generator=draw)
+    seen = 1 + torch.randn(earlier + 1, ROWS, generator=draw, dtype=torch.float64)
+    zeros = torch.zeros_like(run.network.posterior.mean)
+    first = Gaussian(zeros, torch.full_like(zeros, 0.8).log())
+    known = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(earlier)])
     inner = evcl.methods.evcl.Memory(**{**vars(run.memory.inner), "prior": known})
-    run.memories = (type(run.memory)(inner, run.memory.rehearsal, run.memory.first),)
-    return run, first, places, seen, first_fit(run, [numbered(1)])
+    run.memories = (type(run.memory)(inner, run.memory.rehearsal),)
+    return run, first, places, seen, first_fit(run, [numbered(earlier)])
 
 
 def numbered(k):
@@ -181,47 +189,50 @@ def posterior(prior, data):
     return Gaussian(mean / precision, -0.5 * precision.log())
 
 
-def optimum(fit, places, seen):
-    """Where the fit's objective is minimal, if the NLL of a row is that of the linear Gaussian model."""
-    term, data, kept = fit.terms[0], [], sum(one.y.shape[1] for one in fit.data[1:])
-    for one, size in zip(fit.data, [ROWS] + [kept] * (len(fit.data) - 1), strict=True):
+def optimum(fit, places, seen, known):
+    """Where the fit's objective is minimal, if the NLL of a row and the KL between its outputs are those of the linear
+    Gaussian model: the KL is half the squared distance from what the posterior `known` predicts.
+    """
+    term, (loss,) = fit.terms[0], fit.losses
+    new, *inputs = fit.data
+    data = [(places[-1], seen[-1], 0.5 * new.weights[0] / ROWS / term.weight)]  # half of each batch is new
+    at, size = ROWS, sum(one.y.shape[1] for one in inputs)
+    for one in inputs:
+        m = one.y.shape[1]
         k, rows = one.x[0, :, 0].long(), one.x[0, :, 1].long()
-        times = 0.5 * one.weights[0] / size / term.weight  # half of each batch is new, the other half kept
-        data.append((places[k, rows], seen[k, rows], times))
+        times = 0.5 * loss.strength[0][0, at : at + m] * WARM**2 / size / term.weight
+        data.append((places[k, rows], known.mean[0, places[k, rows]], times))
+        at += m
     return posterior(term.prior, data)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 0.9, 1.0])
-def test_if_all_rows_are_kept_every_share_gives_the_exact_posterior(alpha):
-    _, first, places, seen, fit = replayed(alpha, memory=ROWS)
-    exact = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(2)])
-    found = optimum(fit, places, seen)
+@pytest.mark.parametrize("earlier", [1, 3])
+def test_if_all_rows_are_kept_every_share_gives_the_exact_posterior(alpha, earlier):
+    run, first, places, seen, fit = replayed(alpha, memory=ROWS * earlier, earlier=earlier)
+    assert len(fit.data) == 1 + earlier
+    exact = posterior(first, [(places[k], seen[k], 1 / BETA) for k in range(earlier + 1)])
+    found = optimum(fit, places, seen, run.memory.inner.prior)
     torch.testing.assert_close(found.mean, exact.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.log_std, exact.log_std, rtol=1e-9, atol=1e-9)
 
 
-def test_the_share_of_the_kept_rows_leaves_exactly_the_others():
-    """With alpha = m / n each kept row counts once, as a new one does, and the posterior loses that share."""
-    run, _, _, _, fit = replayed(10 / ROWS, memory=10)
-    new, kept = fit.data
-    assert kept.y.shape[1] == 10
-    each = new.weights[0] / ROWS
-    torch.testing.assert_close(kept.weights[0] / 10, each[:10])
+@pytest.mark.parametrize("alpha", [0.1, 0.6, 1.0])
+def test_rows_count_once_in_all_for_every_share(alpha):
+    run, _, _, _, fit = replayed(alpha, memory=8)
+    new, inputs = fit.data
+    assert not inputs.weights.any()  # labels of kept rows are not learned again
+    assert bool((new.weights == 2).all())
+    carried = float(fit.losses[0].strength[0].sum()) * WARM**2 / inputs.y.shape[1] / 2  # in units of the new task
+    left, each = remaining(
+        run.memory.rehearsal.kept, [ROWS], run.memory.inner.rows, alpha, round_of(run, [numbered(1)])
+    )
+    assert carried == pytest.approx(alpha)
+    assert carried + float(left) == pytest.approx(1)
+    assert bool((each[0] == left).all())
     added, before = ((-2 * q.log_std).exp() - 1 / 0.64 for q in (fit.terms[0].prior, run.memory.inner.prior))
-    torch.testing.assert_close(added, 0.75 * before)
-    assert float(new.weights[0, 0]) == pytest.approx(2 * ROWS / (ROWS + 10))
-
-
-def test_rows_count_once_in_all_for_every_share():
-    for alpha in (0.1, 0.6, 1.0):
-        run, _, _, _, fit = replayed(alpha, memory=8)
-        new, kept = fit.data
-        carried = float(kept.weights.sum() / 8) / float(new.weights.sum() / ROWS)  # in units of the new task
-        kept_rows, seen = run.memory.rehearsal.kept, run.memory.inner.rows
-        left, each = remaining(kept_rows, [ROWS], seen, alpha, round_of(run, [numbered(1)]))
-        assert carried + float(left) == pytest.approx(1)
-        assert bool((each[0] == left).all())
-        assert float(new.weights.mean() + kept.weights.mean()) / 2 == pytest.approx(1)
+    torch.testing.assert_close(added, (1 - alpha) * before)
+    assert torch.equal(fit.terms[0].prior.mean, run.memory.inner.prior.mean)
 
 
 def test_a_task_without_kept_rows_stays_in_the_posterior():
@@ -250,6 +261,136 @@ def test_a_kept_row_stands_for_rows_of_its_own_class():
         own = kept.y[0] == label
         assert int(own.sum()) == 4
         assert float(kept.weights[0][own].sum()) * rows / 8 == pytest.approx(count)
+    (inputs,) = completed([kept], [rows], round_of(run, [task(1, 0)]))
+    assert float(inputs.weights.mean()) == pytest.approx(float(kept.weights.mean()))
+    within = (inputs.weights >= kept.weights.min() * 0.5) & (inputs.weights <= kept.weights.max() * 2)
+    assert bool(within.all())
+
+
+def test_inputs_are_kept_rows_and_mixtures_of_two_of_one_task():
+    run = run_of("evcl-er", memory=16, replicas=2)
+    for number in range(2):
+        run.learn([task(number, number)])
+    kept, rows = represented(run.memory.rehearsal, round_of(run, [task(2, 0)]))
+    for one, inputs in zip(kept, completed(kept, rows, round_of(run, [task(2, 0)])), strict=True):
+        assert inputs.x.shape[:2] == (2, EXAMPLES // 2)  # of both tasks as many as there are new rows
+        assert torch.equal(inputs.x[:, :8], one.x)
+        for r in range(2):
+            for x in inputs.x[r, 8:]:
+                gaps = [(torch.lerp(b, a, _along(x, a, b)) - x).abs().max() for a in one.x[r] for b in one.x[r]]
+                assert float(min(gaps)) < 1e-9
+        assert not torch.equal(inputs.x[0, 8:], inputs.x[1, 8:])
+    few = completed(kept, [9, 8], round_of(run, [task(2, 0)]))
+    assert [one.y.shape[1] for one in few] == [9, 8]  # a task has no more inputs than rows
+    assert few[1] is kept[1]
+
+
+def _along(x, a, b):
+    """u with x = b + u (a - b), within 0 to 1, if x is between a and b."""
+    away = (a - b).square().sum()
+    return ((x - b) @ (a - b) / away).clamp(0, 1) if away > 0 else torch.zeros_like(away)
+
+
+def test_tokens_are_not_mixed():
+    network = nn.Sequential(skip_init(nn.Embedding, 5, 3), nn.Flatten(), skip_init(nn.Linear, 6, 4), nn.ReLU())
+    settings = resolve("evcl-er", METHODS["evcl-er"].known_settings, {"epochs": 1, "memory": 6})
+    run = Run(network, METHODS["evcl-er"], [settings], [0], draw=True)
+    run.add_heads(4, [2])
+    y = torch.arange(20).unsqueeze(0) % 2
+    run.learn([TaskData(torch.randint(5, (1, 20, 2), generator=generator(0, "x")).float(), y, 0)])
+    fit = first_fit(run, [TaskData(torch.randint(5, (1, 20, 2), generator=generator(1, "x")).float(), y, 0, task=1)])
+    assert [one.y.shape[1] for one in fit.data] == [20, 6]
+
+
+def test_inputs_have_the_outputs_of_the_last_posterior_through_their_own_head():
+    run = run_of("evcl-er", memory=10, replay_share=0.5, distill_temperature=3.0)
+    for number in range(2):
+        run.learn([task(number, number)])
+    network = plain(run)
+    fit = first_fit(run, [task(2, 0)])
+    (loss,), at = fit.losses, EXAMPLES
+    assert (list(loss.heads), len(fit.data)) == ([0, 1], 3)
+    for one in fit.data[1:]:
+        rows = slice(at, at + one.y.shape[1])
+        wanted = (logits(network, one.x[0], one.head) / 3).log_softmax(1)
+        torch.testing.assert_close(loss.said[one.head][0, rows], wanted.detach())
+        assert bool((loss.strength[one.head][0, rows] > 0).all())
+        assert not loss.strength[1 - one.head][0, rows].any()
+        at = rows.stop
+    assert not any(strength[0, :EXAMPLES].any() for strength in loss.strength)
+    assert loss.said[0].data_ptr() != run.network.posterior.mean.data_ptr()
+
+
+def test_a_class_that_is_new_in_a_head_has_probability_0_at_old_inputs():
+    run = run_of("evcl-er", memory=10)
+    run.learn([task(0, 0)])
+    run.grow_head(0, 4)
+    (loss,) = first_fit(run, [task(1, 0)]).losses
+    p = loss.said[0][0, EXAMPLES:].exp()
+    assert p.shape[1] == 4
+    assert not p[:, 2:].any()
+    torch.testing.assert_close(p.sum(1), torch.ones_like(p[:, 0]))
+    run.learn([task(1, 0)])
+    assert bool(run.network.posterior.mean.isfinite().all())
+
+
+def test_the_elastic_term_loses_the_same_share():
+    run = run_of("evcl-er", memory=10, replay_share=0.25)
+    run.learn([task(0, 0)])
+    fit = first_fit(run, [task(1, 1)])
+    alone = run_of("evcl-er", memory=10, replay_share=0.0)
+    alone.load_tensors(run.tensors(), run.outline(), run.rounds, run.seen)
+    whole = first_fit(alone, [task(1, 1)])
+    torch.testing.assert_close(fit.terms[1].importance, 0.75 * whole.terms[1].importance)
+
+
+def test_with_a_share_of_0_it_is_evcl():
+    """Kept rows have no weight. They are in the batches, so the noise is another."""
+    run, other = run_of("evcl-er", distill=0.0, replay_share=0.0), run_of("evcl", distill=0.0)
+    for one in (run, other):
+        one.learn([task(0, 0)])
+    fit, wanted = first_fit(run, [task(1, 1)]), first_fit(other, [task(1, 1)])
+    assert not fit.data[1].weights.any()
+    assert not fit.losses[0].strength[0].any()
+    assert bool((fit.data[0].weights == 2).all())
+    for a, b in zip(fit.terms, wanted.terms, strict=True):
+        for x, y in zip(a.springs().mean.__dict__.values(), b.springs().mean.__dict__.values(), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_shares_end_elsewhere_and_not_where_er_does():
+    ends = []
+    for method, given in (("er", {}), ("evcl-er", {"replay_share": 0.2}), ("evcl-er", {"replay_share": 0.9})):
+        run = run_of(method, memory=10, **given)
+        for number in range(2):
+            run.learn([task(number, 0)])
+        ends.append(run.network.posterior.mean)
+    for i, one in enumerate(ends):
+        assert all(float((one - other).abs().max()) > 1e-3 for other in ends[:i])
+
+
+class Still:
+    """Noise that is 0: in one pass as in two."""
+
+    def of(self, rows):
+        return self
+
+    def normal_(self, out, shared=False):
+        return out.zero_()
+
+
+def test_it_trains_as_autograd_does():
+    ends = []
+    for reference in (False, True):
+        run = run_of("evcl-er", memory=10, std_update="adam")
+        for number in range(2):
+            run.learn([task(number, 0)], reference=reference, noise=Still())
+        ends.append(run.network.posterior)
+    torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ends[0].log_std, ends[1].log_std, rtol=1e-8, atol=1e-10)
+
+
+# --- EVCL with generated rows ----------------------------------------------------------------------------------------
 
 
 def test_a_product_of_powers_of_gaussians():
@@ -261,54 +402,3 @@ def test_a_product_of_powers_of_gaussians():
         assert float((-2 * found.log_std[0, 0]).exp()) == pytest.approx(a + b)
         assert float(found.mean[0, 0]) == pytest.approx((a * 1.0 + b * 0.2) / (a + b))
     assert tempered(q, first, torch.ones_like(q.mean)).mean.equal(q.mean)
-
-
-def test_the_elastic_and_the_distillation_term_lose_the_same_share():
-    run = run_of("evcl-er", memory=10, replay_share=0.25, distill=0.2)
-    run.learn([task(0, 0)])
-    fit = first_fit(run, [task(1, 1)])
-    alone = run_of("evcl-er", memory=10, replay_share=0.0, distill=0.2)
-    alone.load_tensors(run.tensors(), run.outline(), run.rounds, run.seen)
-    whole = first_fit(alone, [task(1, 1)])
-    part = EXAMPLES / (EXAMPLES + 0.25 * EXAMPLES)
-    torch.testing.assert_close(fit.terms[1].importance, 0.75 * part * whole.terms[1].importance)
-    torch.testing.assert_close(fit.losses[0].strength[0], 0.75 * part * whole.losses[0].strength[0])
-    assert fit.losses[0].said[0].shape[1] == EXAMPLES + 10
-
-
-def test_with_a_share_of_0_it_is_evcl():
-    """Kept rows have no weight. They are in the batches, so the noise is another."""
-    run, other = run_of("evcl-er", distill=0.0, replay_share=0.0), run_of("evcl", distill=0.0)
-    for one in (run, other):
-        one.learn([task(0, 0)])
-    fit, wanted = first_fit(run, [task(1, 1)]), first_fit(other, [task(1, 1)])
-    assert not fit.data[1].weights.any()
-    assert bool((fit.data[0].weights == 2).all())
-    for a, b in zip(fit.terms, wanted.terms, strict=True):
-        for x, y in zip(a.springs().mean.__dict__.values(), b.springs().mean.__dict__.values(), strict=True):
-            torch.testing.assert_close(x, y)
-
-
-def test_it_trains_as_autograd_does():
-    ends = []
-    for reference in (False, True):
-        run = run_of("evcl-er", memory=10, std_update="adam", distill=0.0)
-        for number in range(2):
-            run.learn([task(number, 0)], reference=reference)
-        ends.append(run.network.posterior)
-    torch.testing.assert_close(ends[0].mean, ends[1].mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(ends[0].log_std, ends[1].log_std, rtol=1e-8, atol=1e-10)
-
-
-def test_distillation_adds_no_evidence_and_takes_none():
-    """The precision of an old head comes from its kept rows. What distillation adds to it is taken off again, and no
-    more: without counting the kept rows there, all of their part would be.
-    """
-    found = []
-    for distill in (0.0, 0.15):
-        run = run_of("evcl-er", memory=1000, replay_share=0.5, epochs=100, tempering=0.1, distill=distill)
-        run.add_heads(HIDDEN, [2, 2])
-        for number in range(4):
-            run.learn([task(number, number)])
-        found.append((-2 * run.network.layout.view(run.network.posterior.log_std, "head 0.weight")).exp().mean())
-    torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0)

@@ -59,7 +59,17 @@ class Apart(Loss):
 class Case:
     """Three heads; the data have some of them, and some are taught: each replica is taught otherwise."""
 
-    def __init__(self, method="evcl", dtype=F64, data=(1,), taught=(2, 0), weighted=False, shared=True, precision=None):
+    def __init__(
+        self,
+        method="evcl",
+        dtype=F64,
+        data=(1,),
+        taught=(2, 0),
+        weighted=False,
+        shared=True,
+        precision=None,
+        by_example=False,
+    ):
         source = torch.Generator().manual_seed(0)
         given = {"init_std": 0.3, "std_rate": 0.01, "std_update": "adam"} if method == "evcl" else {}
         self.settings = resolve(method, METHODS[method].known_settings, {"lr": 0.005, **given})
@@ -79,6 +89,8 @@ class Case:
             for k, u in zip(taught, (1, REPLICAS, REPLICAS), strict=False)
         ]
         strengths = [torch.tensor([[1.0], [0.0], [0.5]], dtype=dtype), 2.0, 0.3]
+        if by_example:
+            strengths[0] = strengths[0] * torch.rand(REPLICAS, n, generator=source, dtype=dtype)
         warm = torch.tensor([[1.0], [2.0], [0.5]], dtype=dtype)
         self.lesson = Distillation(said, warm, strengths[: len(taught)], taught)
         self.noise = Handed(self.pool.heads, all_heads(self.pool, [self.lesson]))
@@ -109,9 +121,10 @@ class Case:
 @pytest.mark.parametrize("taught", [(2, 0), (2, 0, 1), (1,)])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
-def test_lessons_are_autograds(method, data, taught, weighted, shared):
-    """Also of a head that the data use, and where replicas differ in temperature and strengths; some of those are 0."""
-    fast, slow = Case(method, F64, data, taught, weighted, shared).both()
+@pytest.mark.parametrize("by_example", [True, False])
+def test_lessons_are_autograds(method, data, taught, weighted, shared, by_example):
+    """Also of a head that the data use, and where replicas and examples differ in strengths; some of those are 0."""
+    fast, slow = Case(method, F64, data, taught, weighted, shared, by_example=by_example).both()
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     assert fast[1].count_nonzero() == (2 if taught == (1,) else 3)
@@ -121,11 +134,12 @@ def test_lessons_are_autograds(method, data, taught, weighted, shared):
 @pytest.mark.parametrize("method", ["evcl", "lwf"])
 @pytest.mark.parametrize("data", [(1,), (0, 1)])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_compiled_lessons_are_the_plain_ones(monkeypatch, method, data, weighted):
+@pytest.mark.parametrize("by_example", [True, False])
+def test_compiled_lessons_are_the_plain_ones(monkeypatch, method, data, weighted, by_example):
     assert native() is not None
-    fast, slow = Case(method, F32, data, (2, 0, 1), weighted).both()
+    fast, slow = Case(method, F32, data, (2, 0, 1), weighted, by_example=by_example).both()
     monkeypatch.setattr("evcl.nn.chain.native", lambda: None)
-    plain, _ = Case(method, F32, data, (2, 0, 1), weighted).both()
+    plain, _ = Case(method, F32, data, (2, 0, 1), weighted, by_example=by_example).both()
     for other in (slow, plain):
         for a, b in zip(fast, other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -14,10 +14,12 @@ pull of the first prior, and what is left of that prior is centred at mu. In a l
 F takes the covariances into account, but is estimated from few rows; the Gaussian has seen all rows. A share alpha
 (`replay_share`) of the evidence is in the second form, and the rest in the first, so that each old row counts once:
 
-    q_t = q_{t-1}^(1-alpha) [N(mu, s_0) F]^alpha L_t
+    q_t = q_{t-1}^(1-alpha) [N(mu, s_0) F]^alpha L_t,    L_t the likelihood of the new rows
 
-    L_t = mean NLL + alpha/n sum_k n_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)), x of task k
-          + beta/n KL(q_t || q_{t-1}^(1-alpha) N(mu, s_0)^alpha) + (1 - alpha) elastic term
+So EVCL with replay minimises, n_k being the number of rows of task k and n that of the new task,
+
+    mean NLL + alpha/n sum_k n_k mean_x KL(softmax(z*(x)/T) || softmax(z(x)/T)),  x of task k
+    + beta/n KL(q_t || q_{t-1}^(1-alpha) N(mu, s_0)^alpha) + (1 - alpha) elastic term
 
 q_{t-1}^(1-alpha) N(mu, s_0)^alpha is the Gaussian with the means mu and the precision 1/s_0 + (1-alpha) (1/s - 1/s_0).
 T is `distill_temperature`: a softened output also says which of the other classes an input resembles. Labels of kept
@@ -148,7 +150,7 @@ def completed(kept: Sequence[TaskData], rows: Sequence[int], round_: Round) -> l
 def _mixed(task: TaskData, count: int, round_: Round) -> TaskData:
     """The task with `count` further rows, each a mixture of two of its own."""
     m = task.y.shape[1]
-    if count <= 0 or m < 2 or not task.x.is_floating_point():
+    if count <= 0 or m < 2:
         return task
     sources = round_.generators("mixtures", task.task)
     pairs = torch.stack([torch.randint(m, (2, count), generator=g) for g in sources], 1).to(task.y.device)

@@ -201,31 +201,18 @@ def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
 
 
-Shares = Sequence[tuple[TaskData, Number]]  # examples, and the weight of their mean NLL in the objective
-
-
 @torch.no_grad()
-def unlearned(
-    fitted: Fitted,
-    prior: Gaussian,
-    past: Past,
-    round_: Round,
-    labelled: Shares | None = None,
-    inputs: Shares | None = None,
-) -> Fitted:
+def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fitted:
     """The result of a fit, with variances as if only the labels had been learned from.
 
     Distillation makes variances smaller, as more data would. But its rows have no labels, and `prior` already has the
     precision of the rows they stand for. So of the precision that the fit added to the prior's, each weight keeps the
     part r = H / (H + D). H is the diagonal Fisher of the NLL and D is that of the distillation loss, both at the means.
-
-    `labelled` and `inputs` are the examples of the NLL and those of the distillation loss; None: those of the round.
     """
     log_std = fitted.q.log_std
     distilled = [loss for loss in past.losses if isinstance(loss, Distillation)]
     if log_std is None or prior.log_std is None or not distilled:
         return fitted
-    own: Shares = [(task, task.n / round_.n) for task in round_.tasks]
     classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
 
@@ -239,10 +226,9 @@ def unlearned(
         return curvature.fisher(curvature.Sample(*about, task=row, ranks=round_.ranks), temperature=temperature)
 
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
-    for i, (task, share) in enumerate(own if labelled is None else labelled):
-        labels += share * curvature_of(*some(i, task), task.head, task.task, 1.0)
-    for i, (task, share) in enumerate(own if inputs is None else inputs):
-        x, y = some(i, task)
+    for i, task in enumerate(round_.tasks):
+        (x, y), share = some(i, task), task.n / round_.n
+        labels += share * curvature_of(x, y, task.head, task.task, 1.0)
         for loss in distilled:
             film = loss.tasks or [task.task] * len(loss.heads)
             for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
