@@ -21,6 +21,19 @@ class Words(nn.Module):
         return self.block(self.embed(x) + self.position).mean(1)
 
 
+class Reads(nn.Module):
+    """A recurrent layer, a cell, and a matrix that the network's own code uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cell = nn.LSTM(4, 16, batch_first=True, bidirectional=True), nn.GRUCell(32, 16)
+        self.matrix = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, x):
+        said, _ = self.layer(x)
+        return self.cell(said.mean(1)) @ self.matrix
+
+
 NETWORKS = {
     "perceptron": (lambda: evcl.nn.mlp(6, [20, 20]), lambda g: torch.randn(300, 6, generator=g)),
     "convolutions": (
@@ -30,6 +43,7 @@ NETWORKS = {
         ),
         lambda g: torch.randn(300, 1, 6, 6, generator=g).add_(torch.randn(300, 1, 1, 1, generator=g)),
     ),
+    "recurrent": (Reads, lambda g: torch.randn(300, 5, 4, generator=g)),
     "transformer": (Words, lambda g: torch.randint(20, (300, 6), generator=g)),
 }  # fmt: skip
 

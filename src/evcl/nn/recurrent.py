@@ -55,6 +55,10 @@ class Sweep(JointLayer):
         self._drawn: tuple[int, dict[str, Tensor], Values] | None = None
         self._kept: tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor | None]]] | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.mean[self.names["weight_ih"]].dtype
+
     def fan_in(self, parameter: str) -> int:
         return self.cells if parameter == "weight_hr" else self.inputs + self.states
 
@@ -260,15 +264,16 @@ class Recurrent(Composite):
         if isinstance(input, PackedSequence):
             self.reads_host = True
             x, lengths = pad_packed_sequence(input, batch_first=True)
-            lengths = lengths.to(x)
         else:
             if input.dim() != 3:
                 raise EvclError(
                     f"a recurrent layer takes a batch of sequences (3 axes), not shape {tuple(input.shape)}"
                 )
             x = input if self.batch_first else input.transpose(0, 1)
+        first: Any = self.sweeps[0]
+        x = x.to(first.dtype)  # lengths are among a sweep's inputs, and bf16 has too few digits for them
         h, c = self._state(x, hx)
-        length = x.new_full((len(x), 1), x.shape[1]) if lengths is None else lengths.unsqueeze(1)
+        length = x.new_full((len(x), 1), x.shape[1]) if lengths is None else lengths.to(x).unsqueeze(1)
         last_h, last_c, both = [], [], 2 if self.bidirectional else 1
         for k in range(self.num_layers):
             outputs = []
@@ -320,7 +325,7 @@ class RecurrentCell(Composite):
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         if input.dim() != 2:
             raise EvclError(f"a recurrent cell takes [batch, inputs], not shape {tuple(input.shape)}")
-        lstm = self.mode == "LSTM"
+        lstm, input = self.mode == "LSTM", input.to(self.sweep.dtype)
         h, c = hx if lstm and hx is not None else (hx, None)
         h = input.new_zeros(len(input), self.hidden_size) if h is None else h
         c = input.new_zeros(len(input), self.hidden_size if lstm else 0) if c is None else c
