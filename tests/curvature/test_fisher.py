@@ -142,6 +142,18 @@ class Mixed(nn.Module):
         return self.last(h.tanh()) + nn.functional.linear(h, self.last.weight)
 
 
+class TimeFirst(nn.Module):
+    """Layers whose input has the batch as its second axis, and a table that the batch shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.places = nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(3, 4)
+
+    def forward(self, x):
+        h = self.norm(self.first(x.transpose(0, 1)).tanh()) + self.places(torch.arange(3)).unsqueeze(1)
+        return h.tanh().sum(0)
+
+
 class Conv1D(nn.Module):
     def __init__(self):
         super().__init__()
@@ -248,6 +260,7 @@ def networks():
         ),
         "gpt-2's conv1d": (nn.Sequential(Conv1D(), nn.Tanh(), nn.Flatten()), (3, 4)),
         "values that decide": (Asks(), (4,)),
+        "time first": (TimeFirst(), (3, 4)),
     }
 
 

@@ -378,7 +378,6 @@ MIXTURES = [
     "normalised by the batch",
     "attention over the batch",
     "batch and features reshaped",
-    "the batch is the second axis",
     "the batch's largest",
     "the one before",
     "at the end",
@@ -403,9 +402,10 @@ def test_a_network_that_mixes_examples_is_refused(how, generator):
     train(1)  # one network, no Fisher: torch's business
 
 
-def test_a_network_that_does_not_mix_is_not_refused(generator):
+@pytest.mark.parametrize("how", ["not", "the batch is the second axis"])
+def test_a_network_that_does_not_mix_is_not_refused(how, generator):
     x, y = torch.randn(12, 4, generator=generator), torch.arange(12) % 2
-    learner = evcl.EWC(Mixes("not"), epochs=1)
+    learner = evcl.EWC(Mixes(how), epochs=1)
     learner.learn((x, y))
     assert learner.predict(x).shape == (12,)
 
@@ -457,11 +457,15 @@ class Unsqueezed(nn.Module):
         return self.out(x.unsqueeze(2) + self.places(torch.arange(4)).unsqueeze(0)).mean(1)
 
 
-def test_one_network_without_a_fisher_may_do_more_with_what_a_batch_shares(generator):
+def test_what_a_batch_shares_may_be_used_in_any_way(generator, tmp_path):
+    """If it is not merely added, the layer is a plain one, whose weights are drawn once per batch."""
     x, y = torch.randn(6, 4, generator=generator), [0, 1] * 3
-    evcl.VCL(Unsqueezed(), epochs=1).learn((x, y))
-    with pytest.raises(evcl.EvclError, match=r"'places' \(Embedding\) gets the same number of rows for every"):
-        evcl.EVCL(Unsqueezed(), epochs=1).learn((x, y))
+    learner = evcl.EVCL(Unsqueezed(), epochs=1)
+    learner.learn((x, y))
+    assert list(learner._run.network.direct.names) == ["places.weight"]
+    learner.save(tmp_path / "model.safetensors")
+    again = evcl.load(tmp_path / "model.safetensors", network=Unsqueezed())
+    assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
 
 
 class Split(nn.Module):

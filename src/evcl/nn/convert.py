@@ -235,7 +235,7 @@ class _Conversion:
         return self.done[id(plain)]
 
     def _remember(self, made: nn.Module, plain: nn.Module, copied: nn.Module) -> None:
-        """Keep the plain layer, without its parameters, beside the Bayesian one, for `_use_directly`."""
+        """Keep the plain layer, without its parameters, beside the Bayesian one, for `BayesianNetwork.use_directly`."""
         layer = made.layer if isinstance(made, SecondAxis) else made
         places = [
             (part, key, self.names[id(p)])

@@ -35,9 +35,10 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
     """Check how the trunk treats examples like x [n, ...].
 
     If the whole batch shares a layer's input (such as positions), that layer will receive it once per example from now
-    on, so that each example has its own draw of the weights. A layer that receives several rows per example, folded
-    into the batch, is told their number (`fold`). With `strict`, a network that mixes examples is an error; otherwise
-    it is left unchanged.
+    on, so that each example has its own draw of the weights. If its output is not merely added or expanded, or if the
+    batch is not the first axis of its input, the plain layer is used instead, with one draw per batch. A layer that
+    receives several rows per example, folded into the batch, is told their number (`fold`). With `strict`, a network
+    that mixes examples is an error; otherwise it is left unchanged.
     """
     undo: list[Callable[[], None]] = []
     x = x[torch.arange(3) % len(x)]
@@ -92,10 +93,14 @@ def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -
         except (EvclError, RuntimeError):
             same = False
         if not same:
-            raise EvclError(
-                f"{_called(shared)} gets the same number of rows for every batch size: the batch is not its first "
-                f"axis, or the batch shares its input and the output is not merely added or expanded. {FIX}"
-            )
+            undo.pop()()
+            if not network.use_directly(shared):
+                raise EvclError(
+                    f"{_called(shared)} gets the same number of rows for every batch size: the batch is not its first "
+                    f"axis, or the batch shares its input and the output is not merely added or expanded. {FIX}"
+                )
+            two, three = _trace(network, x[:2]), _trace(network, x)
+            plain = three.output
     for (layer, a), (_, b) in zip(two.calls, three.calls, strict=False):
         layer.fold = max(1, len(a) // 2)
         if (len(a), len(b)) != (2 * layer.fold, 3 * layer.fold):

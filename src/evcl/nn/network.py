@@ -219,7 +219,7 @@ class BayesianNetwork(nn.Module):
             try:
                 return self._output(x)
             except NoWeight as error:  # `F.linear(h, self.words.weight)`: from now on, this weight is used directly
-                if not self._use_directly(error.layer):
+                if not self.use_directly(error.layer):
                     raise
 
     def _output(self, x: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ class BayesianNetwork(nn.Module):
             found.names, found.places = dict(self.direct.names), list(self.direct.places)
         return found
 
-    def _use_directly(self, layer: Any) -> bool:
+    def use_directly(self, layer: Any) -> bool:
         """Put the plain layer in the place of a Bayesian one, and use its parameters directly. False if it cannot."""
         plain = getattr(layer, "__dict__", {}).get("plain")
         if plain is None:
