@@ -21,7 +21,7 @@ class Facts(NamedTuple):
 METHOD_FACTS = {
     "evcl": Facts(2024, "Batra and Clark", "3 per weight, class statistics"),
     "evcl-film": Facts(0, "this library", "3 per weight, 2 per unit and task"),
-    "evcl-er": Facts(0, "this library", "4 per weight, class statistics, 200 examples in all"),
+    "evcl-er": Facts(0, "this library", "3 per weight, class statistics, 200 examples in all"),
     "kfac-evcl": Facts(0, "this library", "3 per weight, 2 matrices per layer, class statistics"),
     "evcl-dgr": Facts(0, "this library", "4 per weight, a VAE"),
     "vcl": Facts(2018, "Nguyen et al.", "1 per weight"),

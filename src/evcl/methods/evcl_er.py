@@ -32,8 +32,8 @@ al., 2018),
 
     x = u x_i + (1 - u) x_j,    u uniform in 0 to 1
 
-until they are as many as the rows that they stand for, or as those of the new task. Where the classes meet there are
-few rows, but there the outputs matter most. Kept rows stand for rows of their class: classes are kept in equal numbers.
+until they are as many as the rows that they stand for, or those of all tasks as many as the new rows. So the outputs
+are held between the few kept rows, too. Kept rows stand for rows of their class: classes are kept in equal numbers.
 Tokens cannot be mixed; then the kept rows stand alone.
 
 A task without kept rows is not replaced: its evidence, counted by its rows, stays in the posterior whole. The Fisher of
