@@ -412,7 +412,8 @@ def outputs(
     network.bind(weights, None, layout)
     network.weights.noise = None
     if chunk is None:
-        chunk = 500_000 if x.is_cuda else 4096
+        plain = x.dim() == 3 and not network.takes_tokens  # with positions, an example needs far more memory
+        chunk = 4096 if not x.is_cuda else 500_000 if plain else 1024
     pieces = []
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
