@@ -110,7 +110,7 @@ def known(monkeypatch):
     learner.learn(blobs(("x", "y")), "b")
     asked = []
 
-    def predict(x, head, task=None):
+    def predict(x, head, draws=None, task=None):
         asked.append((head, task))
         return P[None, : x.shape[1]]
 

@@ -123,8 +123,8 @@ def weights_after_two_tasks(method, **settings):
 def test_without_strength_evcl_is_vcl_and_with_it_it_is_not():
     vcl, none, some = (
         weights_after_two_tasks("vcl"),
-        weights_after_two_tasks("evcl", strength=0, fisher_floor=0, distill=0),
-        weights_after_two_tasks("evcl", strength=1, fisher_floor=0, distill=0),
+        weights_after_two_tasks("evcl", strength=0, fisher_floor=0, distill=0, one_softmax=True),
+        weights_after_two_tasks("evcl", strength=1, fisher_floor=0, distill=0, one_softmax=True),
     )
     assert torch.equal(vcl[0], none[0])
     assert torch.equal(vcl[1], none[1])
