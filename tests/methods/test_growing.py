@@ -261,7 +261,7 @@ def test_a_convolutions_lateral_is_that_of_its_equation():
 
 @pytest.mark.parametrize("method", ["progressive", "progress-compress"])
 def test_a_saved_network_of_the_users_own_goes_on(method, tmp_path):
-    one = evcl.Learner(Convolutions(), method, epochs=2, init="draw")
+    one = evcl.Learner(filled(Convolutions(), 0), method, epochs=2, init="draw")
     for k in range(2):
         one.learn((images(k).x[0].float(), images(k).y[0]))
     one.save(tmp_path / "model")
