@@ -48,15 +48,20 @@ def lines(group: Group) -> list[Line]:
     return sorted(group.lines, key=lambda line: order.index(line.result.method))
 
 
-def overview(found: dict[str, Group]) -> str:
-    """The accuracy of every method on every benchmark."""
+def grid(found: dict[str, Group]) -> tuple[dict[tuple[str, str], Line], dict[str, str], list[list[str]]]:
+    """The result of each benchmark and method, the methods' labels, and a row of accuracies per method."""
     cells = {(b, line.result.method): line for b, group in found.items() for line in lines(group)}
     labels = {line.result.method: line.label for line in cells.values()}
     rows = []
     for method in (name for name in METHODS if name in labels):
         each = (cells.get((benchmark, method)) for benchmark in found)
         rows.append([labels[method], *("-" if x is None else percent(x.result.average_accuracy) for x in each)])
-    return table(["method", *(group.name for group in found.values())], rows)
+    return cells, labels, rows
+
+
+def overview(found: dict[str, Group]) -> str:
+    """The accuracy of every method on every benchmark."""
+    return table(["method", *(group.name for group in found.values())], grid(found)[2])
 
 
 def difference(a: Line, b: Line) -> str:
@@ -117,12 +122,7 @@ def scenarios(folder: Path = RESULTS) -> str:
     parts = []
     for kept in (False, True):
         found = groups(folder, [name for name in SCENARIOS if ("memory" in about(name)) == kept])
-        cells = {(b, line.result.method): line for b, group in found.items() for line in lines(group)}
-        labels = {line.result.method: line.label for line in cells.values()}
-        rows = []
-        for method in (name for name in METHODS if name in labels):
-            each = (cells.get((benchmark, method)) for benchmark in found)
-            rows.append([labels[method], *("-" if x is None else percent(x.result.average_accuracy) for x in each)])
+        cells, labels, rows = grid(found)
         own = "evcl-er" if kept else "evcl"
         for other in ("er", "derpp") if kept else ("generative-classifier", "lwf"):
             pairs = [(cells.get((b, own)), cells.get((b, other))) for b in found]
