@@ -16,6 +16,7 @@ FIELD: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text("utf-8"))
 BENCHMARKS: list[str] = list(FIELD["benchmarks"])
 SCENARIOS: list[str] = list(FIELD["scenarios"])  # benchmarks by another name, with a scenario and a memory
 OF_A_CONFIG = ("scenario", "network")  # these are settings of a run, not of a method
+OF_A_TEST = ("network", "memory")  # what differs from the benchmark of `settings_of`
 RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
 
 
@@ -80,5 +81,7 @@ def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", preci
     source = searched(benchmark)
     found = read_found(search_file(folder, source, method), search_of(source, [method]))
     name, tasks = named_tasks(stream_of(benchmark))
-    settings = best_trial(found, method)["settings"]
-    return configure(name, method, "default", FIELD["test_seeds"], tasks, settings, device, precision)
+    own = about(benchmark)
+    settings = best_trial(found, method)["settings"] | {key: own[key] for key in OF_A_TEST if key in own}
+    seeds = own.get("test_seeds", FIELD["test_seeds"])
+    return configure(name, method, "default", seeds, tasks, settings, device, precision)

@@ -1,8 +1,10 @@
 """MiniLM with LoRA on streams of texts: EVCL against naive LoRA, EWC on the product, VCL, replay and joint training.
 
-    python experiments/text/measure.py --device cuda                       # the results of README.md, on test data
-    python experiments/text/measure.py --device cuda --validation 0.2 --seed-list 100 --set strength=0.3   # to choose
-    python experiments/text/measure.py --first 4 --length 32 --rows 60     # small, for a CPU
+    python experiments/field/run.py search bbc-task bbc-class mails --device cuda   # chooses settings, on validation data
+    python experiments/text/measure.py --device cuda                                # the results of README.md
+    python experiments/text/measure.py --first 4 --length 32 --rows 60 --validation 0.2 --set lr=0.01   # small, for a CPU
+
+A method has the settings that the search chose for it. With --set it has its defaults instead, and those.
 
 Each run writes OUT/STREAM/METHOD/result.json, with `halves` in its config: whether the trained network still finds two
 halves of one article more similar than halves of two (see `halves`). What is there already is not done again.
@@ -11,6 +13,7 @@ halves of one article more similar than halves of two (see `halves`). What is th
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -30,13 +33,17 @@ from evcl.nn.bert import BertTop, below
 from evcl.training import Run, learn_stream
 
 HERE = Path(__file__).resolve().parent
+FIELD_FOLDER = HERE.parent / "field"
+sys.path.append(str(FIELD_FOLDER))
+from field import chosen  # noqa: E402
 STREAMS = {
     "bbc-task": ("bbc-topics", "task"),
     "bbc-class": ("bbc-topics", "class"),
     "mails": ("mails", "domain"),
 }
 METHODS = ("evcl", "vcl", "ewc", "naive", "er", "joint")
-SETTINGS = {"epochs": 10, "batch_size": 16, "lr": 0.01}  # chosen on validation data, see README.md
+SETTINGS: dict[str, object] = {"epochs": 10, "batch_size": 16}
+SEEDS = (100,)
 ARTICLES = 400  # whose halves are compared
 CHUNK = 64  # texts that go through the lower layers at once
 
@@ -150,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--seed-list", default="0,1,2,3,4")
+    parser.add_argument("--seed-list", default="", help="separated by commas [those of field.toml]")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="for methods that have it")
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--device", default="cpu")
@@ -165,19 +172,21 @@ def main() -> None:
     args = parser.parse_args()
     texts = Texts(args)
     parts = texts.halves()
-    wanted = dict(one.split("=", 1) for one in args.set)
+    wanted: dict[str, object] = dict(one.split("=", 1) for one in args.set)
     for short in args.streams:
         name = STREAMS[short][0]
         stream = texts.stream(short)
         for method in args.methods:
             if (args.out / short / method / "result.json").exists():
                 continue
-            known = methods.get(method).known_settings
-            given: dict[str, object] = {**SETTINGS, **{key: value for key, value in wanted.items() if key in known}}
-            seeds = [int(seed) for seed in args.seed_list.split(",")]
-            config = configure(
-                name, method, "default", seeds, given=given, device=args.device, precision=args.precision
-            )
+            if not wanted:
+                config = chosen(FIELD_FOLDER, short, method, args.device, args.precision)
+            else:
+                known = methods.get(method).known_settings
+                given = {**SETTINGS, **{key: value for key, value in wanted.items() if key in known}}
+                config = configure(name, method, "default", SEEDS, None, given, args.device, args.precision)
+            if args.seed_list:
+                config = replace(config, seeds=tuple(int(seed) for seed in args.seed_list.split(",")))
             run_one(texts, stream, parts, config, short)
 
 

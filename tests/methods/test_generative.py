@@ -190,9 +190,17 @@ def test_statistics_that_do_not_fit_are_refused():
         generative.log_joint(less, run.network.posterior, asked)
 
 
-def test_replicas_side_by_side_are_each_alone():
+def adapted():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return evcl.nn.LoRA(rank=2)(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6)))
+
+
+@pytest.mark.parametrize("network", [None, adapted], ids=["trained", "adapters"])
+def test_replicas_side_by_side_are_each_alone(network):
     parts = [task(0, [0, 1]), task(1, [2, 3], seed=1, number=1)]
-    together, *alone = (made("evcl", seeds=seeds) for seeds in ((3, 4), (3,), (4,)))
+    each = ((3, 4), (3,), (4,))
+    together, *alone = (made("evcl", seeds=seeds, network=network and network()) for seeds in each)
     for run in (together, *alone):
         for one in parts:
             run.learn([one])
@@ -200,7 +208,8 @@ def test_replicas_side_by_side_are_each_alone():
     found = together.evidence(x, [0, 1])
     for r, run in enumerate(alone):
         torch.testing.assert_close(found[r : r + 1], run.evidence(x, [0, 1]))
-    assert float((found[0] - found[1]).abs().max()) > 1e-3  # each seed has its own features
+    apart = float((found[0] - found[1]).abs().max())
+    assert apart < 1e-9 if network else apart > 1e-3  # each seed has its own random features; a base model has none
 
 
 # --- new classes in one head -----------------------------------------------------------------------------------------

@@ -176,7 +176,8 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     for task in round_.tasks:
         known = task.head in statistics.classes or task.head not in round_.seen
         if known:  # otherwise earlier rows of the head are missing: it was saved by an earlier version
-            tasks.append(replace(task, x=base(network, mean, task.x)))
+            x = base(network, mean, task.x)  # has one part per replica where the trunk's weights are used
+            tasks.append(replace(task, x=x, y=task.y.expand(len(x), -1)))
     for task in tasks:
         if not statistics.common:
             statistics = replace(statistics, common=_first(task.x, round_, most))
