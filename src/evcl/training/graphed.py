@@ -66,6 +66,7 @@ class GraphedSteps:
         length = len(pool) if length is None else length
         self.order = torch.zeros(len(self.distinct), length, dtype=torch.long, device=device)
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.memory = torch.cuda.graph_pool_handle()  # one for all graphs: they never run at the same time
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
         if position is not None:  # checkpoints are only made at the end of an epoch
@@ -133,7 +134,8 @@ class GraphedSteps:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # other threads keep running
+        mode = "thread_local"  # other threads keep running
+        with torch.cuda.graph(graph, pool=self.memory, stream=stream, capture_error_mode=mode):
             for _ in range(steps):
                 once()
         return graph
