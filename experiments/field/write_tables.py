@@ -25,6 +25,8 @@ RESULTS = HERE / "results"
 DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
 BEGIN, END = "<!-- field -->\n", "<!-- end field -->"
 SCENARIO_MARKS = "<!-- scenarios -->\n", "<!-- end scenarios -->"
+TEXTS = HERE.parent / "text" / "results"
+TEXT_MARKS = "<!-- texts -->\n", "<!-- end texts -->"
 COLUMNS = ("accuracy", "EVCL minus", "forgetting", "learning accuracy", "NLL", "ECE", "MB", "seconds")
 
 
@@ -132,9 +134,34 @@ def scenarios(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts)
 
 
+def texts(folder: Path = TEXTS) -> str:
+    """One table per stream of texts, with what the base model can still do (see experiments/text/measure.py)."""
+    parts = []
+    for benchmark, group in groups(folder, SCENARIOS).items():
+        first = reference(group)
+        rows = []
+        for line in lines(group):
+            result = line.result
+            rows.append(
+                [
+                    line.label,
+                    percent(result.average_accuracy),
+                    "-" if first is None or line is first else difference(first, line),
+                    percent(result.forgetting),
+                    percent(result.ece),
+                    percent(summarise(result.config["halves"])),
+                ]
+            )
+        before = group.lines[0].result.config["halves_before"]
+        columns = ["method", "accuracy", "EVCL minus", "forgetting", "ECE", f"halves ({100 * before:.1f} before)"]
+        parts.append(f"`{benchmark}`:\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
 def filled(text: str, folder: Path = RESULTS) -> str:
     """A document with its tables written again."""
-    for (begin, end), made_again in (((BEGIN, END), made(folder)), (SCENARIO_MARKS, scenarios(folder))):
+    tables = ((BEGIN, END), made(folder)), (SCENARIO_MARKS, scenarios(folder)), (TEXT_MARKS, texts())
+    for (begin, end), made_again in tables:
         if begin in text:
             before, _, rest = text.partition(begin)
             text = f"{before}{begin}\n{made_again}\n\n{end}{rest.partition(end)[2]}"
@@ -142,7 +169,7 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 
 if __name__ == "__main__":
-    for benchmark in (*BENCHMARKS, *SCENARIOS):
-        for path in (RESULTS / place(benchmark)).glob(f"*/{RESULT}"):
+    for folder in (*(RESULTS / place(one) for one in (*BENCHMARKS, *SCENARIOS)), *TEXTS.glob("*")):
+        for path in folder.glob(f"*/{RESULT}"):
             path.write_text(f"{in_lines(json.loads(path.read_text('utf-8')), 1)}\n", "utf-8")  # one line per key
     DOCUMENT.write_text(filled(DOCUMENT.read_text("utf-8")), "utf-8")
