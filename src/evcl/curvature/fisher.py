@@ -20,6 +20,7 @@ values in place of squares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Sample:
         weights: [R, n], the weights of the examples; None: all 1
         task: whose FiLM row to use, if the network has any; None: that of the last task used
         ranks: the processes that share the work; all of them pass the same examples
-        chunk: number of examples that go through the network at once; None: by their size
+        chunk: number of examples that go through the network at once; None: by the size of their activations
     """
 
     network: BayesianNetwork
@@ -67,12 +68,21 @@ class Sample:
     ranks: Ranks | None = None
     chunk: int | None = None
 
+    def _most(self) -> int:
+        """The number of examples per replica whose activations may be held at once."""
+        network, x = self.network, self.x
+        if x.dim() == 3 and network.dense:
+            return CHUNK_ROWS[1]
+        size = network.size(x, lambda some: forward_pass(network, some.unsqueeze(0), [], lambda _: []), "fisher")
+        return CHUNK_ROWS[1] if size is None else max(1, size.backward_rows(x.is_cuda) // len(x))
+
     def passes(self, targets: Targets) -> Iterator[Pass]:
         """The forward passes of this process's share of the examples."""
         network, x, chunk, ranks = self.network, self.x, self.chunk, self.ranks
         if chunk is None:
             chunk = min(max(CHUNK_NUMBERS // x[:, :1].numel(), CHUNK_ROWS[0]), CHUNK_ROWS[1])
             chunk = CHUNK_ROWS[1] if x.is_cuda else chunk  # few, long kernels; on a CPU, a chunk that fits its cache
+            chunk = min(chunk, self._most())
         if ranks is not None and targets.skip is None:  # random draws depend on the chunks
             chunk = min(chunk, -(-x.shape[1] // ranks.size))
         network.bind(self.mean, None, self.layout)
@@ -230,13 +240,8 @@ def forward_pass(
     network: BayesianNetwork, x: Tensor, heads: Sequence[int], of: Callable[[Tensor], list[Tensor]]
 ) -> tuple[list[Call], list[Tensor]]:
     """The calls of layers with weights in one pass of x [R, n, ...], and the scalars `of` its outputs [R, n, o]."""
-    calls, handles = record(network)
-    try:
-        with torch.enable_grad():
-            return calls, of(network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2]))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with record(network) as calls, torch.enable_grad():
+        return calls, of(network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2]))
 
 
 def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
@@ -257,14 +262,16 @@ def _gathered(found: list[tuple[Tensor | None, Tensor]]) -> Tensor | None:
     return torch.cat([torch.zeros_like(output) if gradient is None else gradient for gradient, output in found])
 
 
-def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks.RemovableHandle]]:
-    """Record the input and output of every layer with weights, each time it is called."""
+@contextmanager
+def record(network: BayesianNetwork) -> Iterator[list[Call]]:
+    """Inside this context, record the input and output of every layer with weights, each time it is called."""
     calls: list[Call] = []
     alone: dict[BayesianLayer, list[list[Call]]] = {}  # calls by replicas that run one after another
 
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Return a copy to the network, because an in-place activation would change the recorded output."""
-        call = Call(layer, args[0].detach().clone(), [output], args[0].requires_grad)
+        x, watched = layer.watched(args[0], output)
+        call = Call(layer, x.detach().clone() if x is args[0] else x, [watched], args[0].requires_grad)
         lane = layer.weights.lane
         if lane is None:
             calls.append(call)
@@ -279,12 +286,19 @@ def record(network: BayesianNetwork) -> tuple[list[Call], list[torch.utils.hooks
             if first is None or first.x.shape[1:] != call.x.shape[1:]:
                 raise EvclError(f"{layer.path!r}: the replicas call this layer in different ways: train one at a time")
             first.x = torch.cat([first.x, call.x])
-            first.outputs.append(output)
+            first.outputs.append(watched)
             first.learned = first.learned or call.learned
         return output.clone()
 
     layers = [layer for layer in network.bayesian_layers() if layer.names]
-    return calls, [layer.register_forward_hook(note, prepend=True) for layer in layers]  # before FiLM
+    network.weights.recorded = True
+    handles = [layer.register_forward_hook(note, prepend=True) for layer in layers]  # before FiLM
+    try:
+        yield calls
+    finally:
+        network.weights.recorded = False
+        for handle in handles:
+            handle.remove()
 
 
 @torch.no_grad()

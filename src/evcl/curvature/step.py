@@ -45,19 +45,14 @@ class StepCurvature:
         network, size = self.network, rows.shape[1]
         leaves = network.bind(theta, None, self.layout)
         network.weights.noise = noise  # for dropout
-        calls, handles = record(network)
-        try:
-            with torch.enable_grad():
-                nll, targets = self._targets(rows, noise)
-                mean, total = nll.detach().mean(1), nll.sum() / size
-                into = self.layout.views(gradient.zero_()).values()
-                for view, found in zip(
-                    into, torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), strict=True
-                ):
-                    view.copy_(found)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with record(network) as calls, torch.enable_grad():
+            nll, targets = self._targets(rows, noise)
+            mean, total = nll.detach().mean(1), nll.sum() / size
+            into = self.layout.views(gradient.zero_()).values()
+            for view, found in zip(
+                into, torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True), strict=True
+            ):
+                view.copy_(found)
         if self.factored:
             sums = FactorSums(network, self.layout, theta)
             for i, deltas in enumerate(output_gradients(calls, targets)):

@@ -43,6 +43,7 @@ from evcl.methods.data import TaskData
 from evcl.methods.memory import per_layer, per_task
 from evcl.methods.method import Asked, Learned, Learning, Method, Newcomer, Round
 from evcl.nn import BayesianNetwork, Gaussian, outputs
+from evcl.nn.sizes import PASS_NUMBERS
 
 LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
 PER_WEIGHT = 4  # beside a network, the matrix has at most this many numbers per weight: as many as EVCL itself keeps
@@ -139,7 +140,8 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     if image(x.shape[1:]):
         filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
         filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        size = len(z) if z.is_cuda else max(1, CACHED // (len(filters) * math.prod(z.shape[2:])))
+        most = PASS_NUMBERS if z.is_cuda else CACHED
+        size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
         found = z.new_empty(len(z), len(filters), GRID, GRID)
         for into, some in zip(found.split(size), z.split(size), strict=True):
             into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
@@ -212,7 +214,7 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
     own = torch.arange(len(round_.seeds)) % len(x)
     flat = x.flatten(2)
     centre = flat.mean(1)
-    scale = (flat - centre.unsqueeze(1)).square().mean((1, 2)).sqrt().clamp_min(1e-12)
+    scale = (flat - centre.unsqueeze(1)).square_().mean((1, 2)).sqrt().clamp_min(1e-12)
     common = {"centre": centre[own], "scale": scale[own].unsqueeze(1)}
     room = MOST if most >= MOST * (MOST + 1) / 2 else _side(int(most))
     width = max(LEAST, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MOST, room))

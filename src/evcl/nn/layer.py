@@ -18,7 +18,7 @@ separately for each example. This is exact, and has less variance than one draw 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,6 +65,7 @@ class Weights:
         self.lane: int | None = None  # which of the bound replicas runs alone; None: all of them run at once
         self.batch = 0  # R*B, the number of rows in the current forward pass
         self.passes = 0  # the number of forward passes so far: a draw may serve one of them
+        self.recorded = False  # each layer's inputs and outputs are noted, for gradients of single examples
         self.mapped = False  # inside torch.func.vmap over examples: layers must use operations that it knows
         self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
         self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
@@ -217,6 +218,12 @@ class BayesianLayer(nn.Module):
         signs = variance.new_ones(()).copysign(self.normal(variance, examples, sum(sizes)))
         return Flips(spread, *signs.split(sizes, 2))
 
+    def watched(self, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """What `example_gradient` needs of a call: x, and a tensor of the graph whose gradient is delta; [R*B, ...] each.
+        By default, these are the layer's input and output. If others, `forward` prepares them if `weights.recorded`.
+        """
+        return x, output
+
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """Per-example gradients [R, B, *shape] from the layer's input x and output gradient delta, both [R, B, ...]."""
         raise EvclError(f"{type(self).__name__} has no example_gradient, which the Fisher needs: add one")
@@ -232,7 +239,7 @@ class BayesianLayer(nn.Module):
         """
         rows = self.rows_at_once(parameter, x, delta)
         pieces = zip(x.split(rows, 1), delta.split(rows, 1), strict=True)
-        return torch.stack([of(self.example_gradient(parameter, xs, ds)).sum(1) for xs, ds in pieces]).sum(0)
+        return added_up(of(self.example_gradient(parameter, xs, ds)).sum(1) for xs, ds in pieces)
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """For each weight, the mean `importance` of the weights from the same input plus, if the layer's inputs are
@@ -249,6 +256,15 @@ class BayesianLayer(nn.Module):
     def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
         """For a layer with an `output_axis`: its output gradients as rows, [R, m, o]."""
         raise NotImplementedError
+
+
+def added_up(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of these tensors, of which one is held at a time."""
+    rest = iter(parts)
+    total = next(rest)
+    for part in rest:
+        total += part
+    return total
 
 
 def of_units(importance: Tensor, learned: bool) -> Tensor:

@@ -215,12 +215,13 @@ class Conv(BayesianLayer):
     def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
         """The rows are patches, one per position of the output."""
         whole = x.shape[0] * prod(self.kernel) * prod(x.shape[2:])  # numbers in the patches of one example, at most
-        pieces = []
+        total, counts = None, x.new_zeros(len(x))
         for part in x.split(max(1, EXAMPLE_GRADIENT_NUMBERS // whole), 1):
             rows = self._patches(part).mT  # [R*B, l, c*k]
-            pieces.append(outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias))
-        sums, counts = zip(*pieces, strict=True)
-        return torch.stack(sums).sum(0), torch.stack(counts).sum(0)
+            more, count = outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias)
+            total, counts = (more, count) if total is None else (total.add_(more), counts + count)
+        assert total is not None
+        return total, counts
 
     def output_rows(self, x: Tensor, delta: Tensor) -> Tensor:
         return delta.flatten(3).mT.flatten(1, 2)

@@ -14,10 +14,11 @@ from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
-from evcl.nn.layers import Embedding, Linear
+from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
+from evcl.nn.sizes import Size, measured
 from evcl.nn.slots import Slot, head_names
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
@@ -75,6 +76,7 @@ class BayesianNetwork(nn.Module):
         self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self._places = [(module, key) for module, key, _ in owned]
+        self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
         self.bind(posterior.mean, posterior.variance(), layout)
 
     @property
@@ -324,6 +326,7 @@ class BayesianNetwork(nn.Module):
         return {name: getattr(self, name) for name in FORM}
 
     def set_form(self, form: Mapping[str, Any]) -> None:
+        self._sizes = {}
         for name, value in form.items():
             setattr(self, name, value)
 
@@ -335,6 +338,28 @@ class BayesianNetwork(nn.Module):
             layer.weights = self.weights
         heads = {name: scale for name, scale in self.scales.items() if name not in self.trunk_names}
         self.set_form({**other.form(), "scales": {**other.scales, **heads}, "rounds": rounds})
+
+    @property
+    def dense(self) -> bool:
+        """Whether it has nothing but linear layers: its activations are about as large as its inputs and weights."""
+        layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.bayesian_layers())
+        return layers and self.call.form is None and not any(True for _ in self.trunk.parameters())
+
+    def size(self, x: Tensor, run: Callable[[Tensor], object] | None = None, name: str = "forward") -> Size | None:
+        """The size of a pass of examples like x [U, N, ...] through one replica: of a forward pass, or of what `run`
+        does with them, under this name. None if the network cannot take so few examples.
+        """
+        key = name, x.shape[2:]
+        if key not in self._sizes:
+            settled, self._settled = self._settled, True  # a few examples, perhaps equal ones, must not settle it
+            try:
+                with self.alone():
+                    self._sizes[key] = measured(run or self, x[0, :2])
+            except (EvclError, RuntimeError):
+                self._sizes[key] = None
+            finally:
+                self._settled = settled
+        return self._sizes[key]
 
     def add_head(self) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
@@ -409,11 +434,13 @@ def outputs(
     `task`: whose FiLM row to use; None: that of the last task used.
     """
     r = len(weights)
+    if chunk is None:
+        plain = x.dim() == 3 and network.dense  # otherwise, an example may need far more memory than its inputs
+        chunk = 500_000 if plain and x.is_cuda else 4096
+        size = None if plain else network.size(x)
+        chunk = chunk if size is None else min(chunk, size.forward_rows)
     network.bind(weights, None, layout)
     network.weights.noise = None
-    if chunk is None:
-        plain = x.dim() == 3 and not network.takes_tokens  # with positions, an example needs far more memory
-        chunk = 4096 if not x.is_cuda else 500_000 if plain else 1024
     pieces = []
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it

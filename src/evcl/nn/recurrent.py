@@ -3,7 +3,7 @@
 Each layer and direction is one Bayesian layer, a `Sweep`, which reads its sequences from left to right. Its weights are
 drawn once per batch, and all time steps use the same draw: so do all calls in one forward pass of the network, because
 a cell is called once per time step. Torch's fused kernels run the sweep of each replica. For the Fisher, the sweep is
-written out once more, so that the gradients of the gates at each time step are known:
+written out instead, so that one backward pass gives the gradients of the gates at each time step:
 
     LSTM: i, f, g, o = s(a_i), s(a_f), tanh(a_g), s(a_o),   c <- f c + i g,   h <- o tanh(c)
     GRU:  r, z = s(a_r), s(a_z),   n = tanh(x_n + r h_n),   h <- (1 - z) n + z h
@@ -16,7 +16,7 @@ gates at time t, the gradient of W_ih is sum_t d_t x_t^T, and that of W_hh is su
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,19 +24,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from evcl._core.errors import EvclError
-from evcl.nn.layer import BayesianLayer, of_units, product
+from evcl.nn.layer import EXAMPLE_GRADIENT_NUMBERS, BayesianLayer, of_units, product
 from evcl.nn.layers import Dropout
-from evcl.nn.sampled import Composite, JointLayer
+from evcl.nn.sampled import Composite
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _VF: Any = torch._VF
 FUSED = {"LSTM": _VF.lstm, "GRU": _VF.gru, "RNN_TANH": _VF.rnn_tanh, "RNN_RELU": _VF.rnn_relu}
 # What torch says where it has no faster kernel: cuDNN copies the weights into one buffer, oneDNN has no projections.
 SLOWER = "RNN module weights are not part of single contiguous chunk", "LSTM with projections is not supported"
+CACHED = 500_000  # on a CPU, this many numbers of per-example gradients are computed at a time
 Values = dict[str, Tensor]  # weights by parameter, [R, *shape]
 
 
-class Sweep(JointLayer):
+class Sweep(BayesianLayer):
     """One layer and direction, on rows [R*B, T*i + p + h + 1] that hold all of an example: its inputs at T time steps,
     its initial state, for an LSTM also the initial c, and the number of time steps that count.
 
@@ -53,7 +54,7 @@ class Sweep(JointLayer):
         self.inputs, self.cells = inputs, layer.hidden_size
         self.states = getattr(layer, "proj_size", 0) or self.cells
         self._drawn: tuple[int, dict[str, Tensor], Values] | None = None
-        self._kept: tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor | None]]] | None = None
+        self._notes: tuple[Tensor, Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,7 +77,9 @@ class Sweep(JointLayer):
         x, h, c, length = self._parts(self.unfold(rows))
         if self.reverse:
             x = _reversed(x, length, full)
-        if self.step or self.weights.mapped:
+        if self.weights.recorded:
+            y, h, c = self._noted(drawn, x, h, c, None if full else length)
+        elif self.step or self.weights.mapped:
             y, h, c = self._written_out(drawn, x, h, c, length)[:3]
         else:
             each = zip(zip(*drawn.values(), strict=True), x, h, c, length, strict=True)
@@ -138,11 +141,12 @@ class Sweep(JointLayer):
         return (h, c) if self.mode == "LSTM" else h
 
     def _written_out(
-        self, weights: Values, x: Tensor, h: Tensor, c: Tensor, length: Tensor, added: Sequence[Tensor] = ()
+        self, weights: Values, x: Tensor, h: Tensor, c: Tensor, length: Tensor | None, added: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The same, step by step, on x [R, B, T, i]; also the states before each step and what is projected after it.
 
-        `added`: what to add to x W_ih^T, to h W_hh^T and to the projections, [R, B, T, .] each.
+        `length`: None if all time steps count. `added`: what to add to the gates, to those of a GRU that are computed from h, and to the projections, [R, B, T,
+        .] each; without columns where there is no such thing.
         """
         bias = weights.get("bias_hh")
         from_x = product(x.flatten(1, 2), weights["weight_ih"], weights.get("bias_ih")).unflatten(1, x.shape[1:3])
@@ -151,65 +155,63 @@ class Sweep(JointLayer):
         for t, one in enumerate((from_x + added[0] if added else from_x).unbind(2)):
             before.append(h)
             from_h = product(h, weights["weight_hh"], bias)
-            from_h = from_h + more[1][t] if more else from_h
+            from_h = from_h + more[1][t] if more and self.mode == "GRU" else from_h
             new, new_c = _gated(self.mode, one, from_h, h, c)
             inside.append(new)
             if "weight_hr" in weights:
                 new = product(new, weights["weight_hr"], None)
                 new = new + more[2][t] if more else new
+            if length is None:
+                outputs.append(new)
+                h, c = new, new_c
+                continue
             counts = (t < length).unsqueeze(2)
             outputs.append(torch.where(counts, new, 0.0))
             h, c = torch.where(counts, new, h), torch.where(counts, new_c, c)
         return torch.stack(outputs, 2), h, c, torch.stack(before, 2), torch.stack(inside, 2)
 
-    def _factors(self, x: Tensor, delta: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """For each weight, what to multiply and sum over the time steps of an example: the gradients of its outputs and
-        its inputs, [R, B, T, .] each. For each bias, the former alone.
-        """
-        weights = {key: value.detach() for key in self.names if (value := self.mean(key)) is not None}
-        inputs, h, c, length = (part.detach() for part in self._parts(x))
-        if self.reverse:
-            inputs = _reversed(inputs, length, False)
+    def _noted(self, weights: Values, x: Tensor, h: Tensor, c: Tensor, length: Tensor | None) -> tuple[Tensor, ...]:
+        """The same, with a note of what the gradients of single examples are made of: see `watched`."""
+        added = x.new_zeros(x.shape[0] * x.shape[1], x.shape[2], sum(self._columns)).requires_grad_()
+        parts = self.unfold(added).split(self._columns, 3)
+        y, h, c, before, inside = self._written_out(weights, x, h, c, length, parts)
+        inputs = [x, before, inside] if "weight_hr" in weights else [x, before]
+        self._notes = torch.cat([part.detach() for part in inputs], 3).flatten(0, 1), added
+        return y, h, c
+
+    @property
+    def _columns(self) -> list[int]:
+        """The sizes of what is noted at each time step: gates, those of a GRU that are computed from h, projections."""
         gates = GATES[self.mode] * self.cells
-        added = [x.new_zeros(*inputs.shape[:3], size).requires_grad_() for size in (gates, gates, self.states)]
-        with torch.enable_grad():
-            y, h, c, before, inside = self._written_out(weights, inputs, h, c, length, added)
-            y = _reversed(y, length, False) if self.reverse else y
-            out = self._joined(y, h, c)
-        from_x, from_h, projected = torch.autograd.grad(out, added, delta, materialize_grads=True, allow_unused=True)
-        found: dict[str, tuple[Tensor, Tensor | None]] = {
-            "weight_ih": (from_x, inputs),
-            "weight_hh": (from_h, before.detach()),
-            "bias_ih": (from_x, None),
-            "bias_hh": (from_h, None),
-            "weight_hr": (projected, inside.detach()),
-        }
-        return {key: found[key] for key in self.names}
+        return [gates, gates if self.mode == "GRU" else 0, self.states if "weight_hr" in self.names else 0]
 
-    def gradients(self, x: Tensor, delta: Tensor) -> Values:
-        return {key: _summed(*factors) for key, factors in self._factors(x, delta).items()}
+    def watched(self, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of its weights at each time step, [R*B, T, .], and zeros that were added to their outputs there,
+        whose gradients are those of the outputs.
+        """
+        assert self._notes is not None
+        found, self._notes = self._notes, None
+        return found
 
-    def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
-        """The sweep is written out once for all examples and parameters; only their gradients come in pieces."""
-        kept = self._kept
-        if kept is None or kept[0] is not x or kept[1] is not delta or parameter not in kept[2]:
-            kept = self._kept = x, delta, self._factors(x, delta)
-        outputs, inputs = kept[2].pop(parameter)
-        if not kept[2]:
-            self._kept = None
-        if inputs is None:
-            return of(outputs.sum(2)).sum(1)
-        rows = BayesianLayer.rows_at_once(self, parameter, x, delta)
-        pieces = zip(outputs.split(rows, 1), inputs.split(rows, 1), strict=True)
-        return torch.stack([of(_summed(*piece)).sum(1) for piece in pieces]).sum(0)
+    def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
+        """sum_t d_t a_t^T: what is multiplied with a weight at time t, and the gradient of the result."""
+        gates, from_h, projected = delta.split(self._columns, 3)
+        from_h = from_h if self.mode == "GRU" else gates
+        if parameter.startswith("bias"):
+            return (gates if parameter == "bias_ih" else from_h).sum(2)
+        inputs, before, inside = x.split([self.inputs, self.states, x.shape[3] - self.inputs - self.states], 3)
+        pairs = {"weight_ih": (gates, inputs), "weight_hh": (from_h, before), "weight_hr": (projected, inside)}
+        outputs, multiplied = pairs[parameter]
+        return outputs.mT @ multiplied
+
+    def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
+        """On a CPU, as many gradients as stay in its cache."""
+        most = super().rows_at_once(parameter, x, delta)
+        return most if x.is_cuda else max(1, min(most, CACHED * most // EXAMPLE_GRADIENT_NUMBERS))
 
     def neighbours(self, parameter: str, importance: Tensor, learned: bool) -> Tensor:
         """The state that W_hh and W_hr multiply is always learned."""
         return of_units(importance, learned or parameter in ("weight_hh", "weight_hr"))
-
-
-def _summed(outputs: Tensor, inputs: Tensor | None) -> Tensor:
-    return outputs.sum(2) if inputs is None else outputs.mT @ inputs
 
 
 def _gated(mode: str, from_x: Tensor, from_h: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,9 +224,36 @@ def _gated(mode: str, from_x: Tensor, from_h: Tensor, h: Tensor, c: Tensor) -> t
     gates = from_x + from_h
     if mode != "LSTM":
         return gates.tanh() if mode == "RNN_TANH" else gates.relu(), c
-    i, f, g, o = gates.chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+    new, c = _LSTMStep.apply(gates, c)  # type: ignore[no-untyped-call]
+    return new, c
+
+
+class _LSTMStep(torch.autograd.Function):
+    """i, f, g, o = s(a_i), s(a_f), tanh(a_g), s(a_o),   c' = f c + i g,   h = o tanh(c')
+
+    Autograd on these lines would put the gradients of the four gates together by a copy in each time step.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = gates.chunk(4, -1)
+        new = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
+        return o.sigmoid() * new.tanh(), new
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+        gates, c, new = ctx.saved_tensors
+        a_i, a_f, a_g, a_o = gates.chunk(4, -1)
+        i, f, g, o, tanh = a_i.sigmoid(), a_f.sigmoid(), a_g.tanh(), a_o.sigmoid(), new.tanh()
+        dc = torch.addcmul(dc, dh * o, 1 - tanh * tanh)
+        parts = dc * g * i * (1 - i), dc * c * f * (1 - f), dc * i * (1 - g * g), dh * tanh * o * (1 - o)
+        return torch.cat(parts, -1), dc * f
 
 
 def _reversed(x: Tensor, length: Tensor, full: bool) -> Tensor:

@@ -1,0 +1,68 @@
+"""How many examples may go through a network at once: as many as the memory of their activations allows.
+
+The inputs do not tell: a small image may become hundreds of feature maps. So the numbers that a pass makes are counted,
+once per network and shape of the inputs, with one example and with two; the difference is what an example needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PASS_NUMBERS = 2**25  # in the largest activation of a forward pass: 128 MB in float32
+KEPT_NUMBERS = 2**27  # in all activations of a pass that keeps them for a backward pass: 512 MB in float32
+FEWER_KERNELS = 2  # times as many on a GPU, where small passes cost more time
+
+
+class Size(NamedTuple):
+    """The numbers that one example adds to the largest tensor of a pass, and to all of them together."""
+
+    largest: int
+    total: int
+
+    @property
+    def forward_rows(self) -> int:
+        """How many examples may go through a forward pass at once."""
+        return max(1, PASS_NUMBERS // max(1, self.largest))
+
+    def backward_rows(self, on_gpu: bool) -> int:
+        """How many examples may go through a pass at once whose activations are kept."""
+        return max(1, (FEWER_KERNELS if on_gpu else 1) * KEPT_NUMBERS // max(1, self.total))
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the numbers of each new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        self.found += [t.numel() for t in tree_leaves(out) if isinstance(t, Tensor) and _storage(t) not in known]
+        return out
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@torch.no_grad()
+def measured(run: Callable[[Tensor], object], x: Tensor) -> Size:
+    """The size of `run`, which passes examples such as x [n, ...] through a network."""
+    counts = []
+    for examples in (1, 2):
+        with _Counted() as counted:
+            run(x[torch.arange(examples) % len(x)])
+        counts.append(counted.found)
+    one, two = counts
+    if len(one) != len(two):  # it does other things with two examples: the mean of both
+        return Size(max(two, default=0) // 2, sum(two) // 2)
+    each = [b - a for a, b in zip(one, two, strict=True)]
+    return Size(max(each, default=0), max(0, sum(each)))
