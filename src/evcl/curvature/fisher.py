@@ -55,6 +55,7 @@ class Sample:
         task: whose FiLM row to use, if the network has any; None: that of the last task used
         ranks: the processes that share the work; all of them pass the same examples
         chunk: number of examples that go through the network at once; None: by the size of their activations
+        from_below: whether x is what `network.below` has made of the inputs
     """
 
     network: BayesianNetwork
@@ -67,13 +68,18 @@ class Sample:
     task: int | None = None
     ranks: Ranks | None = None
     chunk: int | None = None
+    from_below: bool = False
 
     def _most(self) -> int:
         """The number of examples per replica whose activations may be held at once."""
         network, x = self.network, self.x
         if x.dim() == 3 and network.dense:
             return CHUNK_ROWS[1]
-        size = network.size(x, lambda some: forward_pass(network, some.unsqueeze(0), [], lambda _: []), "fisher")
+
+        def run(some: Tensor) -> object:
+            return forward_pass(network, some.unsqueeze(0), [], lambda _: [], self.from_below)
+
+        size = network.size(x, run, f"fisher {self.from_below}")
         return CHUNK_ROWS[1] if size is None else max(1, size.backward_rows(x.is_cuda) // len(x))
 
     def passes(self, targets: Targets) -> Iterator[Pass]:
@@ -95,7 +101,7 @@ class Sample:
                     targets.skip(ys)
                 continue
             with network.using(self.task):
-                calls, found = _passed(network, xs, ys, us, self.heads, targets)
+                calls, found = _passed(network, xs, ys, us, self.heads, targets, self.from_below)
             yield Pass(calls, found, ys.shape[1])
 
 
@@ -231,17 +237,30 @@ class Pass(NamedTuple):
 
 
 def _passed(
-    network: BayesianNetwork, x: Tensor, y: Tensor, weights: Tensor, heads: Sequence[int], targets: Targets
+    network: BayesianNetwork,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    heads: Sequence[int],
+    targets: Targets,
+    from_below: bool = False,
 ) -> tuple[list[Call], list[Tensor]]:
-    return forward_pass(network, x, heads, lambda outputs: targets.of(outputs, y, weights))
+    return forward_pass(network, x, heads, lambda outputs: targets.of(outputs, y, weights), from_below)
 
 
 def forward_pass(
-    network: BayesianNetwork, x: Tensor, heads: Sequence[int], of: Callable[[Tensor], list[Tensor]]
+    network: BayesianNetwork,
+    x: Tensor,
+    heads: Sequence[int],
+    of: Callable[[Tensor], list[Tensor]],
+    from_below: bool = False,
 ) -> tuple[list[Call], list[Tensor]]:
-    """The calls of layers with weights in one pass of x [R, n, ...], and the scalars `of` its outputs [R, n, o]."""
+    """The calls of layers with weights in one pass of x [R, n, ...], and the scalars `of` its outputs [R, n, o].
+
+    `from_below`: x is what `network.below` has made of the inputs.
+    """
     with record(network) as calls, torch.enable_grad():
-        return calls, of(network.logits(x.flatten(0, 1), heads).unflatten(0, x.shape[:2]))
+        return calls, of(network.logits(x.flatten(0, 1), heads, from_below).unflatten(0, x.shape[:2]))
 
 
 def output_gradients(calls: Sequence[Call], targets: Sequence[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:

@@ -77,7 +77,7 @@ class StepCurvature:
         """The weighted NLL of each example [R, B], and the scalars whose gradients of single examples are squared."""
         network, pool = self.network, self.pool
         batch, weights = pool.minibatch(rows, noise), pool.example_weights(rows)
-        outputs = network.logits(batch.x.flatten(0, 1), pool.heads)
+        outputs = network.apply_heads(batch.through(network), pool.heads)
         columns = None if pool.columns is None else pool.columns[rows.flatten()]
         nll = pool.likelihood.nll(outputs, batch.y.flatten(0, 1), columns).view(rows.shape)
         counts = torch.ones_like(nll) if weights is None else weights

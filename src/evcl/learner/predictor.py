@@ -278,7 +278,8 @@ class Predictor:
     def _tried(self, x: Tensor, predict: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
         """The result of `predict` without the replica axis. Raises if a prediction is not finite."""
         try:
-            found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
+            with self._run.network.keeping():
+                found = [tensor[0] for tensor in predict(x.unsqueeze(0))]
         except RuntimeError as error:
             raise self._refused(x, error) from error
         for tensor in found:

@@ -56,6 +56,13 @@ class TaskData:
         own = (torch.arange(len(rows), device=rows.device) % len(self.x)).unsqueeze(1)
         return self.x[own, rows], self.y[own, rows]
 
+    def seen_by(self, network: BayesianNetwork) -> tuple[TaskData, bool]:
+        """The data with what the part of the network that never changes makes of the inputs, and True: see
+        `BayesianNetwork.below`. If there is no such part, the data as they are, and False.
+        """
+        below = network.below(self.x)
+        return (self, False) if below is None else (replace(self, x=below), True)
+
     def take_weights(self, rows: Tensor) -> Tensor | None:
         """[R, B]: the weights of the examples `rows` [R, B]."""
         if self.weights is None:
@@ -85,12 +92,22 @@ class Minibatch(NamedTuple):
         y: [R, B], class indices within the fit's heads, concatenated
         rows: [R, B], row numbers in the fit's data, with its tasks concatenated
         features: [R, B, F], the trunk's output for them, if the step has computed it
+        below: [R, B, ...], what the part of the trunk that never changes makes of them, if that is known
     """
 
     x: Tensor
     y: Tensor
     rows: Tensor
     features: Tensor | None = None
+    below: Tensor | None = None
+
+    def through(self, network: BayesianNetwork) -> Tensor:
+        """[R*B, F]: the trunk's output for the examples, with the weights of this step."""
+        if self.below is not None:
+            found: Tensor = network(self.below.flatten(0, 1), from_below=True)
+        else:
+            found = network(self.x.flatten(0, 1))
+        return found
 
     def logits(self, network: BayesianNetwork, heads: Sequence[int], tasks: Sequence[int | None] = ()) -> Tensor:
         """[R, B, classes of these heads]: the network's logits for the examples, with the weights of this step.
@@ -106,7 +123,7 @@ class Minibatch(NamedTuple):
             places = [k for own, _ in parts for k in own]
             pieces = [one for own, z in parts for one in z.split([network.classes(k) for k in own], 2)]
             return torch.cat([pieces[places.index(k)] for k in heads], 2)
-        features = network(self.x.flatten(0, 1)) if self.features is None else self.features.flatten(0, 1)
+        features = self.through(network) if self.features is None else self.features.flatten(0, 1)
         found: Tensor = network.apply_heads(features, heads).unflatten(0, self.rows.shape)
         return found
 

@@ -128,7 +128,9 @@ def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
     """
     if network.base_features:
         return outputs(network, network.without_adapters(weights), network.layout, x, [])
-    return x if network.trunk_names else outputs(network, weights, network.layout, x, [])
+    if network.trunk_names:
+        return x
+    return outputs(network, weights[: len(x)], network.layout, x, [])  # the same for all replicas
 
 
 def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:

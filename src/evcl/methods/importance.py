@@ -177,8 +177,9 @@ def _sampled(
     """Up to this many random examples of a task for each replica, at the means that a fit ended with."""
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:examples] for g in generators])
     rows = drawn.to(task.y.device)
-    about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *task.take(rows))
-    return curvature.Sample(*about, task.take_weights(rows), task.task, round_.ranks)
+    shown, from_below = task.seen_by(fitted.network)
+    about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *shown.take(rows))
+    return curvature.Sample(*about, task.take_weights(rows), task.task, round_.ranks, from_below=from_below)
 
 
 def _widened(own: Tensor, fitted: Fitted) -> Tensor:

@@ -51,10 +51,12 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     if round_.likelihood is not CATEGORICAL or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("doubt")])
-    x, y = task.take(drawn.to(task.y.device))
+    rows, (shown, below) = drawn.to(task.y.device), task.seen_by(round_.network)
+    x, y = task.take(rows)
     labels = F.one_hot(y, round_.network.classes(task.head)).double()
     by_chance = (1 - labels.mean(1).amax(1)).clamp_min(1 / y.shape[1])
-    features = outputs(round_.network, mean, round_.network.layout, x, [], task=task.task)
+    seen = shown.take(rows)[0] if below else x
+    features = outputs(round_.network, mean, round_.network.layout, seen, [], task=task.task, from_below=below)
     found = _error(features, labels) / by_chance
     other = _error(x.flatten(2), labels) / by_chance if x.is_floating_point() else found.new_tensor(UNKNOWN)
     least: Tensor = torch.minimum(found, other).clamp(max=1).to(mean).unsqueeze(1)

@@ -150,9 +150,11 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted."""
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
-    x, y = task.take(drawn.to(task.y.device))
     network, last = round_.network, round_.last_task(task.head)
-    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last).log_softmax(2)
+    shown, below = task.seen_by(network)
+    x, y = shown.take(drawn.to(task.y.device))
+    z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=below)
+    z = z.log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
     most = math.log(max(2, z.shape[2]))
@@ -216,23 +218,27 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
     classes = sum(round_.network.classes(k) for loss in distilled for k in [round_.tasks[0].head, *loss.heads])
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
 
-    def some(i: int, task: TaskData) -> tuple[Tensor, Tensor]:
+    def some(i: int, task: TaskData) -> tuple[Tensor, Tensor, bool]:
         n = task.y.shape[1]
         rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators("unlearned", i)])
-        return task.take(rows.to(task.y.device))
+        shown, from_below = task.seen_by(fitted.network)
+        return *shown.take(rows.to(task.y.device)), from_below
 
-    def curvature_of(x: Tensor, y: Tensor, head: int, row: int | None, temperature: Number) -> Tensor:
-        about = (fitted.network, fitted.own.mean, fitted.layout, [head], x, y)
-        return curvature.fisher(curvature.Sample(*about, task=row, ranks=round_.ranks), temperature=temperature)
+    def curvature_of(
+        rows: tuple[Tensor, Tensor, bool], head: int, film: int | None, temperature: Number
+    ) -> Tensor:
+        about = (fitted.network, fitted.own.mean, fitted.layout, [head], *rows[:2])
+        sample = curvature.Sample(*about, task=film, ranks=round_.ranks, from_below=rows[2])
+        return curvature.fisher(sample, temperature=temperature)
 
     labels, taught = torch.zeros_like(fitted.own.mean), torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
-        (x, y), share = some(i, task), task.n / round_.n
-        labels += share * curvature_of(x, y, task.head, task.task, 1.0)
+        rows, share = some(i, task), task.n / round_.n
+        labels += share * curvature_of(rows, task.head, task.task, 1.0)
         for loss in distilled:
             film = loss.tasks or [task.task] * len(loss.heads)
             for k, row, strength in zip(loss.heads, film, loss.strength, strict=True):
-                bent = curvature_of(x, y, k, row, loss.temperature)
+                bent = curvature_of(rows, k, row, loss.temperature)
                 taught += share * strength * loss.temperature**2 * bent
     layout, r = fitted.network.layout, torch.ones_like(log_std)
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))

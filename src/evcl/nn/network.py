@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from evcl._core.errors import EvclError, NoWeight
+from evcl.nn.below import WHOLE, fixed_layers, may_be_kept
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
 from evcl.nn.inputs import Call, described
@@ -77,6 +80,8 @@ class BayesianNetwork(nn.Module):
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self._places = [(module, key) for module, key, _ in owned]
         self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
+        self._fixed: int | None = None  # see `fixed`
+        self._below: Any = None  # inputs -> what `below` has found, inside `keeping`
         self.bind(posterior.mean, posterior.variance(), layout)
 
     @property
@@ -212,20 +217,21 @@ class BayesianNetwork(nn.Module):
             more = first_rows(tasks - self.film.shape[1], self.sites, self.posterior.mean)
             self.film = torch.cat([self.film, more], 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, from_below: bool = False) -> Tensor:
+        """`from_below`: x is what `below` has made of the inputs, and only the rest of the trunk runs."""
         self.weights.batch = x.shape[0]
         self.weights.passes += 1
         if self.owned and not self._settled:
             self._settle(x)
         while True:
             try:
-                return self._output(x)
+                return self._output(x, self._rest if from_below else self._run)
             except NoWeight as error:  # `F.linear(h, self.words.weight)`: from now on, this weight is used directly
                 if not self.use_directly(error.layer):
                     raise
 
-    def _output(self, x: Tensor) -> Tensor:
-        found: Tensor = self._run(x) if self.direct is None else self.direct(x, self._run)
+    def _output(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        found: Tensor = run(x) if self.direct is None else self.direct(x, run)
         return found
 
     def _run(self, x: Tensor) -> Tensor:
@@ -234,20 +240,92 @@ class BayesianNetwork(nn.Module):
             setattr(module, key, own(x))
         if isinstance(self.trunk, Columns):
             self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
-        dtype = self.weights.dtype_of(x)
-        lower = torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)  # for own matrix products
         try:
-            with lower:
-                features = self.call(self.trunk, x)
+            with self._lower(x):
+                return self._checked(self.call(self.trunk, x), x)
         finally:
             for module, key in self._places:
                 module.__dict__.pop(key, None)
+
+    def _lower(self, x: Tensor) -> torch.autocast:
+        """The precision of a trunk's own matrix products, outside Bayesian layers."""
+        dtype = self.weights.dtype_of(x)
+        return torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)
+
+    def _checked(self, features: Any, x: Tensor) -> Tensor:
+        """The trunk's output for x, if it is one vector per example."""
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
             came = tuple(features.shape) if isinstance(features, Tensor) else described(features)
             advice = "" if isinstance(features, Tensor) else ": choose one of its outputs, output=NAME or output=0"
             n = x.shape[0]
             raise EvclError(f"the network must turn {n} inputs into [{n}, features], not {came}{advice}")
         return features.to(self.posterior.mean.dtype)
+
+    # --- the part that never changes (see below.py) --------------------------------------------------------------------
+
+    @property
+    def fixed(self) -> int:
+        """The number of the trunk's first layers that never change, or WHOLE if all of it never changes."""
+        if self._fixed is None:
+            simple = self.film is None and not self.owned and self.direct is None
+            self._fixed = fixed_layers(self.trunk) if simple else 0
+        return self._fixed if self._fixed == WHOLE or self.call.form is None else 0
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Inside this context, what `below` has found is kept as long as the inputs exist."""
+        before = self._below
+        self._below = WeakTensorKeyDictionary() if before is None else before
+        try:
+            yield
+        finally:
+            self._below = before
+
+    @torch.no_grad()
+    def below(self, x: Tensor) -> Tensor | None:
+        """[U, N, ...]: what the part of the trunk that never changes makes of x [U, N, ...]. None if there is no such
+        part, if its output is too large to be kept, or if examples affect each other there.
+        """
+        if not self.fixed or x.numel() == 0:
+            return None
+        kept = None if self._below is None else self._below.get(x)
+        if kept is not None and kept[0] == x._version:
+            return kept[1]  # type: ignore[no-any-return]
+        found = self._below_all(x)
+        if self._below is not None:
+            self._below[x] = x._version, found
+        return found
+
+    def _below_all(self, x: Tensor) -> Tensor | None:
+        few = self._first_layers(x[0, :3])
+        if not may_be_kept(few, self._first_layers(x[0, :1]), x):
+            return None
+        size = self.size(x, self._first_layers, "below")
+        found = few.new_empty(*x.shape[:2], *few.shape[1:])
+        for into, some in zip(found, x, strict=True):
+            rows = 4096 if size is None else min(4096, size.forward_rows)
+            for a, b in zip(into.split(rows), some.split(rows), strict=True):
+                a.copy_(self._first_layers(b))
+        return found
+
+    def _first_layers(self, x: Tensor) -> Tensor:
+        """In full precision, even if training has a lower one: this is done once."""
+        x = x.clone()  # a forward pass may write to it
+        if self.fixed == WHOLE:
+            return self._checked(self.call(self.trunk, x), x)
+        for layer in list(self.trunk.children())[: self.fixed]:
+            x = layer(x)
+        return x
+
+    def _rest(self, h: Tensor) -> Tensor:
+        """The trunk's output from what `below` has made of the inputs."""
+        if self.fixed == WHOLE:
+            return h
+        with self._lower(h):
+            found: Any = h
+            for layer in list(self.trunk.children())[self.fixed :]:
+                found = layer(found)
+            return self._checked(self.call.chosen(found, None), h)
 
     @torch.no_grad()
     def _settle(self, x: Tensor) -> None:
@@ -273,7 +351,7 @@ class BayesianNetwork(nn.Module):
         with self.alone():
             self.weights.batch = len(x)
             try:
-                return self._output(x.clone())  # not x itself: a forward pass may write to it
+                return self._output(x.clone(), self._run)  # not x itself: a forward pass may write to it
             except (EvclError, RuntimeError):
                 return None
 
@@ -290,7 +368,7 @@ class BayesianNetwork(nn.Module):
         plain = getattr(layer, "__dict__", {}).get("plain")
         if plain is None:
             return False
-        self.direct = self._with_direct()
+        self.direct, self._fixed = self._with_direct(), None
         for place in plain.places:
             self.direct.add(*place)
         for module in list(self.trunk.modules()):
@@ -299,9 +377,9 @@ class BayesianNetwork(nn.Module):
                     module._modules[key] = plain.layer
         return True
 
-    def logits(self, x: Tensor, heads: Sequence[int]) -> Tensor:
-        """[R*B, classes]: the outputs of these heads, concatenated."""
-        return self.apply_heads(self(x), heads)
+    def logits(self, x: Tensor, heads: Sequence[int], from_below: bool = False) -> Tensor:
+        """[R*B, classes]: the outputs of these heads, concatenated. `from_below`: see `forward`."""
+        return self.apply_heads(self(x, from_below), heads)
 
     def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads for these features; without heads, the features themselves."""
@@ -326,7 +404,7 @@ class BayesianNetwork(nn.Module):
         return {name: getattr(self, name) for name in FORM}
 
     def set_form(self, form: Mapping[str, Any]) -> None:
-        self._sizes = {}
+        self._sizes, self._fixed = {}, None
         for name, value in form.items():
             setattr(self, name, value)
 
@@ -345,16 +423,16 @@ class BayesianNetwork(nn.Module):
         layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.bayesian_layers())
         return layers and self.call.form is None and not any(True for _ in self.trunk.parameters())
 
-    def size(self, x: Tensor, run: Callable[[Tensor], object] | None = None, name: str = "forward") -> Size | None:
-        """The size of a pass of examples like x [U, N, ...] through one replica: of a forward pass, or of what `run`
-        does with them, under this name. None if the network cannot take so few examples.
+    def size(self, x: Tensor, run: Callable[[Tensor], object], name: str) -> Size | None:
+        """The size of a pass of examples like x [U, N, ...] through one replica by `run`, which is known by this name.
+        None if the network cannot take so few examples.
         """
         key = name, x.shape[2:]
         if key not in self._sizes:
             settled, self._settled = self._settled, True  # a few examples, perhaps equal ones, must not settle it
             try:
                 with self.alone():
-                    self._sizes[key] = measured(run or self, x[0, :2])
+                    self._sizes[key] = measured(run, x[0, :2])
             except (EvclError, RuntimeError):
                 self._sizes[key] = None
             finally:
@@ -426,18 +504,22 @@ def outputs(
     chunk: int | None = None,
     change: Callable[[Tensor], Tensor] = lambda found: found,
     task: int | None = None,
+    from_below: bool = False,
 ) -> Tensor:
     """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
 
     The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
     each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
-    `task`: whose FiLM row to use; None: that of the last task used.
+    `task`: whose FiLM row to use; None: that of the last task used. `from_below`: x is what `network.below` has found.
     """
     r = len(weights)
+    if not from_below and (below := network.below(x)) is not None:
+        x, from_below = below, True
     if chunk is None:
-        plain = x.dim() == 3 and network.dense  # otherwise, an example may need far more memory than its inputs
+        # otherwise, an example may need far more memory than its inputs
+        plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
         chunk = 500_000 if plain and x.is_cuda else 4096
-        size = None if plain else network.size(x)
+        size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
         chunk = chunk if size is None else min(chunk, size.forward_rows)
     network.bind(weights, None, layout)
     network.weights.noise = None
@@ -445,5 +527,5 @@ def outputs(
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
         with network.using(task):
-            pieces.append(change(network.logits(copies.flatten(0, 1), heads)).unflatten(0, (r, -1)))
+            pieces.append(change(network.logits(copies.flatten(0, 1), heads, from_below)).unflatten(0, (r, -1)))
     return torch.cat(pieces, 1)

@@ -58,12 +58,21 @@ class Pool:
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
         self._data = TaskData(self.x, self.y, -1, self.weights)
+        self._below: TaskData | None = None  # see `keep_below`
         self.tasks = sorted({task.task for task in tasks})
         self._task_of: Tensor | None = None  # [N]: position in `tasks` of each example's task
         if len(self.tasks) > 1:
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             places = torch.tensor([self.tasks.index(task.task) for task in tasks])
             self._task_of = places.repeat_interleave(sizes).to(self.y.device)
+
+    def keep_below(self, tasks: Sequence[TaskData], network: BayesianNetwork) -> None:
+        """If a part of the network never changes, compute what it makes of these tasks, the pool's, once."""
+        found = [network.below(task.x) for task in tasks]
+        parts = [one for one in found if one is not None]
+        if len(parts) == len(found):
+            parts = parts if self.own is None else [one.flatten(0, 1).unsqueeze(0) for one in parts]
+            self._below = TaskData(parts[0] if len(parts) == 1 else torch.cat(parts, 1), self.y, -1)
 
     def rewrite(self, x: Tensor, y: Tensor) -> None:
         """Replace the first rows, which belong to the first task, by x [n, ...] and y [n]."""
@@ -85,10 +94,14 @@ class Pool:
         """The positions in the pool of each replica's rows `orders` [R, n]."""
         return orders if self.own is None else self.own.to(orders.device).gather(1, orders)
 
-    def minibatch(self, rows: Tensor, noise: Noise | None = None) -> Minibatch:
+    def minibatch(self, rows: Tensor, noise: Noise | None = None, inputs: bool = True) -> Minibatch:
         """The examples at positions `rows` [R, B] of the pool; with `augment`, their images cropped and flipped by the
-        draws of `noise`.
+        draws of `noise`. `inputs`: False if only the trunk looks at x; what is known of it is then there instead.
         """
+        if self._below is not None:
+            below, y = self._below.take(rows)
+            x = self._data.take(rows)[0] if inputs else below
+            return Minibatch(x, y, self.numbers(rows), below=below)
         x, y = self._data.take(rows)
         if self.augment and noise is not None:
             x = augmented(x, noise)

@@ -116,6 +116,8 @@ class Fitting:
         chain = None if plain else find_chain(network, pool.x)
         if chain is None:
             run.check_independent(network, pool.x)
+            if not augment and reread is None:
+                pool.keep_below(fit.data, network)
         heads = all_heads(pool, fit.losses)
         names = network.names_of(heads)
         part = layout.part(names)

@@ -241,7 +241,7 @@ class Predicting(Replicas):
         def each_head(found: Tensor) -> Tensor:
             return predict(found) if len(sizes) == 1 else torch.cat([predict(z) for z in found.split(sizes, 1)], 1)
 
-        with self.precise():
+        with self.precise(), network.keeping():
             for weights in self.draws(heads, task) if draws is None else draws:
                 found = outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
                 yield [found] if len(sizes) == 1 else list(found.split(sizes, 2))

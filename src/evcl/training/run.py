@@ -49,7 +49,7 @@ class Run(Predicting):
         )
         fitting = Fitting(self, round_, epochs, watching, validation, noise, reference)
         try:
-            with self.precise(), self._measuring():
+            with self.precise(), self._measuring(), network.keeping():
                 if find_chain(network, tasks[0].x) is None:
                     self.check_independent(network, tasks[0].x)  # before a method uses the network
                 learned = self._drive(round_, fitting, epochs)

@@ -90,9 +90,11 @@ class Session:
         self.heads = {name: list(classes) for name, classes in self.heads.items()}
         self.groups, self.shown, self.domains = dict(self.groups), dict(self.shown), dict(self.domains)
         try:
-            prepared = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(given)]
-            heads = [k for task in given for k in self._used(task)]
-            yield [part for parts in prepared for part in parts]
+            with self.run.network.keeping():
+                moved = [task._replace(x=task.x.to(self.run.network.posterior.mean)) for task in given]
+                prepared = [self._prepared(task, len(self.tasks) + i) for i, task in enumerate(moved)]
+                heads = [k for task in given for k in self._used(task)]
+                yield [part for parts in prepared for part in parts]
             self.tasks = {**self.tasks, **{task.name: task.head for task in given}}
             self.seen = [*self.seen, *heads]
             ended()
@@ -240,8 +242,9 @@ class Session:
         draws = self._drawn[2]
 
         def predicted(x: Tensor) -> Tensor:
-            each = run.predict_each(x, [group.number for group in self.groups[name]], draws, data.task)
-            return self.mixed(x, name, each)
+            with run.network.keeping():
+                each = run.predict_each(x, [group.number for group in self.groups[name]], draws, data.task)
+                return self.mixed(x, name, each)
 
         if run.ranks is None:
             return predicted(data.x)

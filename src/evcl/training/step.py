@@ -99,7 +99,7 @@ class ByAutograd:
             self.bound.film.grads.zero_()
         nll = None if self.chain is None else self.chain(rows, noise)
         rows = rows.rows() if isinstance(rows, Batch) else rows
-        batch = self.pool.minibatch(rows, noise)
+        batch = self.pool.minibatch(rows, noise, bool(self.losses))
 
         def compute(network: BayesianNetwork) -> list[Tensor]:
             if nll is not None:
@@ -107,7 +107,7 @@ class ByAutograd:
             for loss in self.losses:
                 loss.prepare(network, batch)
             with network.using(self.pool.task(rows)):
-                features = network(batch.x.flatten(0, 1)).unflatten(0, rows.shape)
+                features = batch.through(network).unflatten(0, rows.shape)
             shown = batch._replace(features=features)
             return [*(loss(network, shown) for loss in self.losses), self.pool.nll(network, rows, shown)]
 
