@@ -43,7 +43,7 @@ from evcl.methods.data import TaskData
 from evcl.methods.memory import per_layer, per_task
 from evcl.methods.method import Asked, Learned, Learning, Method, Newcomer, Round
 from evcl.nn import BayesianNetwork, Gaussian, outputs
-from evcl.nn.sizes import PASS_NUMBERS
+from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
 
 LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
 PER_WEIGHT = 4  # beside a network, the matrix has at most this many numbers per weight: as many as EVCL itself keeps
@@ -142,7 +142,7 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     if image(x.shape[1:]):
         filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
         filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        most = PASS_NUMBERS if z.is_cuda else CACHED
+        most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
         size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
         found = z.new_empty(len(z), len(filters), GRID, GRID)
         for into, some in zip(found.split(size), z.split(size), strict=True):

@@ -224,9 +224,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
         shown, from_below = task.seen_by(fitted.network)
         return *shown.take(rows.to(task.y.device)), from_below
 
-    def curvature_of(
-        rows: tuple[Tensor, Tensor, bool], head: int, film: int | None, temperature: Number
-    ) -> Tensor:
+    def curvature_of(rows: tuple[Tensor, Tensor, bool], head: int, film: int | None, temperature: Number) -> Tensor:
         about = (fitted.network, fitted.own.mean, fitted.layout, [head], *rows[:2])
         sample = curvature.Sample(*about, task=film, ranks=round_.ranks, from_below=rows[2])
         return curvature.fisher(sample, temperature=temperature)

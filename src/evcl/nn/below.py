@@ -7,7 +7,6 @@ gain, and none of them may train; it must have no dropout, no FiLM and no statis
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from evcl.nn.layer import BayesianLayer
@@ -36,12 +35,11 @@ def _has_weights(layers: list[nn.Module]) -> bool:
     return any(True for layer in layers for _ in layer.parameters())
 
 
-def may_be_kept(few: Tensor, one: Tensor, x: Tensor) -> bool:
-    """Whether the outputs for all of x [U, N, ...] may be kept. `few` are those for its first rows, and `one` is that
-    for the first row alone: they must agree, because only then do examples not affect each other.
+def may_be_kept(one: Tensor, two: Tensor, x: Tensor) -> bool:
+    """Whether the outputs for all of x [U, N, ...] may be kept. `one` is that for its first row alone, and `two` are
+    those for its first two rows: they must agree, because only then do examples not affect each other.
     """
-    if len(one) != 1 or len(few) != min(3, x.shape[1]) or few.shape[1:] != one.shape[1:]:
+    if len(one) != 1 or len(two) != min(2, x.shape[1]) or one.shape[1:] != two.shape[1:]:
         return False
-    scale = float(few.abs().max().clamp_min(1e-30))
-    apart = bool((few[:1] - one).abs().max() <= 1e-3 * scale)
-    return apart and few[0].numel() * x.shape[0] * x.shape[1] <= max(KEPT_NUMBERS, 2 * x.numel())
+    apart = bool((two[:1] - one).abs().max() <= 1e-3 * one.abs().max().clamp_min(1e-30))
+    return apart and one.numel() * x.shape[0] * x.shape[1] <= max(KEPT_NUMBERS, 2 * x.numel())

@@ -219,7 +219,7 @@ class BayesianLayer(nn.Module):
         return Flips(spread, *signs.split(sizes, 2))
 
     def watched(self, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        """What `example_gradient` needs of a call: x, and a tensor of the graph whose gradient is delta; [R*B, ...] each.
+        """What `example_gradient` needs of a call, [R*B, ...] each: x, and a tensor whose gradient is delta.
         By default, these are the layer's input and output. If others, `forward` prepares them if `weights.recorded`.
         """
         return x, output

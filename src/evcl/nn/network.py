@@ -21,7 +21,7 @@ from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.posterior import Gaussian, Layout
 from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
-from evcl.nn.sizes import Size, measured
+from evcl.nn.sizes import MOST_ROWS, Size, measured
 from evcl.nn.slots import Slot, head_names
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
@@ -261,7 +261,7 @@ class BayesianNetwork(nn.Module):
             raise EvclError(f"the network must turn {n} inputs into [{n}, features], not {came}{advice}")
         return features.to(self.posterior.mean.dtype)
 
-    # --- the part that never changes (see below.py) --------------------------------------------------------------------
+    # --- the part that never changes (see below.py) ------------------------------------------------------------------
 
     @property
     def fixed(self) -> int:
@@ -297,13 +297,13 @@ class BayesianNetwork(nn.Module):
         return found
 
     def _below_all(self, x: Tensor) -> Tensor | None:
-        few = self._first_layers(x[0, :3])
-        if not may_be_kept(few, self._first_layers(x[0, :1]), x):
+        one, two = self._first_layers(x[0, :1]), self._first_layers(x[0, :2])
+        if not may_be_kept(one, two, x):
             return None
         size = self.size(x, self._first_layers, "below")
-        found = few.new_empty(*x.shape[:2], *few.shape[1:])
+        rows = MOST_ROWS if size is None else size.forward_rows(x.is_cuda)
+        found = one.new_empty(*x.shape[:2], *one.shape[1:])
         for into, some in zip(found, x, strict=True):
-            rows = 4096 if size is None else min(4096, size.forward_rows)
             for a, b in zip(into.split(rows), some.split(rows), strict=True):
                 a.copy_(self._first_layers(b))
         return found
@@ -379,7 +379,7 @@ class BayesianNetwork(nn.Module):
 
     def logits(self, x: Tensor, heads: Sequence[int], from_below: bool = False) -> Tensor:
         """[R*B, classes]: the outputs of these heads, concatenated. `from_below`: see `forward`."""
-        return self.apply_heads(self(x, from_below), heads)
+        return self.apply_heads(self(x, from_below=True) if from_below else self(x), heads)
 
     def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads for these features; without heads, the features themselves."""
@@ -518,9 +518,9 @@ def outputs(
     if chunk is None:
         # otherwise, an example may need far more memory than its inputs
         plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
-        chunk = 500_000 if plain and x.is_cuda else 4096
+        chunk = 500_000 if plain and x.is_cuda else MOST_ROWS
         size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
-        chunk = chunk if size is None else min(chunk, size.forward_rows)
+        chunk = chunk if size is None else size.forward_rows(x.is_cuda)
     network.bind(weights, None, layout)
     network.weights.noise = None
     pieces = []

@@ -145,8 +145,8 @@ class Sweep(BayesianLayer):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The same, step by step, on x [R, B, T, i]; also the states before each step and what is projected after it.
 
-        `length`: None if all time steps count. `added`: what to add to the gates, to those of a GRU that are computed from h, and to the projections, [R, B, T,
-        .] each; without columns where there is no such thing.
+        `length`: None if all time steps count. `added`: what to add to the gates, to those of a GRU that are computed
+        from h, and to the projections, [R, B, T, .] each; without columns where there is no such thing.
         """
         bias = weights.get("bias_hh")
         from_x = product(x.flatten(1, 2), weights["weight_ih"], weights.get("bias_ih")).unflatten(1, x.shape[1:3])
@@ -195,12 +195,17 @@ class Sweep(BayesianLayer):
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """sum_t d_t a_t^T: what is multiplied with a weight at time t, and the gradient of the result."""
+        gates: Tensor
         gates, from_h, projected = delta.split(self._columns, 3)
         from_h = from_h if self.mode == "GRU" else gates
         if parameter.startswith("bias"):
             return (gates if parameter == "bias_ih" else from_h).sum(2)
         inputs, before, inside = x.split([self.inputs, self.states, x.shape[3] - self.inputs - self.states], 3)
-        pairs = {"weight_ih": (gates, inputs), "weight_hh": (from_h, before), "weight_hr": (projected, inside)}
+        pairs: dict[str, tuple[Tensor, Tensor]] = {
+            "weight_ih": (gates, inputs),
+            "weight_hh": (from_h, before),
+            "weight_hr": (projected, inside),
+        }
         outputs, multiplied = pairs[parameter]
         return outputs.mT @ multiplied
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PASS_NUMBERS = 2**25  # in the largest activation of a forward pass: 128 MB in float32
+PASS_NUMBERS = 2**22  # in the largest activation of a forward pass: 16 MB in float32, about what a cache holds
 KEPT_NUMBERS = 2**27  # in all activations of a pass that keeps them for a backward pass: 512 MB in float32
-FEWER_KERNELS = 2  # times as many on a GPU, where small passes cost more time
+ON_GPU = 8, 2  # times as many on a GPU, in a forward pass and in one that keeps them: small passes cost more time there
+MOST_ROWS = 4096  # in a forward pass, however small they are
 
 
 class Size(NamedTuple):
@@ -25,21 +26,20 @@ class Size(NamedTuple):
     largest: int
     total: int
 
-    @property
-    def forward_rows(self) -> int:
+    def forward_rows(self, on_gpu: bool) -> int:
         """How many examples may go through a forward pass at once."""
-        return max(1, PASS_NUMBERS // max(1, self.largest))
+        return min(MOST_ROWS, max(1, (ON_GPU[0] if on_gpu else 1) * PASS_NUMBERS // max(1, self.largest)))
 
     def backward_rows(self, on_gpu: bool) -> int:
         """How many examples may go through a pass at once whose activations are kept."""
-        return max(1, (FEWER_KERNELS if on_gpu else 1) * KEPT_NUMBERS // max(1, self.total))
+        return max(1, (ON_GPU[1] if on_gpu else 1) * KEPT_NUMBERS // max(1, self.total))
 
 
 class _Counted(TorchDispatchMode):
     """Counts the numbers of each new tensor."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ class _Counted(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 @torch.no_grad()
