@@ -1,5 +1,5 @@
-"""The Fisher of networks that are not perceptrons: its time relative to an epoch of plain PyTorch over the same rows, and
-the memory it adds.
+"""The Fisher of networks that are not perceptrons: its time relative to an epoch of plain PyTorch over the same rows,
+and the memory it adds.
 
     python perf/fisher_networks.py                          # all networks, on one core
     python perf/fisher_networks.py --networks resnet-18 --rows 128 --kinds empirical

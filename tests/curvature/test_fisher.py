@@ -142,6 +142,17 @@ class Mixed(nn.Module):
         return self.last(h.tanh()) + nn.functional.linear(h, self.last.weight)
 
 
+class Beside(nn.Module):
+    """An LSTM beside a number that is used directly, so that vmap runs the LSTM too."""
+
+    def __init__(self):
+        super().__init__()
+        self.share, self.reads = nn.Parameter(torch.tensor(0.7)), nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.reads(x * self.share)[0].sum(1)
+
+
 class TimeFirst(nn.Module):
     """Layers whose input has the batch as its second axis, and a table that the batch shares."""
 
@@ -250,6 +261,7 @@ def networks():
         "lstm cell": (Steps(nn.LSTMCell), (3, 4)),
         "gru cell": (Steps(nn.GRUCell), (3, 4)),
         "used directly": (Mixed(), (3, 4)),
+        "an lstm beside a number": (Beside(), (3, 4)),
         "norms of weights": (
             nn.Sequential(
                 parametrizations.weight_norm(nn.Linear(4, 5)),
