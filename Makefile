@@ -56,6 +56,8 @@ perf: $(VENV)/peers
 	$(BIN)/python perf/peers.py
 	$(BIN)/python perf/peers_methods.py
 	$(BIN)/python perf/fisher.py
+	$(BIN)/python perf/fisher_networks.py
+	$(BIN)/python perf/frozen.py
 	$(BIN)/python perf/growth.py
 	$(BIN)/python perf/coreset.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
