@@ -82,7 +82,7 @@ def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: R
     found = torch.ones_like(round_.posterior.mean)
     heads = {name: k for k in used_heads(past, round_) for name in head_names(k).values()}
     for name, k in {**dict.fromkeys(network.trunk_names, TRUNK), **heads}.items():
-        if k in before:
+        if k in before and name in network.layout.spans:  # a trunk with its own classifier has no heads
             found[:, network.layout.spans[name]] = before[k] / beta
     return found
 

@@ -78,6 +78,7 @@ class BayesianNetwork(nn.Module):
         self.beside = posterior
         self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
+        self.whole = 0  # if the trunk has its own classifier, the number of its outputs: the logits of head 0
         self._places = [(module, key) for module, key, _ in owned]
         self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
         self._fixed: int | None = None  # see `fixed`
@@ -383,7 +384,7 @@ class BayesianNetwork(nn.Module):
 
     def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads for these features; without heads, the features themselves."""
-        if not heads:
+        if self.whole or not heads:
             return features
         outputs: list[Tensor] = [self.heads[k](features) for k in heads]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -454,7 +455,7 @@ class BayesianNetwork(nn.Module):
 
     def classes(self, k: int) -> int:
         """The number of classes of head k."""
-        return self.layout.shapes[head_names(k)["bias"]][0]
+        return self.whole or self.layout.shapes[head_names(k)["bias"]][0]
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per
