@@ -163,6 +163,20 @@ class Penalty:
             total = total + term.loss(q).sum()
         return total
 
+    def add_gradient(self) -> Tensor:
+        """Add the gradient of the terms to the `.grad` of the module's parameters, once per step of the optimizer, after
+        the loss's own backward pass: the same step as with the terms in the loss, for loops whose loss cannot be
+        changed. Returns their sum.
+        """
+        with torch.enable_grad():
+            total = self()
+        if total.requires_grad:
+            weights = [w for name in self._layout.shapes for w in self._pair(name) if w is not None]
+            for weight, grad in zip(weights, torch.autograd.grad(total, weights, allow_unused=True), strict=True):
+                if grad is not None:
+                    weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        return total.detach()
+
     def end(self) -> None:
         """End the task: the method measures it at the module's weights, and remembers it."""
         learning, round_ = self._learning, self._round

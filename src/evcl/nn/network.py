@@ -19,7 +19,7 @@ from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
-from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
 from evcl.nn.sizes import MOST_ROWS, Size, measured
 from evcl.nn.slots import Slot, head_names
@@ -78,6 +78,7 @@ class BayesianNetwork(nn.Module):
         self.beside = posterior
         self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
+        self.width: Tensor | None = None  # [1, P] of the trunk: log sigma of its first prior, if that is the user's own
         self.whole = 0  # if the trunk has its own classifier, the number of its outputs: the logits of head 0
         self._places = [(module, key) for module, key, _ in owned]
         self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
@@ -456,6 +457,14 @@ class BayesianNetwork(nn.Module):
     def classes(self, k: int) -> int:
         """The number of classes of head k."""
         return self.whole or self.layout.shapes[head_names(k)["bias"]][0]
+
+    def first_log_std(self, std: float | Tensor | str, like: Tensor) -> Tensor:
+        """Log sigma of the weights' first prior, [1, P] or [R, 1]. `std` is the setting `prior_std`."""
+        found = log_stds(std, self.scales, self.layout, like)
+        if self.width is not None:
+            found = found.expand(len(found), self.layout.size).clone()
+            found[:, : self.width.shape[1]] = self.width.to(found)
+        return found
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per
