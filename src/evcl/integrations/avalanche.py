@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from evcl.integrations.penalty import Penalty
 from evcl.learner import Learner
 
 with extra("avalanche", "evcl.integrations.avalanche needs avalanche-lib"):
-    from avalanche.benchmarks import (  # type: ignore[attr-defined]
+    from avalanche.benchmarks import (
         benchmark_from_datasets,
         task_incremental_benchmark,
         with_classes_timeline,
@@ -101,7 +101,7 @@ def _task_label(experience: Any) -> int:
 # --- a plugin for Avalanche's own strategies -------------------------------------------------------------------------
 
 
-class PenaltyPlugin(SupervisedPlugin):  # type: ignore[misc]
+class PenaltyPlugin(SupervisedPlugin):
     """Adds the terms of a method such as `ewc`, `mas`, `vcl` or `evcl` to the loss of an SGD strategy.
 
         strategy = Naive(model=model, optimizer=optimizer, criterion=CrossEntropyLoss(), train_mb_size=64,
@@ -153,7 +153,7 @@ class _OneTask(nn.Module):
 # --- a strategy that is an evcl learner ------------------------------------------------------------------------------
 
 
-class LearnerStrategy(SupervisedTemplate):  # type: ignore[misc]
+class LearnerStrategy(SupervisedTemplate):
     """An Avalanche strategy that hands each experience to an evcl learner.
 
     The learner trains in its own loop, with its own settings (epochs, batch size, rate), so that all of evcl's methods
@@ -162,8 +162,8 @@ class LearnerStrategy(SupervisedTemplate):  # type: ignore[misc]
     label.
 
     Experiences with the same task label share a head, which grows with their classes; without task labels, there is one
-    head. A task label that has not been learned yet gets uniform predictions. `options` are passed to
-    `Learner.learn`, such as `reread=True`.
+    head. A task label that has not been learned yet gets uniform predictions. `options` are those of `Learner.learn`,
+    such as {"reread": True}.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LearnerStrategy(SupervisedTemplate):  # type: ignore[misc]
         plugins: Sequence[Any] | None = None,
         evaluator: Any = default_evaluator,
         eval_every: int = -1,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         device = learner._run.network.posterior.mean.device
         super().__init__(
@@ -187,7 +187,7 @@ class LearnerStrategy(SupervisedTemplate):  # type: ignore[misc]
             eval_every=eval_every,
             peval_mode="experience",
         )
-        self.learner, self.options = learner, options
+        self.learner, self.options = learner, dict(options or {})
         self.heads: dict[int, str] = {}  # task label -> the last task with it
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ class LearnerStrategy(SupervisedTemplate):  # type: ignore[misc]
         labels = self.mb_task_id if hasattr(self.experience, "task_labels") else torch.zeros_like(y)
         names = {label: self.heads.get(label) for label in labels.unique().tolist()}
         known = [c for name in names.values() if name is not None for c in self.learner.classes(name)]
-        found = x.new_zeros(len(x), 1 + max([int(y.max()), *map(int, known)]), dtype=torch.float32)
+        found: Tensor = x.new_zeros(len(x), 1 + max([int(y.max()), *map(int, known)]), dtype=torch.float32)
         for label, name in names.items():
             if name is not None:
                 rows = (labels == label).nonzero().flatten()

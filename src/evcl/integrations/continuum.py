@@ -35,5 +35,5 @@ def from_continuum(train: Any, test: Any, *, scenario: str | None = None, **opti
             raise EvclError(f"{name} must be a Continuum scenario, such as ClassIncremental, not {type(one).__name__}")
         kind = one.cl_dataset.data_type
         if kind not in READ:
-            raise EvclError(f"{name} has data of the type {kind.name}, but only numbers and images can be classified here")
+            raise EvclError(f"{name} has data of the type {kind.name}, but only numbers and images can be read")
     return from_stream(train, test, scenario=scenario, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from evcl._core.errors import EvclError, extra
@@ -15,7 +16,7 @@ with extra("lightning", "evcl.integrations.lightning needs lightning"):
 __all__ = ["PenaltyCallback"]
 
 
-class PenaltyCallback(Callback):  # type: ignore[misc]
+class PenaltyCallback(Callback):
     """Adds the terms of a method such as `ewc`, `mas`, `vcl` or `evcl` to the training of a classifier.
 
         callback = PenaltyCallback("ewc", strength=10)
@@ -35,7 +36,7 @@ class PenaltyCallback(Callback):  # type: ignore[misc]
     def __init__(self, method: str = "ewc", *, network: str = "", **options: Any) -> None:
         self.method, self.network, self.options = method, network, options
         self.penalty: Penalty | None = None  # created when the first fit is set up, for its module
-        self.value = 0.0
+        self.value = torch.zeros(())
         self._state: dict[str, Any] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -63,7 +64,7 @@ class PenaltyCallback(Callback):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         assert self.penalty is not None
-        self.value = float(self.penalty.add_gradient())
+        self.value = self.penalty.add_gradient()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self.penalty is not None

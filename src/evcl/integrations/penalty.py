@@ -32,14 +32,15 @@ from evcl.likelihoods import CATEGORICAL
 from evcl.methods import Fit, Fitted, Learned, Learning, Method, Model, Reread, Round, TaskData, packing
 from evcl.methods import get as get_method
 from evcl.methods import memory as memories
-from evcl.methods.memory import Fresh
+from evcl.methods.memory import Fresh, Nothing
 from evcl.methods.variants import for_settings
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, bayesianize, copied, log_stds
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call, Output
 
 ROWS = 1000  # at least this many examples of a task are read, if it has as many
-LOOPS = (*TRAINING, *CORESET, "std_lr_scale", "std_update", "std_rate", "predict_samples")  # settings of evcl's own loop
+# settings of evcl's own loop
+LOOPS = (*TRAINING, *CORESET, "std_lr_scale", "std_update", "std_rate", "predict_samples")
 HEAD = 0  # the module's own outputs
 
 
@@ -95,16 +96,17 @@ class Penalty:
         known = chosen.known_settings
         usual = {name: value for name, value in (("distill", 0.0), ("one_softmax", True)) if name in known}
         if settings.get("distill"):
-            raise EvclError("distill is a loss on the outputs, and a penalty has only terms on the weights: leave it out")
+            raise EvclError("distill is a loss on the outputs, and a penalty is on the weights only: leave it out")
         if prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
         self.settings = resolve(chosen.name, known, {**usual, **settings})
         self.method = for_settings(chosen, self.settings)
         self.module, self.seed = module, int(SEED.check("seed", seed))
-        self._chosen = {"only": only, "skip": skip, "call": Call(output)}
+        call = Call(output)
+        self._chosen: dict[str, Any] = {"only": only, "skip": skip, "call": call}
         dtype = next((p.dtype for p in module.parameters()), torch.float32)
         self._dtype = dtype if dtype == torch.float64 else torch.float32
-        self._reader = Reader(module, self._chosen["call"], self._dtype)
+        self._reader = Reader(module, call, self._dtype)
         self._learning: Learning | None = None
         self._round: Round | None = None
         self._terms: list[Any] = []
@@ -164,9 +166,9 @@ class Penalty:
         return total
 
     def add_gradient(self) -> Tensor:
-        """Add the gradient of the terms to the `.grad` of the module's parameters, once per step of the optimizer, after
-        the loss's own backward pass: the same step as with the terms in the loss, for loops whose loss cannot be
-        changed. Returns their sum.
+        """Add the gradient of the terms to the `.grad` of the module's parameters. Called once per step of the
+        optimizer, after the backward pass of the loss, it gives the same step as the terms in the loss: for loops whose
+        loss cannot be changed. Returns the sum of the terms.
         """
         with torch.enable_grad():
             total = self()
@@ -212,7 +214,8 @@ class Penalty:
         found = copied(self.module)
         if self.method.bayesian:
             for part in [part for part in found.modules() if parametrize.is_parametrized(part)]:
-                means = {name: both.original for name, both in part.parametrizations.items()}  # type: ignore[union-attr]
+                weights: Any = part.parametrizations
+                means = {name: both.original for name, both in weights.items()}
                 del part.parametrizations
                 part.__class__ = type(part).__bases__[0]  # torch's own way back would also change the original's class
                 for name, mean in means.items():
@@ -222,7 +225,7 @@ class Penalty:
     def _network(self) -> BayesianNetwork:
         """The module as it is now, in the form in which methods measure it."""
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
-        init_std = self.settings.init_std if self.method.bayesian else None
+        init_std: Any = self.settings.init_std if self.method.bayesian else None
         plain = self.plain()
         for part in plain.modules():
             if not type(part).__module__.startswith("torch.") and not part._parameters:
@@ -245,7 +248,7 @@ class Penalty:
         path, _, key = name.rpartition(".")
         owner = self.module.get_submodule(path)
         if parametrize.is_parametrized(owner, key):
-            both: Any = owner.parametrizations[key]  # type: ignore[index, union-attr]
+            both: Any = owner.parametrizations[key]  # type: ignore[index]
             if isinstance(both[0], Drawn):
                 return both.original, both[0].log_std
         return self.module.get_parameter(name), None
@@ -254,7 +257,8 @@ class Penalty:
         """Make the weights of the module Gaussian, in place."""
         for path, part in self.module.named_modules():
             if isinstance(part, (nn.RNNBase, nn.RNNCellBase)) or parametrize.is_parametrized(part):
-                raise EvclError(f"{path!r} ({type(part).__name__}) cannot have Gaussian weights in another loop: use ewc")
+                kind = type(part).__name__
+                raise EvclError(f"{path!r} ({kind}) cannot have Gaussian weights in another loop: use ewc")
         log_std = network.posterior.log_std
         assert log_std is not None
         for name, one in network.layout.views(log_std).items():
@@ -285,13 +289,12 @@ class Penalty:
             "trains another network too": memories.has_models(method.memory),
             "needs several fits for a task": method.stages > 1,
             "has scales and shifts for each task": bool(self.settings.get("film")),
-            "adds a loss on the outputs": "distill" in method.known_settings
-            and not (method.bayesian or "strength" in method.known_settings),
+            "adds a loss on the outputs": "distill_temperature" in method.known_settings and method.memory is Nothing,
         }
         for reason, holds in reasons.items():
             if holds:
                 raise self._refused(reason)
-        memory = memories.initial(method.memory, self._fresh(network), self._no_network)
+        memory: Any = memories.initial(method.memory, self._fresh(network), self._no_network)
         if memories.keeps_examples(memory):
             raise self._refused("trains on kept examples")
         return memory
@@ -307,7 +310,8 @@ class Penalty:
         raise self._refused(f"trains another network too ({field})")
 
     def _refused(self, reason: str) -> EvclError:
-        return EvclError(f"{self.method.name} {reason}, which a penalty cannot: use evcl.Learner, or ewc, mas, vcl or evcl")
+        advice = "use evcl.Learner, or ewc, mas, vcl or evcl"
+        return EvclError(f"{self.method.name} {reason}, which a penalty cannot: {advice}")
 
     def _check(self, fit: Fit, round_: Round) -> None:
         """Refuse a fit that is more than the task's own examples and terms."""
@@ -330,8 +334,8 @@ class Penalty:
             return
         if self.method.bayesian:
             raise EvclError(
-                f"the module's weights have changed their shapes, and {self.method.name} cannot follow: give the module "
-                "all its outputs at the start, or use ewc"
+                f"the module's weights have changed their shapes, and {self.method.name} cannot follow: "
+                "give the module all its outputs at the start, or use ewc"
             )
         for name, shape in old.shapes.items():
             now = new.shapes.get(name, ())
@@ -401,7 +405,7 @@ class Penalty:
         like = network.posterior.mean
         given = {name: tensor.to(like.device) for name, tensor in state["memory"].items()}
         fits = packing.Fits(like, self.method.bayesian, lambda head: 1 << 62, tasks)
-        empty = memories.initial(self.method.memory, self._fresh(network), self._no_network)
+        empty: Any = memories.initial(self.method.memory, self._fresh(network), self._no_network)
         self._memory = packing.from_tensors(empty, state["outline"], given, fits)
         self._layout, self.tasks = network.layout, tasks
         self.settings = Settings({**self.settings, **state["settings"]})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from evcl._core.errors import EvclError, extra
 from evcl.integrations.penalty import Penalty
 
@@ -13,7 +15,7 @@ with extra("transformers", "evcl.integrations.transformers needs transformers"):
 __all__ = ["PenaltyCallback"]
 
 
-class PenaltyCallback(TrainerCallback):  # type: ignore[misc]
+class PenaltyCallback(TrainerCallback):
     """Adds the terms of a method such as `ewc`, `mas`, `vcl` or `evcl` to the training of a sequence classifier.
 
         callback = PenaltyCallback("ewc", strength=10)
@@ -32,7 +34,7 @@ class PenaltyCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, method: str = "ewc", **options: Any) -> None:
         self.method, self.options = method, options
         self.penalty: Penalty | None = None  # created with the first trainer, for its model
-        self.value = 0.0
+        self.value = torch.zeros(())
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if self.penalty is None:
@@ -50,7 +52,7 @@ class PenaltyCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.penalty is not None
-        self.value = float(self.penalty.add_gradient())
+        self.value = self.penalty.add_gradient()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.penalty is not None

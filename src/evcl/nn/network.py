@@ -394,7 +394,8 @@ class BayesianNetwork(nn.Module):
         """The names of the trunk's weights that are trained, then of these heads' weights, then of their biases."""
         still = self.at_rest
         trunk = [name for name in self.trunk_names if name not in still]
-        return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
+        own = [] if self.whole else heads
+        return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in own)]
 
     @property
     def at_rest(self) -> set[str]:

@@ -143,7 +143,8 @@ class Prior(NamedTuple):
                     raise EvclError(f"the prior has no {what} for {name!r}: it must have one for each of the weights")
                 found = torch.as_tensor(given[name])
                 if tuple(found.shape) != shape:
-                    raise EvclError(f"the prior's {what} of {name!r} is {tuple(found.shape)}, but the weight is {shape}")
+                    came = tuple(found.shape)
+                    raise EvclError(f"the prior's {what} of {name!r} is {came}, but the weight is {shape}")
                 layout.view(flat, name).copy_(found.detach())
         if not bool(rows[0].isfinite().all() and rows[1].isfinite().all() and (rows[1] > 0).all()):
             raise EvclError("a prior's means must be finite, and its standard deviations finite and above 0")
