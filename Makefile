@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+OTHERS := .venv-integrations
+OTHERPIP := $(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One thread per process: for small matrix products, two threads are slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all soak check perf docs format clean
+.PHONY: help demo test test-all test-integrations soak check perf docs format clean
 help:
 	@echo "make demo    train EVCL, VCL, EWC and naive on two streams of five tasks: a table, figures and a page"
 	@echo "make test    the tests, in less than ten minutes on two cores"
 	@echo "make test-all  also the contract tests of every method, the GPU kernels, the documents and the site"
+	@echo "make test-integrations  those with other libraries, such as Avalanche, in an environment of their own"
 	@echo "make soak    the long tests at full size: hours"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    measure speed, as ratios"
@@ -31,8 +34,11 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
 
-test-all: $(VENV)/ready $(VENV)/site $(VENV)/triton $(VENV)/references
+test-all: $(VENV)/ready $(VENV)/site $(VENV)/triton $(VENV)/references test-integrations
 	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+test-integrations: $(OTHERS)/ready
+	@if [ -e $(OTHERS)/all ]; then $(OTHERS)/bin/python -m pytest -m "not soak" tests/integrations; fi
 
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest -m soak
@@ -80,6 +86,16 @@ REFERENCES := curvlinops-for-pytorch backpack-for-pytorch einconv einops jaxtypi
 $(VENV)/references: $(VENV)/ready
 	$(PIP) --no-deps -c constraints.txt $(REFERENCES) && touch $@ || echo "curvlinops could not be installed" >&2
 
+# Other libraries, in an environment of their own: they drag in torchvision, whose wheel does not load beside a CPU
+# torch (tests/integrations/others.py), and much else. Of Continuum, only what it imports is installed: it also asks for
+# linters. If they cannot all be installed, these tests are left out.
+CONTINUUM := continuum h5py ImageHash scikit-image imageio lazy-loader tifffile PyWavelets six
+$(OTHERS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(OTHERS)
+	$(OTHERPIP) torch && $(OTHERPIP) -e '.[cli,data,avalanche,transformers,lightning,laplace]' pytest hypothesis datasets \
+	  && $(OTHERPIP) --no-deps $(CONTINUUM) && touch $(OTHERS)/all || echo "the other libraries could not all be installed" >&2
+	@touch $@
+
 docs: $(VENV)/site
 	$(BIN)/mkdocs build --strict
 
@@ -88,4 +104,4 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -17,13 +17,21 @@ MODULES = (
     "evcl.benchmarks",
     "evcl.callbacks",
     "evcl.experiments",
+    "evcl.integrations",
     "evcl.likelihoods",
     "evcl.methods",
     "evcl.metrics",
     "evcl.nn",
     "evcl.sklearn",
 )
-PARTLY = {"evcl.training": ["joined"]}  # of these modules, only some names are public
+PARTLY = {  # of these modules, only some names are public, or they cannot be imported everywhere
+    "evcl.integrations.avalanche": ["LearnerStrategy", "PenaltyPlugin", "from_avalanche", "to_avalanche"],
+    "evcl.integrations.continuum": ["from_continuum"],
+    "evcl.integrations.laplace": ["from_laplace"],
+    "evcl.integrations.lightning": ["PenaltyCallback"],
+    "evcl.integrations.transformers": ["PenaltyCallback"],
+    "evcl.training": ["joined"],
+}
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 
 

@@ -20,8 +20,8 @@ else:  # torch takes seconds to import, and some commands do not need it
             "evcl.learner": "EVCL EWC VCL Learner Measures Naive Predictions load",
         },
         submodules=(
-            "benchmarks", "callbacks", "curvature", "data", "learner", "likelihoods", "methods", "metrics", "nn",
-            "training",
+            "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
+            "metrics", "nn", "training",
         ),
     )  # fmt: skip
 

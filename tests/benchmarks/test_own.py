@@ -8,14 +8,15 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import evcl
-from evcl.benchmarks import BENCHMARKS, Entry, from_arrays, from_datasets, get, permute, register, split
+from evcl.benchmarks import BENCHMARKS, Entry, from_arrays, from_datasets, from_stream, get, permute, register, split
 
 SOURCE = np.random.default_rng(0)
 X, Y = SOURCE.normal(size=(60, 4)), np.arange(60) % 4
 
 
 PAIRS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-TRIPLES = TensorDataset(*PAIRS.tensors, PAIRS.tensors[1])
+TRIPLES = TensorDataset(*PAIRS.tensors, PAIRS.tensors[1] // 2)  # (x, y, task): two classes per task
+FOURS = TensorDataset(*TRIPLES.tensors, PAIRS.tensors[1])
 
 
 def arrays(*labels):
@@ -160,7 +161,11 @@ def test_a_registered_benchmark_with_fewer_tasks_than_it_says_is_refused():
         (lambda: permute(X, Y % 2, test=(X, Y)), "the test labels [2, 3] are not in the training set"),
         (lambda: permute(X, Y, seed=-1), "seed must be"),
         (lambda: from_datasets([PAIRS, PAIRS]), "(training, test) for each, but task 0 is something else"),
-        (lambda: from_datasets([(TRIPLES, TRIPLES)]), "items must be (x, y)"),
+        (lambda: from_datasets([(FOURS, FOURS)]), "items must be (x, y), or (x, y, task)"),
+        (lambda: from_stream(5, 5), "must have one data set per task, or be a data set with items (x, y, task)"),
+        (lambda: from_stream([], []), "the training stream has no tasks"),
+        (lambda: from_stream([PAIRS] * 3, [PAIRS] * 2), "has 3 tasks, but the test stream has 2"),
+        (lambda: from_stream([PAIRS] * 2, [PAIRS] * 2, scenario="none"), "scenario must be one of"),
         (lambda: permute(X, Y, tasks=0), "tasks must be a whole number of at least 1"),
     ],
 )
@@ -169,3 +174,27 @@ def test_bad_data_is_one_clear_line(make, message):
         make()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_third_part_of_an_item_is_not_needed():
+    ours, plain = from_datasets([(TRIPLES, TRIPLES)]), from_datasets([(PAIRS, PAIRS)])
+    assert torch.equal(ours[0].train.x, plain[0].train.x)
+    assert torch.equal(ours[0].test.y, plain[0].test.y)
+
+
+def test_a_stream_of_x_y_task_is_split_by_its_tasks():
+    stream = from_stream(TRIPLES, TRIPLES)
+    numbers = TRIPLES.tensors[2].unique().tolist()
+    assert [task.name for task in stream] == [f"task {k}" for k in numbers]
+    for k, task in zip(numbers, stream, strict=True):
+        assert torch.equal(task.train.x, TRIPLES.tensors[0][TRIPLES.tensors[2] == k].float())
+        assert task.head == "task 0"  # class-incremental: no two tasks have a class in common
+    assert stream[-1].classes == tuple(sorted(TRIPLES.tensors[1].unique().tolist()))
+    assert [task.head for task in from_stream(TRIPLES, TRIPLES, scenario="task")] == [task.name for task in stream]
+
+
+def test_a_stream_of_data_sets_with_the_same_classes_is_domain_incremental():
+    stream = from_stream([PAIRS, PAIRS, PAIRS], [PAIRS])  # one test set for all tasks
+    assert {task.head for task in stream} == {"task 0"}
+    assert len({task.classes for task in stream}) == 1
+    assert all(torch.equal(task.test.y, PAIRS.tensors[1]) for task in stream)

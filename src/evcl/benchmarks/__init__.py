@@ -13,7 +13,7 @@ from evcl.benchmarks.benchmark import (
     register,
     stratified,
 )
-from evcl.benchmarks.own import from_arrays, from_datasets, permute, split
+from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split
 from evcl.benchmarks.registered import ENTRIES
 from evcl.benchmarks.scenario import SCENARIOS
 
@@ -31,6 +31,7 @@ __all__ = [
     "check_tasks",
     "from_arrays",
     "from_datasets",
+    "from_stream",
     "generator",
     "get",
     "permute",

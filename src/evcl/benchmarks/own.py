@@ -50,9 +50,58 @@ def from_arrays(
 
 
 def from_datasets(tasks: Sequence[tuple[Any, Any]], **options: Any) -> Benchmark:
-    """One task for each (training, test) pair of torch data sets with items (x, y); options as in `from_arrays`."""
+    """One task for each (training, test) pair of torch data sets with items (x, y), or (x, y, task), whose third part
+    is not used; options as in `from_arrays`.
+    """
     pairs = _listed(tasks, "(training, test)", 2)
-    return from_arrays([(*_stacked(train), *_stacked(test)) for train, test in pairs], **options)
+    return from_arrays([(*_stacked(train)[:2], *_stacked(test)[:2]) for train, test in pairs], **options)
+
+
+def from_stream(
+    train: Any, test: Any, *, scenario: str | None = None, names: Sequence[str] | None = None, **options: Any
+) -> Benchmark:
+    """The tasks of a continual learning stream. `train` and `test` each have one data set per task; or they are data
+    sets whose items are (x, y, task), the examples of all tasks. If `test` has one task and `train` several, every task
+    is tested on it.
+
+    `scenario` is `task`, `domain` or `class`, as in `get`. None: `domain` if all tasks have the same classes, otherwise
+    `class`. Other options are those of `from_arrays`, except for `heads`.
+    """
+    parts = _by_task(train, "the training stream"), _by_task(test, "the test stream")
+    numbers = list(parts[0])
+    if len(parts[1]) == 1 and len(numbers) > 1:
+        tests = list(parts[1].values()) * len(numbers)
+    elif len(parts[1]) != len(numbers):
+        raise EvclError(f"the training stream has {len(numbers)} tasks, but the test stream has {len(parts[1])}")
+    elif set(parts[1]) != set(numbers):
+        raise EvclError(f"the training stream has the tasks {numbers}, but the test stream has {list(parts[1])}")
+    else:
+        tests = [parts[1][number] for number in numbers]
+    names = [f"task {number}" for number in numbers] if names is None else names
+    every = [(*pair, *held) for pair, held in zip(parts[0].values(), tests, strict=True)]
+    labels = {label for _, y, *_ in every for label in y.unique().tolist()}
+    same = all({*y.unique().tolist()} == labels for _, y, *_ in every)
+    found = from_arrays(every, names=names, heads="shared" if same else "separate", **options)
+    return found.in_scenario(scenario or ("domain" if same else "class"))
+
+
+def _by_task(stream: Any, what: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and labels of each task of a stream, in the order of the tasks' numbers."""
+    try:
+        first = stream[0]
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+        first = None
+    if isinstance(first, (tuple, list)) and len(first) == 3:
+        x, y, task = _stacked(stream)
+        if task is None or task.dim() != 1:
+            raise EvclError(f"{what}: the third part of an item (x, y, task) must be a whole number, the task's")
+        return {k: (x[task == k], y[task == k]) for k in task.unique().tolist()}
+    if not isinstance(stream, Iterable) and not hasattr(stream, "__getitem__"):
+        raise EvclError(f"{what} must have one data set per task, or be a data set with items (x, y, task)")
+    found = {k: _stacked(data)[:2] for k, data in enumerate(stream)}
+    if not found:
+        raise EvclError(f"{what} has no tasks")
+    return found
 
 
 def split(
@@ -123,13 +172,18 @@ def _listed(tasks: Any, what: str, size: int) -> list[Any]:
     return found
 
 
-def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _stacked(dataset: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Inputs, labels and, if all items are (x, y, task), the numbers of the tasks."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise EvclError(f"a data set needs len() and indexing, but {type(dataset).__name__} does not have both")
     items = [dataset[i] for i in range(len(dataset))]
     if not items:
         raise EvclError("a data set is empty")
+    if any(not isinstance(item, (tuple, list)) or len(item) not in (2, 3) for item in items):
+        raise EvclError("a data set's items must be (x, y), or (x, y, task)")
     try:
-        return torch.stack([torch.as_tensor(x) for x, _ in items]), torch.stack([torch.as_tensor(y) for _, y in items])
-    except (TypeError, ValueError, RuntimeError) as error:
+        x, y = (torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1))
+        task = torch.stack([torch.as_tensor(item[2]) for item in items]) if len(items[0]) == 3 else None
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise EvclError(f"a data set's items must be (x, y), with all x of one shape: {error}") from None
+    return x, y, task

@@ -34,7 +34,7 @@ from evcl.methods import Method, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
-from evcl.nn import MLP, LoRA, Names, head_names
+from evcl.nn import MLP, LoRA, Names, Prior, head_names
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import Call, Output, headed, without_classifier
 from evcl.nn.lora import adapter_tensors, base_hash, with_adapters
@@ -47,6 +47,7 @@ FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the pos
 FIRST = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
 SHOWN = 8  # of many classes, this many are named
 FUNCTION = "function"  # in a file, in place of an `output` that is a function
+GIVEN = "given"  # in a file, in place of a first prior of the user's own
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
 ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
@@ -72,7 +73,8 @@ class Learner(Predictor):
     starts at the network's weights, except for `evcl.nn.mlp`, whose weights are drawn from `seed`; `init="network"` or
     `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
     `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
-    `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
+    `prior="network"` centres the first prior on a pretrained network's weights instead of on 0; an
+    `evcl.nn.Prior` is a first prior of your own, such as a posterior of laplace-torch (`evcl.integrations.laplace`).
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
     model, which has such additions, is used as it is.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
@@ -106,7 +108,7 @@ class Learner(Predictor):
         unsupported: Literal["error", "deterministic"] = "error",
         only: Names = None,
         skip: Names = None,
-        prior: Literal["zero", "network"] = "zero",
+        prior: Literal["zero", "network"] | Prior = "zero",
         output: Output = None,
         accumulate: int = 1,
         adapters: LoRA | None = None,
@@ -122,8 +124,8 @@ class Learner(Predictor):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
         if dtype not in (torch.float32, torch.float64):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
-        if prior not in ("zero", "network"):
-            raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
+        if not isinstance(prior, Prior) and prior not in ("zero", "network"):
+            raise EvclError(f"prior must be 'zero', 'network' or an evcl.nn.Prior, not {prior!r}")
         self._unsupported, self._only, self._skip, self._adapters = unsupported, only, skip, adapters
         self._accumulate = int(ACCUMULATE.check("accumulate", accumulate))
         call, arguments = Call(output), network
@@ -536,7 +538,7 @@ class Learner(Predictor):
             "seed": self.seed,
             "rounds": run.rounds,  # with the seed, it determines every generator
             "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
-            "prior": run.prior,
+            "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
             "memory": run.outline(),
             "mlp": mlp,  # None: a network of the user's own
             "unsupported": self._unsupported,
@@ -571,8 +573,10 @@ class Learner(Predictor):
         more = {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
         if self.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
             more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
-        if run.prior == "network":
+        if run.prior != "zero":
             more["centre"] = run.network.centre
+        if run.network.width is not None:
+            more["width"] = run.network.width
         if self._session.density is not None:
             more |= {f"{DENSITY}{name}": tensor for name, tensor in self._session.density.tensors().items()}
         return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}

@@ -16,7 +16,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
-from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, MOST_HEADS, Learner
+from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
 from evcl.methods import known_settings, packing
@@ -81,6 +81,7 @@ def rebuilt(
     device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
+    prior = saved.get("prior", "zero")  # earlier files do not say
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     learner = Learner(
         network,
@@ -90,7 +91,7 @@ def rebuilt(
         unsupported=saved["unsupported"],
         only=saved.get("only"),
         skip=saved.get("skip"),
-        prior=saved.get("prior", "zero"),  # earlier files do not say
+        prior="zero" if prior == GIVEN else prior,
         output=_output(saved, output),
         accumulate=saved.get("accumulate", 1),
         adapters=_adapters(saved),
@@ -103,7 +104,7 @@ def rebuilt(
     _check_base(learner, saved)
     run = learner._run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
-    run.drawn = saved.get("drawn") is True
+    run.drawn, run.prior = saved.get("drawn") is True, prior
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -146,7 +147,7 @@ def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[
 
 
 def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
-    """Restore the centre of the trunk's first prior, if it was the network's own weights."""
+    """Restore the trunk's first prior: its centre, if it was the network's own weights, or all of it."""
     run = learner._run
     if run.prior == "zero":
         return
@@ -154,6 +155,11 @@ def _restore_first_prior(learner: Learner, tensors: dict[str, Tensor]) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
         raise EvclError(f"its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
     run.network.centre = found
+    if run.prior == GIVEN:
+        width = tensors["width"]
+        if width.shape != wanted.shape or width.dtype != wanted.dtype or not packing.finite(width):
+            raise EvclError(f"the width of its first prior must be {wanted.dtype} {tuple(wanted.shape)} and finite")
+        run.network.width = width
 
 
 def _output(saved: dict[str, Any], given: Output) -> Output:

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 import torch
 
-from evcl.nn import LoRA, Names
+from evcl.nn import LoRA, Names, Prior
 from evcl.nn.inputs import Output
 
 Auto = Literal["auto"]
@@ -23,7 +23,7 @@ class LearnerOptions(TypedDict, total=False):
     unsupported: Literal["error", "deterministic"]
     only: Names
     skip: Names
-    prior: Literal["zero", "network"]
+    prior: Literal["zero", "network"] | Prior
     output: Output
     accumulate: int
     adapters: LoRA | None

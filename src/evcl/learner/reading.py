@@ -153,7 +153,7 @@ class Reader:
             return x, y
         if isinstance(data, IterableDataset):
             raise EvclError("an IterableDataset yields single examples: wrap it in a DataLoader, which yields batches")
-        if isinstance(data, Dataset) or _is_dataset(data):
+        if is_dataset(data):
             return self._dataset(data)
         if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
             came = type(data).__name__
@@ -329,8 +329,10 @@ def _is_pair(item: Any) -> bool:
     return len(getattr(item[0], "shape", ())) >= 2 or isinstance(item[0], Mapping)
 
 
-def _is_dataset(data: Any) -> bool:
-    """Whether this is a data set of single examples that is no torch Dataset, such as one of Hugging Face's."""
+def is_dataset(data: Any) -> bool:
+    """Whether this is a data set of single examples: a torch Dataset, or another such as Hugging Face's."""
+    if isinstance(data, Dataset):
+        return not isinstance(data, IterableDataset)
     if (
         isinstance(data, (tuple, list, str, bytes, Tensor))
         or not hasattr(data, "__getitem__")
@@ -338,7 +340,7 @@ def _is_dataset(data: Any) -> bool:
     ):
         return False
     try:
-        return len(data) > 0 and isinstance(data[0], (tuple, Mapping))
+        return len(data) > 0 and isinstance(data[0], (tuple, list, Mapping))
     except (KeyError, IndexError, TypeError, ValueError):
         return False
 

@@ -237,6 +237,11 @@ def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
     return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, Kept) else value)
 
 
+def keeps_examples(memory: Any) -> bool:
+    """Whether a memory has room for examples of earlier tasks."""
+    return bool(_stored_as(Kept, memory))
+
+
 def has_models(cls: type) -> bool:
     """Whether a memory of this class has second networks."""
     return any(

@@ -20,7 +20,7 @@ from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, Number, Past, more_rows, protection, unlearned
 from evcl.methods.terms import KL
-from evcl.nn import Gaussian, log_stds
+from evcl.nn import Gaussian
 from evcl.nn.slots import head_names
 
 TRUNK = -1
@@ -72,8 +72,7 @@ def widened(prior: Gaussian, share: Number, round_: Round, s: Settings) -> Gauss
 
 def first_precision(round_: Round, s: Settings) -> Tensor:
     """[1, P] or [R, 1]: the precision of the first prior."""
-    network, like = round_.network, round_.posterior.mean
-    return (-2 * log_stds(s.prior_std, network.scales, network.layout, like)).exp()
+    return (-2 * round_.network.first_log_std(s.prior_std, round_.posterior.mean)).exp()
 
 
 def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round) -> Tensor:
@@ -82,7 +81,7 @@ def _converted(beta: Number, before: Mapping[int, Tensor], past: Past, round_: R
     found = torch.ones_like(round_.posterior.mean)
     heads = {name: k for k in used_heads(past, round_) for name in head_names(k).values()}
     for name, k in {**dict.fromkeys(network.trunk_names, TRUNK), **heads}.items():
-        if k in before:
+        if k in before and name in network.layout.spans:  # a trunk with its own classifier has no heads
             found[:, network.layout.spans[name]] = before[k] / beta
     return found
 

@@ -8,7 +8,7 @@ from evcl.nn.layers import Dropout, Linear
 from evcl.nn.lora import LoRA
 from evcl.nn.network import BayesianNetwork, outputs
 from evcl.nn.perceptron import MLP, mlp
-from evcl.nn.posterior import Gaussian, Layout, he_std, he_uniform, log_stds
+from evcl.nn.posterior import Gaussian, Layout, Prior, he_std, he_uniform, log_stds
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
 from evcl.nn.truncation import truncate
@@ -27,6 +27,7 @@ __all__ = [
     "Linear",
     "LoRA",
     "Names",
+    "Prior",
     "SampledLayer",
     "Slot",
     "Weights",

@@ -19,7 +19,7 @@ from evcl.nn.inputs import Call, described
 from evcl.nn.layer import BayesianLayer, Grads, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
-from evcl.nn.posterior import Gaussian, Layout
+from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
 from evcl.nn.sizes import MOST_ROWS, Size, measured
 from evcl.nn.slots import Slot, head_names
@@ -78,6 +78,8 @@ class BayesianNetwork(nn.Module):
         self.beside = posterior
         self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
+        self.width: Tensor | None = None  # [1, P] of the trunk: log sigma of its first prior, if that is the user's own
+        self.whole = 0  # if the trunk has its own classifier, the number of its outputs: the logits of head 0
         self._places = [(module, key) for module, key, _ in owned]
         self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
         self._fixed: int | None = None  # see `fixed`
@@ -383,7 +385,7 @@ class BayesianNetwork(nn.Module):
 
     def apply_heads(self, features: Tensor, heads: Sequence[int]) -> Tensor:
         """[R*B, classes]: the outputs of these heads for these features; without heads, the features themselves."""
-        if not heads:
+        if self.whole or not heads:
             return features
         outputs: list[Tensor] = [self.heads[k](features) for k in heads]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -392,7 +394,8 @@ class BayesianNetwork(nn.Module):
         """The names of the trunk's weights that are trained, then of these heads' weights, then of their biases."""
         still = self.at_rest
         trunk = [name for name in self.trunk_names if name not in still]
-        return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in heads)]
+        own = [] if self.whole else heads
+        return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in own)]
 
     @property
     def at_rest(self) -> set[str]:
@@ -454,7 +457,15 @@ class BayesianNetwork(nn.Module):
 
     def classes(self, k: int) -> int:
         """The number of classes of head k."""
-        return self.layout.shapes[head_names(k)["bias"]][0]
+        return self.whole or self.layout.shapes[head_names(k)["bias"]][0]
+
+    def first_log_std(self, std: float | Tensor | str, like: Tensor) -> Tensor:
+        """Log sigma of the weights' first prior, [1, P] or [R, 1]. `std` is the setting `prior_std`."""
+        found = log_stds(std, self.scales, self.layout, like)
+        if self.width is not None:
+            found = found.expand(len(found), self.layout.size).clone()
+            found[:, : self.width.shape[1]] = self.width.to(found)
+        return found
 
     def redrawn(self, mean: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """[R, P]: `mean` with new initial values for the weights that are initialised at random, one source per

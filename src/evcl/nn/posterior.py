@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from evcl._core.errors import EvclError
 
 Shape = tuple[int, ...]
 
@@ -118,6 +121,34 @@ class Gaussian:
             raise ValueError("a KL divergence needs two Gaussians with a standard deviation")
         difference = (self.mean - prior.mean).square() + (2 * self.log_std).exp()
         return (prior.log_std - self.log_std + 0.5 * difference * (-2 * prior.log_std).exp() - 0.5).sum(1)
+
+
+class Prior(NamedTuple):
+    """A first prior of your own for `Learner(prior=...)`: Gaussians over the network's weights, by their names.
+
+    Attributes:
+        means: name of the parameter -> means, of its shape
+        stds: name of the parameter -> standard deviations, of its shape
+    """
+
+    means: Mapping[str, Tensor]
+    stds: Mapping[str, Tensor]
+
+    def flat(self, layout: Layout, like: Tensor) -> Gaussian:
+        """The Gaussian [1, P] over the weights of this layout, all of which it must have; others are left out."""
+        rows = like.new_empty(1, layout.size), like.new_empty(1, layout.size)
+        for name, shape in layout.shapes.items():
+            for flat, given, what in ((rows[0], self.means, "mean"), (rows[1], self.stds, "standard deviation")):
+                if name not in given:
+                    raise EvclError(f"the prior has no {what} for {name!r}: it must have one for each of the weights")
+                found = torch.as_tensor(given[name])
+                if tuple(found.shape) != shape:
+                    came = tuple(found.shape)
+                    raise EvclError(f"the prior's {what} of {name!r} is {came}, but the weight is {shape}")
+                layout.view(flat, name).copy_(found.detach())
+        if not bool(rows[0].isfinite().all() and rows[1].isfinite().all() and (rows[1] > 0).all()):
+            raise EvclError("a prior's means must be finite, and its standard deviations finite and above 0")
+        return Gaussian(rows[0], rows[1].log())
 
 
 def log_stds(

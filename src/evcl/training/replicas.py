@@ -28,6 +28,7 @@ from evcl.nn import (
     Gaussian,
     Layout,
     Names,
+    Prior,
     Slot,
     bayesianize,
     he_std,
@@ -73,7 +74,7 @@ class Replicas:
         unsupported: Literal["error", "deterministic"] = "error",
         only: Names = None,
         skip: Names = None,
-        prior: Literal["zero", "network"] = "zero",
+        prior: Literal["zero", "network"] | Prior = "zero",
         precision: str = "fp32",
         allow_divergence: bool = False,
         ranks: Ranks | None = None,
@@ -84,7 +85,7 @@ class Replicas:
         """`method`: one for all replicas, or one per replica. `draw`: draw initial means from each seed; otherwise use
         the module's own weights.
 
-        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior.
+        `only`, `skip`, `unsupported`: see `bayesianize`. `prior`: the centre of the trunk's first prior, or that prior.
         `allow_divergence`: replicas that diverge are recorded in `diverged`, and the others continue. `ranks`: the
         processes that train this network together; each must make the same run and give it the same tasks. `call`: how
         the network is called. `accumulate`: the number of parts in which the gradient of a step is computed.
@@ -97,7 +98,11 @@ class Replicas:
         self.method, groups = each[0], grouped(each, settings)
         network = self.method.changed(network, settings)
         # Adapters start at 0, on top of trained weights: nothing is random but the heads
-        self.drawn, self.prior = draw and next(adapted(network), None) is None, prior
+        self.drawn = draw and next(adapted(network), None) is None
+        self.prior: Prior | str = prior
+        if isinstance(prior, Prior) and (not self.method.bayesian or self.method.trunk is not None):
+            fixed = "has point weights" if not self.method.bayesian else "adds weights for each task"
+            raise EvclError(f"{self.method.name} {fixed}, and takes no prior of your own: use evcl or vcl")
         self.accumulate = accumulate
         bayesian = self.method.bayesian
         convert: dict[str, Any] = {"unsupported": unsupported, "device": device, "dtype": dtype}
@@ -115,8 +120,7 @@ class Replicas:
         self.groups = [ReplicaGroup(one, rows, stack([settings[r] for r in rows], mean)) for one, rows in groups]
         width = None
         if bayesian:
-            width = log_stds(self.settings.prior_std, self.network.scales, self.network.layout, mean)
-            width = width.expand_as(mean).clone()
+            width = self.network.first_log_std(self.settings.prior_std, mean).expand_as(mean).clone()
         first = Gaussian(self.network.centre.clone(), width)
         fresh = Fresh(first, self.network.posterior)
 
@@ -169,6 +173,9 @@ class Replicas:
         made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), only=only, skip=skip, **self._convert)
         if self.prior == "network":
             made.centre = made.posterior.mean.clone()
+        if isinstance(self.prior, Prior):
+            given = self.prior.flat(made.layout, made.centre)
+            made.centre, made.width = given.mean.expand_as(made.centre).clone(), given.log_std
         if self.method.trunk is not None and made.trunk.state_dict():
             name = next(iter(made.trunk.state_dict()))
             raise EvclError(f"{self.method.name} trains every layer of its network, but {name!r} is fixed")

@@ -1,0 +1,423 @@
+"""A method's penalty for a training loop that is not evcl's.
+
+    L = the loop's own loss + sum of the method's terms
+
+The method is the one that `Learner` uses. Its `learn` yields a fit, of which this file takes the terms; the other loop
+trains; and the fit's result, the weights of the live module, is sent back, so that the method measures the task (for
+example its Fisher) and returns its memory. No equation is written a second time.
+
+A Bayesian method needs Gaussian weights, which no ordinary loop has. `Penalty` gives them to the module, in place:
+each weight is drawn as mu + sigma epsilon whenever the module uses it in training mode, and is mu in evaluation mode.
+mu and log sigma are ordinary parameters, which the loop's optimizer trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.data import Subset
+
+from evcl._core.errors import EvclError
+from evcl._core.inputs import labels
+from evcl._core.randomness import generator
+from evcl._core.settings import CORESET, SEED, TRAINING, Settings, resolve
+from evcl.learner.reading import Reader, is_dataset
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods import Fit, Fitted, Learned, Learning, Method, Model, Reread, Round, TaskData, packing
+from evcl.methods import get as get_method
+from evcl.methods import memory as memories
+from evcl.methods.memory import Fresh, Nothing
+from evcl.methods.variants import for_settings
+from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, bayesianize, copied, log_stds
+from evcl.nn.independence import check_examples_independent
+from evcl.nn.inputs import Call, Output
+
+ROWS = 1000  # at least this many examples of a task are read, if it has as many
+# settings of evcl's own loop
+LOOPS = (*TRAINING, *CORESET, "std_lr_scale", "std_update", "std_rate", "predict_samples")
+HEAD = 0  # the module's own outputs
+
+
+class Drawn(nn.Module):
+    """A weight with a standard deviation: drawn in training mode, its mean in evaluation mode."""
+
+    def __init__(self, log_std: Tensor) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(log_std)
+
+    def forward(self, mean: Tensor) -> Tensor:
+        return mean + self.log_std.exp() * torch.randn_like(mean) if self.training else mean
+
+
+class Penalty:
+    """The penalty of a method such as `ewc`, `mas`, `vcl` or `evcl`, for any loop that trains `module`.
+
+        penalty = Penalty(module, "ewc", strength=10)
+        for data in tasks:
+            with penalty.task(data):
+                for x, y in batches:
+                    loss = F.cross_entropy(module(x), y) + penalty()
+                    ...
+
+    `module` maps a batch to the logits of all classes, [batch, classes]; labels are column numbers. The loss must be
+    the mean over a batch, as it is in evcl. If the module does not return a tensor, `output` chooses one of its
+    outputs, as in `Learner`.
+
+    With a Bayesian method, the module's weights become Gaussian: create the optimizer after the penalty, without weight
+    decay. `plain()` returns a copy with ordinary weights, the means.
+
+    `only` and `skip` name the layers to protect or to leave alone, and `prior="network"` centres a Bayesian method's
+    first prior on the module's weights, as in `Learner`. `settings` are the method's; those of training, such as `lr`,
+    belong to the loop. `distill` is 0: only terms on the weights are added, and a method that needs more is refused.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        method: str | Method = "ewc",
+        *,
+        output: Output = None,
+        seed: int = 0,
+        only: Names = None,
+        skip: Names = None,
+        prior: Literal["zero", "network"] = "zero",
+        **settings: Any,
+    ) -> None:
+        chosen = get_method(method)
+        for name in settings:
+            if name in LOOPS and name in chosen.known_settings:
+                raise EvclError(f"{name} is decided by the loop that trains the module: leave it out of the penalty")
+        known = chosen.known_settings
+        usual = {name: value for name, value in (("distill", 0.0), ("one_softmax", True)) if name in known}
+        if settings.get("distill"):
+            raise EvclError("distill is a loss on the outputs, and a penalty is on the weights only: leave it out")
+        if prior not in ("zero", "network"):
+            raise EvclError(f"prior must be 'zero' or 'network', not {prior!r}")
+        self.settings = resolve(chosen.name, known, {**usual, **settings})
+        self.method = for_settings(chosen, self.settings)
+        self.module, self.seed = module, int(SEED.check("seed", seed))
+        call = Call(output)
+        self._chosen: dict[str, Any] = {"only": only, "skip": skip, "call": call}
+        dtype = next((p.dtype for p in module.parameters()), torch.float32)
+        self._dtype = dtype if dtype == torch.float64 else torch.float32
+        self._reader = Reader(module, call, self._dtype)
+        self._learning: Learning | None = None
+        self._round: Round | None = None
+        self._terms: list[Any] = []
+        self.tasks = 0  # learned so far
+        network = self._network()
+        if prior == "network":
+            network.centre = network.posterior.mean.clone()
+        self._layout = network.layout
+        self._memory = self._initial(network)
+        if self.method.bayesian:
+            self._draw_weights(network)
+
+    def __repr__(self) -> str:
+        return f"Penalty({self.method.name!r}, {self.tasks} task{'' if self.tasks == 1 else 's'} learned)"
+
+    # --- a task ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def task(self, data: Any, n: int | None = None) -> Iterator[Penalty]:
+        """Train the module on this task inside this context: `begin` and, if nothing fails, `end`."""
+        self.begin(data, n)
+        try:
+            yield self
+        except BaseException:
+            self.cancel()
+            raise
+        self.end()
+
+    def begin(self, data: Any, n: int | None = None) -> None:
+        """Begin a task. `data` are its training examples, in any form that `Learner.learn` takes; a method measures
+        them at the end. Of a data set only a random sample is read, as many examples as the method measures. `n` is
+        the number of examples, if `data` are not all of them.
+        """
+        if self._learning is not None:
+            raise EvclError("a task has begun already: call end() first, or cancel() to forget it")
+        network = self._network()
+        self._take_layout(network)
+        x, y, total = self._examples(data)
+        network.whole = self._outputs(network, x, y)
+        task = TaskData(x.unsqueeze(0), y.unsqueeze(0), HEAD, task=self.tasks, reread=_counted(n or total, len(y)))
+        seen = [HEAD] * self.tasks
+        round_ = Round(self.tasks, [task], network, self._live().snapshot(), seen, [self.seed], CATEGORICAL)
+        learning = self.method.learn(self._memory, round_, self.settings)
+        try:
+            fit = next(learning)
+        except StopIteration:
+            raise self._refused("trains no network") from None
+        self._check(fit, round_)
+        self._learning, self._round, self._terms = learning, round_, list(fit.terms)
+
+    def __call__(self) -> Tensor:
+        """The sum of the method's terms at the module's weights, a number to add to the loss. 0 outside a task."""
+        q = self._live()
+        total = q.mean.new_zeros(())
+        for term in self._terms:
+            total = total + term.loss(q).sum()
+        return total
+
+    def add_gradient(self) -> Tensor:
+        """Add the gradient of the terms to the `.grad` of the module's parameters. Called once per step of the
+        optimizer, after the backward pass of the loss, it gives the same step as the terms in the loss: for loops whose
+        loss cannot be changed. Returns the sum of the terms.
+        """
+        with torch.enable_grad():
+            total = self()
+        if total.requires_grad:
+            weights = [w for name in self._layout.shapes for w in self._pair(name) if w is not None]
+            for weight, grad in zip(weights, torch.autograd.grad(total, weights, allow_unused=True), strict=True):
+                if grad is not None:
+                    weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        return total.detach()
+
+    def end(self) -> None:
+        """End the task: the method measures it at the module's weights, and remembers it."""
+        learning, round_ = self._learning, self._round
+        if learning is None or round_ is None:
+            raise EvclError("no task has begun: call begin(data) before the task is trained")
+        network, q = self._network(), self._live().snapshot()
+        network.whole = round_.network.whole
+        if network.layout != round_.network.layout:
+            raise EvclError("the module's weights have other shapes than when the task began")
+        if not bool(q.mean.isfinite().all()):
+            raise EvclError("the module has a weight that is not finite: the loop diverged")
+        if self.method.apart:
+            check_examples_independent(network, round_.tasks[0].x[0], True)
+        used = q.mean.new_ones(network.layout.size)
+        try:
+            learning.send(Fitted(network, q, q, network.layout, used))
+        except StopIteration as ended:
+            learned: Learned = ended.value
+        else:
+            raise self._refused("needs several fits for a task")
+        self._write(learned.posterior)
+        self._memory, self.tasks = learned.memory, self.tasks + 1
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Forget the task that has begun."""
+        self._learning, self._round, self._terms = None, None, []
+
+    # --- the module's weights --------------------------------------------------------------------------------------
+
+    def plain(self) -> nn.Module:
+        """A copy of the module with ordinary weights; those of a Bayesian method are the means."""
+        found = copied(self.module)
+        if self.method.bayesian:
+            for part in [part for part in found.modules() if parametrize.is_parametrized(part)]:
+                weights: Any = part.parametrizations
+                means = {name: both.original for name, both in weights.items()}
+                del part.parametrizations
+                part.__class__ = type(part).__bases__[0]  # torch's own way back would also change the original's class
+                for name, mean in means.items():
+                    part.register_parameter(name, mean)
+        return found
+
+    def _network(self) -> BayesianNetwork:
+        """The module as it is now, in the form in which methods measure it."""
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        init_std: Any = self.settings.init_std if self.method.bayesian else None
+        plain = self.plain()
+        for part in plain.modules():
+            if not type(part).__module__.startswith("torch.") and not part._parameters:
+                nothing = nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+                part.register_parameter("_of_penalty", nothing)  # for code such as next(self.parameters()).device
+        return bayesianize(plain, init_std=init_std, device=device, dtype=self._dtype, **self._chosen)
+
+    def _live(self) -> Gaussian:
+        """The module's weights as one Gaussian [1, P], of which autograd knows where it comes from."""
+        pairs = [self._pair(name) for name in self._layout.shapes]
+
+        def flat(parts: list[Tensor]) -> Tensor:
+            return torch.cat([part.reshape(-1).to(self._dtype) for part in parts]).unsqueeze(0)
+
+        stds = [log_std for _, log_std in pairs if log_std is not None]
+        return Gaussian(flat([mean for mean, _ in pairs]), flat(stds) if stds else None, self._layout)
+
+    def _pair(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """The parameters of a weight: its mean and, with a Bayesian method, its log standard deviation."""
+        path, _, key = name.rpartition(".")
+        owner = self.module.get_submodule(path)
+        if parametrize.is_parametrized(owner, key):
+            both: Any = owner.parametrizations[key]  # type: ignore[index]
+            if isinstance(both[0], Drawn):
+                return both.original, both[0].log_std
+        return self.module.get_parameter(name), None
+
+    def _draw_weights(self, network: BayesianNetwork) -> None:
+        """Make the weights of the module Gaussian, in place."""
+        for path, part in self.module.named_modules():
+            if isinstance(part, (nn.RNNBase, nn.RNNCellBase)) or parametrize.is_parametrized(part):
+                kind = type(part).__name__
+                raise EvclError(f"{path!r} ({kind}) cannot have Gaussian weights in another loop: use ewc")
+        log_std = network.posterior.log_std
+        assert log_std is not None
+        for name, one in network.layout.views(log_std).items():
+            path, _, key = name.rpartition(".")
+            mean = self.module.get_parameter(name)
+            parametrize.register_parametrization(self.module.get_submodule(path), key, Drawn(one[0].clone().to(mean)))
+
+    @torch.no_grad()
+    def _write(self, q: Gaussian) -> None:
+        """Give the module these weights: most methods return those that it has."""
+        for name in self._layout.shapes:
+            for parameter, flat in zip(self._pair(name), (q.mean, q.log_std), strict=True):
+                if parameter is not None and flat is not None:
+                    new = self._layout.view(flat, name)[0].to(parameter)
+                    if not torch.equal(parameter, new):
+                        parameter.copy_(new)
+
+    # --- the method ------------------------------------------------------------------------------------------------
+
+    def _initial(self, network: BayesianNetwork) -> Any:
+        """The memory before the first task."""
+        method = self.method
+        reasons = {
+            "learns all tasks at once": method.jointly,
+            "predicts with other weights than it trains": method.predictor is not None,
+            "changes the network": method.adapt is not None or method.trunk is not None,
+            "trains no network": method.generative,
+            "trains another network too": memories.has_models(method.memory),
+            "needs several fits for a task": method.stages > 1,
+            "has scales and shifts for each task": bool(self.settings.get("film")),
+            "adds a loss on the outputs": "distill_temperature" in method.known_settings and method.memory is Nothing,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise self._refused(reason)
+        memory: Any = memories.initial(method.memory, self._fresh(network), self._no_network)
+        if memories.keeps_examples(memory):
+            raise self._refused("trains on kept examples")
+        return memory
+
+    def _fresh(self, network: BayesianNetwork) -> Fresh:
+        """The first prior and posterior of the weights."""
+        centre, width = network.centre, None
+        if self.method.bayesian:
+            width = log_stds(self.settings.prior_std, network.scales, network.layout, centre).expand_as(centre).clone()
+        return Fresh(Gaussian(centre.clone(), width), network.posterior)
+
+    def _no_network(self, field: str, make: Any) -> Model:
+        raise self._refused(f"trains another network too ({field})")
+
+    def _refused(self, reason: str) -> EvclError:
+        advice = "use evcl.Learner, or ewc, mas, vcl or evcl"
+        return EvclError(f"{self.method.name} {reason}, which a penalty cannot: {advice}")
+
+    def _check(self, fit: Fit, round_: Round) -> None:
+        """Refuse a fit that is more than the task's own examples and terms."""
+        rows = len(fit.data) == 1 and fit.data[0].x is round_.tasks[0].x
+        reasons = {
+            "adds a loss on the outputs": bool(fit.losses) or fit.project,
+            "follows every step of the training": bool(fit.trackers),
+            "trains on other examples than the task's": not rows,
+            "has its own update rule": fit.rule is not None,
+            "changes weights itself": fit.start is not None or fit.moves is not None or fit.model is not None,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise self._refused(reason)
+
+    def _take_layout(self, network: BayesianNetwork) -> None:
+        """Extend the memory if the module has grown."""
+        old, new = self._layout, network.layout
+        if old == new:
+            return
+        if self.method.bayesian:
+            raise EvclError(
+                f"the module's weights have changed their shapes, and {self.method.name} cannot follow: "
+                "give the module all its outputs at the start, or use ewc"
+            )
+        for name, shape in old.shapes.items():
+            now = new.shapes.get(name, ())
+            if now[1:] != shape[1:] or math.prod(now) < math.prod(shape):
+                raise EvclError(f"{name!r} was {shape} and is now {now or 'gone'}: weights may only be added")
+        self._memory = memories.relaid(self._memory, old, new, self._fresh(network), lambda model: model)
+        self._layout = new
+
+    # --- examples --------------------------------------------------------------------------------------------------
+
+    def _examples(self, data: Any) -> tuple[Tensor, Tensor, int]:
+        """Inputs, labels, and how many examples the task has."""
+        data, total = self._sample(data)
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        with torch.random.fork_rng(), self._reader.reading(None, first=not self.tasks):
+            x, found = self._reader.examples(data, "begin", device)
+        y = labels(found, len(x))
+        if any(isinstance(one, str) for one in y):
+            raise EvclError("the labels must be the numbers of the module's outputs, but these are text")
+        return x, torch.tensor([int(one) for one in y], device=device), total or len(y)
+
+    def _sample(self, data: Any) -> tuple[Any, int]:
+        """A random sample of a data set, and its size; other data as they are, and 0."""
+        if not is_dataset(data):
+            return data, 0
+        total = len(data)
+        wanted = max(ROWS, int(self.settings.get("fisher_examples", 0)))
+        if total <= wanted:
+            return data, total
+        drawn = torch.randperm(total, generator=generator(self.seed, "sample", self.tasks))[:wanted]
+        return Subset(data, drawn.sort().values.tolist()), total
+
+    @staticmethod
+    def _outputs(network: BayesianNetwork, x: Tensor, y: Tensor) -> int:
+        with torch.no_grad(), network.alone():
+            outputs: int = network(x[:1].clone()).shape[1]
+        if int(y.min()) < 0 or int(y.max()) >= outputs:
+            raise EvclError(
+                f"the labels must be the numbers of the module's {outputs} outputs, from 0, but they are "
+                f"{int(y.min())} to {int(y.max())}"
+            )
+        return outputs
+
+    # --- files -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the penalty remembers, as tensors, numbers and text, for `torch.save` or a checkpoint. The module's
+        weights are not part of it. A task that has begun is not either: begin it again.
+        """
+        return {
+            "method": self.method.name,
+            "settings": dict(self.settings),
+            "tasks": self.tasks,
+            "layout": {name: list(shape) for name, shape in self._layout.shapes.items()},
+            "outline": packing.outline(self._memory),
+            "memory": {name: t.detach().clone() for name, t in packing.tensors(self._memory).items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, in a penalty of the same method for a module of the same shapes."""
+        if state["method"] != self.method.name:
+            raise EvclError(f"the state is that of {state['method']}, not of {self.method.name}")
+        network = self._network()
+        if Layout({name: tuple(shape) for name, shape in state["layout"].items()}) != network.layout:
+            raise EvclError("the state is that of another module: the names or shapes of its weights differ")
+        tasks = int(state["tasks"])
+        like = network.posterior.mean
+        given = {name: tensor.to(like.device) for name, tensor in state["memory"].items()}
+        fits = packing.Fits(like, self.method.bayesian, lambda head: 1 << 62, tasks)
+        empty: Any = memories.initial(self.method.memory, self._fresh(network), self._no_network)
+        self._memory = packing.from_tensors(empty, state["outline"], given, fits)
+        self._layout, self.tasks = network.layout, tasks
+        self.settings = Settings({**self.settings, **state["settings"]})
+        self.cancel()
+
+
+def _counted(total: int, read: int) -> Reread | None:
+    """Tells a method that the task has more examples than were read."""
+    if total < read:
+        raise EvclError(f"n is the number of the task's examples, and cannot be {total}: there are {read}")
+
+    def no_more(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        raise AssertionError
+
+    return None if total == read else Reread(total, no_more)
