@@ -34,8 +34,6 @@ from evcl.training import Run, learn_stream
 
 HERE = Path(__file__).resolve().parent
 FIELD_FOLDER = HERE.parent / "field"
-sys.path.append(str(FIELD_FOLDER))
-from field import chosen  # noqa: E402
 STREAMS = {
     "bbc-task": ("bbc-topics", "task"),
     "bbc-class": ("bbc-topics", "class"),
@@ -170,6 +168,9 @@ def main() -> None:
     parser.add_argument("--articles", type=int, default=ARTICLES, help="whose halves are compared")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
+    sys.path.append(str(FIELD_FOLDER))
+    from field import chosen
+
     texts = Texts(args)
     parts = texts.halves()
     wanted: dict[str, object] = dict(one.split("=", 1) for one in args.set)

@@ -207,10 +207,19 @@ class Conv(BayesianLayer):
         """[R*B, c*k, l]: what each of the l positions of the output sees of x [R, B, c, ...]."""
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
-        how = [self.kernel, self.dilation, self.padding, self.stride]
-        if len(self.kernel) == 1:  # treat a sequence as an image of height 1
-            x, how = x.unsqueeze(2), [(one, *sizes) for one, sizes in zip((1, 1, 0, 1), how, strict=True)]
-        return F.unfold(x, *how)
+        x = F.pad(x, [side for p in reversed(self.padding) for side in (p, p)]) if any(self.padding) else x
+        sizes, strides = (
+            [],
+            [],
+        )  # of the positions; a view of x, copied at once: F.unfold copies image by image on a GPU
+        for n, step, k, apart, stride in zip(
+            x.shape[2:], x.stride()[2:], self.kernel, self.dilation, self.stride, strict=True
+        ):
+            sizes.append((n - apart * (k - 1) - 1) // stride + 1)
+            strides.append(step * stride)
+        within = [step * apart for step, apart in zip(x.stride()[2:], self.dilation, strict=True)]
+        seen = x.as_strided((*x.shape[:2], *self.kernel, *sizes), (*x.stride()[:2], *within, *strides))
+        return seen.reshape(len(x), -1, prod(sizes))
 
     def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
         """The rows are patches, one per position of the output."""
