@@ -17,7 +17,7 @@ from evcl.experiments.run import execute
 from evcl.methods import TaskData, generative
 from evcl.methods.method import Asked, Newcomer, Round
 from evcl.methods.teacher import protection
-from evcl.training import Checkpoints, Given, Run, session
+from evcl.training import Checkpoints, Run, session
 from evcl.training.checkpointer import Stopped
 
 DIGITS = evcl.benchmarks.get("split-digits", scenario="domain")

@@ -105,7 +105,8 @@ class Statistics:
         rows, k = sum(one[r, :, 0].double().sum() for one in self.classes.values()), ADDED * len(scatter)
         spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
         scatter.diagonal().add_(k * spread)
-        return torch.linalg.cholesky(scatter / (rows + k))
+        found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
+        return found
 
     def _check(self) -> None:
         """Files are not trusted: refuse tensors that do not belong together."""
@@ -254,7 +255,7 @@ def _added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, s
     the mean, and merged exactly.
     """
     dtype = torch.float64 if task.x.is_cuda else task.x.dtype
-    changed = {name: statistics.common[name].clone() for name in ("scatter", "squares") if name in statistics.common}
+    changed = {name: one.clone() for name, one in statistics.common.items() if name in ("scatter", "squares")}
     scatter = changed["scatter"]
     before = statistics.classes.get(task.head)
     width = _side(scatter.shape[1])
@@ -343,7 +344,8 @@ def _trust(statistics: Statistics, x: Tensor, n: int, r: int, seed: int) -> Tens
     root = statistics.root(r)
 
     def whitened(f: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(root, f.double().T, upper=False).T
+        found: Tensor = torch.linalg.solve_triangular(root, f.double().T, upper=False).T
+        return found
 
     z, found = whitened(units(x, statistics.common, r, seed)), []
     for one in statistics.classes.values():
