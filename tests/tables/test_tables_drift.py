@@ -70,7 +70,7 @@ def test_ten_months_of_drift(evcl):
         lost.append(before - after)
         assert before > 0.9
         assert last > 0.8  # and it did learn
-        assert max(sizes) < 1.25 * sizes[0]  # each month is a domain, with a softmax of its own
+        assert len(set(sizes)) == 1
         before, after, last, _ = ten_months(evcl, seed, "--method", "naive")
         naively.append(before - after)
         assert last > 0.85

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 
@@ -380,13 +382,33 @@ def test_what_was_lost_in_a_round_that_was_interrupted_is_not_lost():
 
 
 def test_memory_and_buffers_do_not_grow_with_tasks():
-    benchmark = evcl.benchmarks.get("permuted-digits", tasks=4)
-    learner = evcl.EVCL(evcl.nn.mlp(64, [10]), epochs=1, one_softmax=True)  # a new domain adds a softmax
-    sizes = []
-    for task in benchmark:
-        learner.learn(task)
+    """Whether one softmax is asked for, or the tasks are months of a table that drifts: its mean, and its rule."""
+
+    def month(k):
+        x = torch.randn(300, 4, generator=torch.Generator().manual_seed(k))
+        y = (math.cos(0.1 * k) * x[:, 1] + math.sin(0.1 * k) * x[:, 2] > 0).long()
+        x[:, 0] += 0.5 * k
+        return x, y
+
+    permuted = [(task.train.x, task.train.y) for task in evcl.benchmarks.get("permuted-digits", tasks=4)]
+    for tasks, given in ((permuted, {"one_softmax": True}), ([month(k) for k in range(10)], {})):
+        learner = evcl.EVCL(evcl.nn.mlp(tasks[0][0].shape[1], [10]), epochs=1, **given)
+        sizes = []
+        for k, task in enumerate(tasks):
+            learner.learn(task, str(k), "0" if k else "new")
+            sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
+        assert len(set(sizes)) == 1
+
+
+def test_a_domain_adds_a_softmax_and_the_likelihoods_of_its_classes():
+    sizes, learner = [], evcl.EVCL(evcl.nn.mlp(64, [10]), epochs=1)
+    for k, task in enumerate(evcl.benchmarks.get("permuted-digits", tasks=4)):
+        learner.learn((task.train.x, task.train.y), str(k), "0" if k else "new")
         sizes.append(sum(t.numel() for t in learner._run.tensors().values()))
-    assert len(set(sizes)) == 1
+    width = learner._run.memory.classes.classes[0].shape[2]
+    weights, per_weight = 10 * (10 + 1), len(("mean", "log_std", "prior mean", "prior log_std", "importance", "used"))
+    rows_and_beta = 2
+    assert set(np.diff(sizes)) == {per_weight * weights + 10 * width + rows_and_beta}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -39,7 +39,6 @@ class TaskData:
     head: int  # its number, or NO_HEAD
     weights: Tensor | None = None  # [U, N]: the weight of each example, with mean 1; None: all 1
     task: int = 0  # the task's number in the order of learning, from 0
-    elsewhere: tuple[int, ...] = ()  # heads of other domains, which do not predict inputs like these (see Session)
     reread: Reread | None = None  # if given, x and y are only a sample of the examples
 
     @property

@@ -54,7 +54,8 @@ class Memory(ElasticMemory):
 
 
 def learn(memory: ElasticMemory, round_: Round, s: Settings) -> Learning:
-    past, beta = protection(memory.rows, round_, s), tempering(s, round_)
+    familiar = generative.familiarity(memory.classes, round_) if isinstance(memory, Memory) else {}
+    past, beta = protection(memory.rows, round_, s, familiar), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     if memory.factors:
         to_prior = replace(to_prior, means=1 - factored(memory, round_))

@@ -61,8 +61,12 @@ MOST_HELD = 1000  # rows
 TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
 USUAL, DOUBT = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
 # A task of known classes is a new domain if this share of its rows is recognised as its own, and if the earlier domains
-# know less than this share of what its own rows tell about its labels
-RECOGNISED, KNOWN = 0.75, 0.5
+# know less than KNOWN of what its own rows tell about its labels, or less than NEARLY and have MISSED times their NLL
+RECOGNISED, KNOWN, NEARLY, MISSED = 0.75, 0.5, 0.8, 5.0
+# but not if more than NEW of the variance of its inputs is in inputs that varied less than a tenth as much before
+NEW, TENTH = 0.5, 0.1
+FAMILIAR, STRANGE = 5.0, 10.0  # d at which old outputs are trusted fully, and not at all: see `familiarity`
+MOST_ASKED = 500  # rows for which d is computed
 OWN = -1  # the head under which a task of an unknown domain is counted while it is judged
 
 
@@ -72,8 +76,9 @@ class Statistics:
 
     `classes` maps heads to [R, C, 1 + D]: for each class, the number of rows and the mean of their features. `common`
     holds what the classes share: the upper triangle of the scatter within classes, the centre and scale of the inputs,
-    and the NLL of held-out rows for each temperature. Both are empty until the first task, or if a network takes
-    tokens, whose numbers have no distances.
+    the sum of squares of each input about the centre (files of earlier versions lack it), and the NLL of held-out rows
+    for each temperature. Both are empty until the first task, or if a network takes tokens, whose numbers have no
+    distances.
     """
 
     classes: dict[int, Tensor] = per_task()
@@ -88,21 +93,30 @@ class Statistics:
         every = torch.cat(list(self.classes.values()), 1)
         count, mean = every[:, :, 0].double(), every[:, :, 1:].double()
         weights, offsets = [], []
-        for n, m, flat, t in zip(count, mean, self.common["scatter"], self.temperature, strict=True):
-            scatter, rows, k = _square(flat.double()), n.sum(), ADDED * m.shape[1]
-            spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
-            scatter.diagonal().add_(k * spread)
-            solved = torch.cholesky_solve(m.T, torch.linalg.cholesky(scatter / (rows + k)))
+        for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
+            solved = torch.cholesky_solve(m.T, self.root(r))
             weights.append(solved / t)
-            offsets.append((n.log() - rows.log() - 0.5 * (m.T * solved).sum(0)) / t)
+            offsets.append((n.log() - n.sum().log() - 0.5 * (m.T * solved).sum(0)) / t)
         return torch.stack(weights).to(every.dtype), torch.stack(offsets).to(every.dtype)
+
+    def root(self, r: int) -> Tensor:
+        """[D, D]: the Cholesky factor of S, for replica r."""
+        scatter = _square(self.common["scatter"][r].double())
+        rows, k = sum(one[r, :, 0].double().sum() for one in self.classes.values()), ADDED * len(scatter)
+        spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
+        scatter.diagonal().add_(k * spread)
+        found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
+        return found
 
     def _check(self) -> None:
         """Files are not trusted: refuse tensors that do not belong together."""
         width = _side(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
         sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
-        right = self.common.keys() == {*sizes, "centre"} and all(t.dim() == 2 for t in self.common.values())
+        right = self.common.keys() - {"squares"} == {*sizes, "centre"} and all(
+            t.dim() == 2 for t in self.common.values()
+        )
         right = right and all(self.common[name].shape[1] == size for name, size in sizes.items())
+        right = right and self.common.get("squares", self.common["centre"]).shape == self.common["centre"].shape
         shapes = {(one.dim(), one.shape[2:]) for one in self.classes.values()}
         if (
             not right
@@ -226,6 +240,7 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
         width = own_width
     common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
     common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
+    common["squares"] = flat.new_zeros(len(own), flat.shape[2])
     return common
 
 
@@ -240,7 +255,8 @@ def _added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, s
     the mean, and merged exactly.
     """
     dtype = torch.float64 if task.x.is_cuda else task.x.dtype
-    scatter = statistics.common["scatter"].clone()
+    changed = {name: one.clone() for name, one in statistics.common.items() if name in ("scatter", "squares")}
+    scatter = changed["scatter"]
     before = statistics.classes.get(task.head)
     width = _side(scatter.shape[1])
     after = scatter.new_zeros(len(scatter), classes, 1 + width)
@@ -249,9 +265,12 @@ def _added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, s
     for r, seed in enumerate(seeds):
         own, total = r % len(task.x), _square(scatter[r].to(dtype))
         for some in rows[r].split(CHUNK):
-            f = units(task.x[own].index_select(0, some), statistics.common, r, seed).to(dtype)
+            x = task.x[own].index_select(0, some)
+            f = units(x, statistics.common, r, seed).to(dtype)
             weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
             among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
+            if "squares" in changed:
+                changed["squares"][r] += weights.to(x) @ (x.flatten(1) - statistics.common["centre"][r]).square_()
             count, old = among.sum(0), after[r].to(dtype)
             mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
             centred = f.sub_(mean[task.y[own, some]]).mul_(weights.sqrt().unsqueeze(1))
@@ -263,7 +282,7 @@ def _added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, s
             after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
             after[r, :, 0] = old[:, 0] + count
         scatter[r] = _triangle(total)
-    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, "scatter": scatter})
+    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, **changed})
 
 
 def _add_squares(total: Tensor, rows: Tensor) -> None:
@@ -290,6 +309,50 @@ def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) ->
         F.cross_entropy((scores / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES
     ]
     return torch.stack(found, 2).nan_to_num(0.0, 0.0).sum(1)  # a row whose class has no other rows says nothing
+
+
+@torch.no_grad()
+def familiarity(statistics: Statistics, round_: Round) -> dict[int, Tensor]:
+    """[R, 1] for each head whose statistics are known: how far its outputs on the inputs of this round can be trusted.
+
+        1 for d up to 5, 0 from d = 10 on, and a straight line between;
+        d = median over rows of min_c (f(x) - m_c)^T S^-1 (f(x) - m_c) / D,    c a class of the head
+
+    d is about 1 for inputs of the same kind, and 1 to 4 for other classes of the same images. It is large if inputs
+    vary in directions in which those of earlier tasks did not. If most of their variance is in inputs that hardly
+    varied before, the familiarity is 0 as well.
+    """
+    if not statistics.classes:
+        return {}
+    network, mean, replicas = round_.network, round_.posterior.mean, range(len(round_.seeds))
+    every = []
+    for i, task in enumerate(round_.tasks):
+        rows = _shuffled(task, i, round_)[:, :MOST_ASKED]
+        x = base(network, mean, task.take(rows)[0])
+        if math.prod(x.shape[2:]) == statistics.common["centre"].shape[1]:
+            every.append(x)
+    if not every:
+        return {}
+    x = torch.cat(every, 1)
+    found = torch.stack([_trust(statistics, x[r], round_.n, r, round_.seeds[r]) for r in replicas])
+    found = round_.same(found.to(mean))
+    return {k: found[:, i : i + 1] for i, k in enumerate(statistics.classes)}
+
+
+def _trust(statistics: Statistics, x: Tensor, n: int, r: int, seed: int) -> Tensor:
+    """[heads]: the familiarity of n rows, of which x [N, ...] are some, for replica r."""
+    root = statistics.root(r)
+
+    def whitened(f: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.solve_triangular(root, f.double().T, upper=False).T
+        return found
+
+    z, found = whitened(units(x, statistics.common, r, seed)), []
+    for one in statistics.classes.values():
+        apart = torch.cdist(z, whitened(one[r, :, 1:])).square().masked_fill(one[r, :, 0] == 0, math.inf)
+        found.append(apart.amin(1).median() / z.shape[1])
+    trust = ((STRANGE - torch.stack(found)) / (STRANGE - FAMILIAR)).clamp(0, 1)
+    return trust * ~_uses_other_inputs(statistics, x, n, r)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -330,13 +393,17 @@ def domains(statistics: Statistics, q: Gaussian, asked: Asked, task: Newcomer) -
     ones [R, domains]. None if the statistics of one of the heads are unknown.
 
     Half of its rows, at most 1,000, are counted as classes of their own; the other half is judged. The task is a new
-    domain if both are true:
+    domain if all are true:
 
         recognised:  p(own | x) > p(d | x) for each known domain d, for three rows in four
-        unknown:     H(y) + log p(y | x, known) < 1/2 (H(y) + log p(y | x, own)), on average
+        unknown:     I(known) < 1/2 I(own), or I(known) < 4/5 I(own) and NLL(known) > 5 NLL(own), where
+                     NLL(d) = -log p(y | x, d) on average, and I(d) = H(y) - NLL(d)
+        crowded:     half of the variance of its inputs, or more, is in inputs that varied before
 
     So a prediction can tell which domain an input is from, and the task's labels follow a rule that the known domains
-    hardly know. Files of one distribution are not recognised: their rows are as likely under the earlier files.
+    hardly know. Files of one distribution are not recognised: their rows are as likely under the earlier files. If a
+    task uses other inputs, such as the columns of another product, no weight of these inputs has learned anything yet.
+    So one softmax learns it without forgetting, and an input can not be taken for one of another domain.
     """
     x = _known(statistics, q, asked)
     if x is None:
@@ -366,11 +433,25 @@ def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: 
     by_known = right - of_domain.logsumexp(1)
     by_own = own_scores.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
     frequency = torch.bincount(y, minlength=size).to(x) / max(1, len(y))
-    gain = torch.special.entr(frequency).sum() + torch.stack([by_known, by_own])
-    gain = gain[:, gain.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
+    nll = -torch.stack([by_known, by_own])
+    nll = nll[:, nll.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
+    told = torch.special.entr(frequency).sum() - nll
+    unknown = (told[0] < KNOWN * told[1]) | ((told[0] < NEARLY * told[1]) & (nll[0] > MISSED * nll[1]))
     mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
     recognised = (mine + 1) / (len(judged) + 2) >= RECOGNISED
-    return recognised & (gain[0] < KNOWN * gain[1]), of_domain.softmax(1).sum(0)
+    crowded = ~_uses_other_inputs(statistics, x[rows], task.y.shape[1], r)
+    return recognised & unknown & crowded, of_domain.softmax(1).sum(0)
+
+
+def _uses_other_inputs(statistics: Statistics, x: Tensor, n: int, r: int) -> Tensor:
+    """Whether most of the variance of a task with n rows, of which x are some, is in inputs that varied less than a
+    tenth as much before, in all earlier rows together. False if the variances of earlier rows are unknown.
+    """
+    if "squares" not in statistics.common:
+        return torch.tensor(False, device=x.device)
+    variance = x.flatten(1).var(0, correction=0)
+    new = statistics.common["squares"][r] < TENTH * n * variance
+    return (variance * new).sum() > NEW * variance.sum()
 
 
 def _total(scores: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:

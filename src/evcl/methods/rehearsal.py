@@ -30,9 +30,9 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Mixed, TaskData, shuffled
 from evcl.methods.memory import examples, per_task
-from evcl.methods.method import Fit, Learned, Learning, Method, Round
+from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
 from evcl.methods.naive import NAIVE
-from evcl.methods.teacher import Distillation, Number, teach
+from evcl.methods.teacher import Number, teach
 
 SEEN = -1  # the key of the number of all rows, in a dict by place
 REHEARSAL: dict[str, Setting] = {
@@ -241,12 +241,14 @@ def _with_inputs(fit: Fit, kept: Sequence[TaskData], round_: Round, name: str) -
     own = len(fit.data) == len(round_.tasks) and all(a is b for a, b in zip(fit.data, round_.tasks, strict=True))
     if not own or fit.sampler is not shuffled or fit.model is not None or fit.rule is not None:
         raise EvclError(f"{name} cannot have a memory: its fits do not simply train on the rows of the new task")
-    if any(type(loss) is not Distillation for loss in fit.losses):
-        raise EvclError(f"{name} cannot have a memory: it has losses that are not known for kept rows")
-    losses = []
-    for loss in fit.losses if kept else []:
-        strengths = dict(zip(loss.heads, loss.strength, strict=True))  # type: ignore[attr-defined]
-        losses += teach([*round_.tasks, *kept], round_, loss.temperature, strengths)  # type: ignore[attr-defined]
+    losses: list[Loss] = []
+    for loss in fit.losses:
+        taught = loss.taught()
+        if taught is None:
+            raise EvclError(f"{name} cannot have a memory: it has losses that are not known for kept rows")
+        if kept:
+            strengths = dict(zip(taught.heads, taught.strength, strict=True))
+            losses += teach([*round_.tasks, *kept], round_, taught.temperature, strengths)
     return replace(fit, losses=losses) if kept else fit
 
 

@@ -15,8 +15,8 @@ it. `agreement` measures this on up to 1,000 of the new rows, as fractions of lo
 
 where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
 
-Heads of other domains (`TaskData.elsewhere`) are not distilled: they never predict inputs like the new ones, so their
-outputs there do not matter, and to keep them would only move weights that matter on their own inputs.
+What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
+on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`generative.familiarity`).
 """
 
 from __future__ import annotations
@@ -169,31 +169,32 @@ class Past(NamedTuple):
     elastic: Number  # factor on the elastic term: one number, or [R, 1]
 
 
-def protection(rows: Mapping[int, Tensor], round_: Round, s: Settings) -> Past:
-    """Decide how this round protects the past. `rows` is the number of rows that each head has learned, [R, 1] each.
+def protection(
+    rows: Mapping[int, Tensor], round_: Round, s: Settings, familiar: Mapping[int, Tensor] | None = None
+) -> Past:
+    """Decide how this round protects the past. `rows` is the number of rows that each head has learned, and `familiar`
+    the familiarity of the new inputs for heads where it is known, [R, 1] each.
 
     The past must count only once. If a head is used again, distillation protects the fraction `knows`, and the
     penalties on the weights are reduced accordingly. If the new rows contradict the old, distillation cannot help, and
-    the penalties are stronger instead; so they are for heads of other domains. What other heads have learned is always
-    protected.
+    the penalties are stronger instead; so they are if the new rows are unfamiliar to other heads. What other heads have
+    learned is always protected.
     """
     likelihood = round_.likelihood
     if likelihood is not CATEGORICAL or (not isinstance(s.distill, Tensor) and s.distill == 0):
         return Past([], 1.0, 1.0)
     n, strengths = round_.n, {}
-    elsewhere = {k for task in round_.tasks for k in task.elsewhere}
-    for k in others(round_.tasks, round_):
-        if k in elsewhere:
-            continue
-        strengths[k] = s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else s.distill
-    prior: Number = 1.0
-    elastic: Number = 1.0
-    head = round_.tasks[0].head
+    head, familiar = round_.tasks[0].head, familiar or {}
     whole = s.distill / USUAL
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
-    if apart := [one for k, one in rows.items() if k in elsewhere]:
-        share = whole * torch.stack(apart).sum(0) / torch.stack(list(rows.values())).sum(0)
-        elastic = 1 + share * (UNTAUGHT - 1)
+    prior: Number = 1.0
+    elastic: Number = 1.0
+    for k in others(round_.tasks, round_):
+        strengths[k] = s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else s.distill
+        if k in familiar and k in rows:
+            strengths[k] = familiar[k] * strengths[k]
+            share = whole * (1 - familiar[k]) * rows[k] / torch.stack(list(rows.values())).sum(0)
+            elastic = elastic + share * (UNTAUGHT - 1)
     if len(round_.tasks) == 1 and head in rows:
         knows, surprised = agreement(round_.tasks[0], round_)
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)

@@ -201,7 +201,7 @@ class Session:
         owners = self.owners(task.head, self.domains[task.name])
         places = torch.tensor([owners.get(label, (-1, -1)) for label in self.heads[task.head]])
         group, place = (column[whole.y] for column in places.to(whole.y.device).T)
-        whole = replace(whole, y=place, task=number, elsewhere=tuple(self._elsewhere(task)))
+        whole = replace(whole, y=place, task=number)
         if len(used) == 1:
             return [replace(whole, head=used[0])]
         found = []
@@ -211,10 +211,6 @@ class Session:
             rows = torch.stack([row.nonzero().flatten()[:least] for row in mine])
             found.append(replace(whole, head=k).select(rows))
         return found
-
-    def _elsewhere(self, task: Given) -> list[int]:
-        """The network's heads of other domains of a task's head."""
-        return [group.number for group in self.groups[task.head] if group.domain != self.domains[task.name]]
 
     def group_of(self, task: Given, data: TaskData) -> list[Label]:
         """The classes that a part of a task's data is classified among, in the order of its labels."""
@@ -309,7 +305,11 @@ class Session:
         """
         if len(each) == 1:
             return each[0]
-        group, place = self.group_probabilities(x, name), {label: i for i, label in enumerate(self.heads[name])}
+        return self._mixture(self.group_probabilities(x, name), name, each)
+
+    def _mixture(self, group: Tensor, name: str, each: Sequence[Tensor]) -> Tensor:
+        """`mixed`, with the probabilities of the groups."""
+        place = {label: i for i, label in enumerate(self.heads[name])}
         found = each[0].new_zeros(*each[0].shape[:2], len(place))
         owners = {d: self.owners(name, d) for d in {one.domain for one in self.groups[name]}}
         for g, (p, one) in enumerate(zip(each, self.groups[name], strict=True)):
@@ -324,11 +324,11 @@ class Session:
         """`mixed`, and the mean entropy of single draws of the weights: that of the groups, and of the classes within
         them. `each` has both for every group.
         """
-        p = self.mixed(x, name, [one for one, _ in each])
         if len(each) == 1:
-            return p, each[0][1]
+            return each[0]
         group = self.group_probabilities(x, name)
         within = (group * torch.stack([entropy for _, entropy in each], 2)).sum(2)
+        p = self._mixture(group, name, [one for one, _ in each])
         return p, torch.special.entr(group).sum(2) + within
 
     def group_probabilities(self, x: Tensor, name: str) -> Tensor:
