@@ -1,8 +1,8 @@
 """MiniLM with LoRA on streams of texts: EVCL against naive LoRA, EWC on the product, VCL, replay and joint training.
 
-    python experiments/field/run.py search bbc-task bbc-class mails --device cuda   # chooses settings, on validation data
+    python experiments/field/run.py search bbc-task bbc-class mails --device cuda   # choose, on validation data
     python experiments/text/measure.py --device cuda                                # the results of README.md
-    python experiments/text/measure.py --first 4 --length 32 --rows 60 --validation 0.2 --set lr=0.01   # small, for a CPU
+    python experiments/text/measure.py --first 4 --length 32 --rows 60 --validation 0.2 --set lr=0.01   # for a CPU
 
 A method has the settings that the search chose for it. With --set it has its defaults instead, and those.
 

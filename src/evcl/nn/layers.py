@@ -208,17 +208,13 @@ class Conv(BayesianLayer):
         x = x.flatten(0, 1)
         x = F.pad(x, self.pad, mode=self.pad_mode) if any(self.pad) else x
         x = F.pad(x, [side for p in reversed(self.padding) for side in (p, p)]) if any(self.padding) else x
-        sizes, strides = (
-            [],
-            [],
-        )  # of the positions; a view of x, copied at once: F.unfold copies image by image on a GPU
-        for n, step, k, apart, stride in zip(
-            x.shape[2:], x.stride()[2:], self.kernel, self.dilation, self.stride, strict=True
-        ):
-            sizes.append((n - apart * (k - 1) - 1) // stride + 1)
-            strides.append(step * stride)
-        within = [step * apart for step, apart in zip(x.stride()[2:], self.dilation, strict=True)]
-        seen = x.as_strided((*x.shape[:2], *self.kernel, *sizes), (*x.stride()[:2], *within, *strides))
+        steps = x.stride()[2:]
+        spans = [k + (k - 1) * (d - 1) for k, d in zip(self.kernel, self.dilation, strict=True)]
+        sizes = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, self.stride, strict=True)]
+        within = [step * d for step, d in zip(steps, self.dilation, strict=True)]
+        between = [step * s for step, s in zip(steps, self.stride, strict=True)]
+        # A view that is copied at once: on a GPU, F.unfold copies image by image
+        seen = x.as_strided((*x.shape[:2], *self.kernel, *sizes), (*x.stride()[:2], *within, *between))
         return seen.reshape(len(x), -1, prod(sizes))
 
     def input_factor(self, x: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
