@@ -16,6 +16,7 @@ from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
+from evcl.learner.card import checked
 from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
 from evcl.methods import get as get_method
@@ -104,6 +105,7 @@ def rebuilt(
     run = learner._run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
     run.drawn = saved.get("drawn") is True
+    learner._shape, learner._records = _shape(saved), checked(saved.get("records"), tasks)
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -127,6 +129,14 @@ def rebuilt(
         if kept.y.numel():
             learner._tested(kept.x[0])  # raises if the network does not accept them
     return learner
+
+
+def _shape(saved: dict[str, Any]) -> tuple[int, ...] | None:
+    """The shape of an example; earlier files do not say."""
+    found = saved.get("shape")
+    if found is not None and not (isinstance(found, list) and all(type(n) is int and 0 < n < 2**40 for n in found)):
+        raise EvclError("the shape of its inputs must be whole numbers")
+    return None if found is None else tuple(found)
 
 
 def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[str, Tensor]) -> None:
