@@ -76,6 +76,7 @@ class Learner(Predictor):
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0.
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
     model, which has such additions, is used as it is.
+    `dtype` is that of weights and inputs: float64 if the network has it, unless another is given, else float32.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
     computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
 
@@ -112,7 +113,7 @@ class Learner(Predictor):
         accumulate: int = 1,
         adapters: LoRA | None = None,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         precision: Literal["tf32", "fp32", "bf16"] = "tf32",
         **settings: Any,
     ) -> None:
@@ -121,6 +122,8 @@ class Learner(Predictor):
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
+        if dtype is None:
+            dtype = _dtype_of(network)
         if dtype not in (torch.float32, torch.float64):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         if prior not in ("zero", "network"):
@@ -186,7 +189,8 @@ class Learner(Predictor):
         """Learn one more task, and return its name (by default its number, as text).
 
         `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be passed as two
-        arguments, learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
+        arguments, learn(x, y); a pandas or polars frame of numbers with a column `label`, or the one that `label=`
+        names; a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
         benchmark's task, which has its own name and head. `task` is the task's name, which may also take the place of
         `y`: learn((x, y), "january"). `head` names an earlier task whose head to share; that head grows if the data has
         new labels. `classes` are labels that the head should know even if none of the data has them. If learning fails
@@ -645,6 +649,12 @@ def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Ta
     if class_weight is None:
         return task
     return replace(task, weights=class_weights(class_weight, classes, task.y[0]).to(task.x.dtype).unsqueeze(0))
+
+
+def _dtype_of(network: nn.Module) -> torch.dtype:
+    """float64 if all weights of the network are, else float32."""
+    kinds = {p.dtype for p in network.parameters()} if isinstance(network, nn.Module) else set()
+    return torch.float64 if kinds == {torch.float64} else torch.float32
 
 
 def _device(device: torch.device | str) -> torch.device:
