@@ -121,6 +121,7 @@ def agree(found, wanted, fields=FIELDS):
 # --- the predictive --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_of_classes_and_any_number_of_rows(kind, tmp_path):
     x, y = rows()
@@ -178,6 +179,7 @@ def test_methods_without_draws(method, tmp_path):
     assert float(found["epistemic"].abs().max()) < 1e-6
 
 
+@pytest.mark.full
 def test_fewer_draws_are_the_first_of_them(tmp_path):
     x, y = rows()
     learner, few = (evcl.EVCL(evcl.nn.mlp(5, [8]), **{**SMALL, "predict_samples": n}) for n in (6, 2))
@@ -192,6 +194,7 @@ def test_fewer_draws_are_the_first_of_them(tmp_path):
     assert part.stat().st_size < whole.stat().st_size
 
 
+@pytest.mark.full
 def test_film_is_multiplied_into_each_draw(tmp_path):
     x, y = rows()
     learner = evcl.EVCL(evcl.nn.mlp(5, [8]), film=True, **SMALL)
@@ -215,6 +218,7 @@ def test_the_mean_network(kind, tmp_path):
     torch.testing.assert_close(found["logits"], learner.mean_network()(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_file_names_the_classes_and_needs_no_evcl(tmp_path):
     x, y = rows()
     learner = evcl.EVCL(evcl.nn.mlp(5, [8]), **SMALL)
@@ -238,6 +242,7 @@ print(found["probabilities"].tolist())
     assert np.array(json.loads(out)) == pytest.approx(learner.predict_proba(x).numpy(), abs=1e-5)
 
 
+@pytest.mark.full
 def test_the_metadata_of_onnx(tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
     x, y = rows()
@@ -271,6 +276,7 @@ def test_what_cannot_be_exported_says_so(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_a_network_that_looks_at_the_values_of_its_inputs_is_refused(tmp_path):
     class Packed(Words):
         def forward(self, x):
