@@ -31,6 +31,12 @@ learner.save(folder + "/after.safetensors")
 """
 
 
+@pytest.fixture(autouse=True)
+def _packages_may_draw():
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
 class Stop(evcl.Callback):
     def end_epoch(self, epoch):
         signal.raise_signal(signal.SIGINT)
@@ -40,8 +46,7 @@ class Stop(evcl.Callback):
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_two_tasks_in_two_processes(kind, tmp_path):
     if kind in NEEDS:
-        with torch.random.fork_rng(devices=[]):  # importing PEFT draws
-            pytest.importorskip(NEEDS[kind], reason=f"needs the package {NEEDS[kind]}")
+        pytest.importorskip(NEEDS[kind], reason=f"needs the package {NEEDS[kind]}")
     learner = kinds.learner_of(kind)
     (x, y), second = kinds.task(kind, 0), kinds.task(kind, 1)
     learner.learn((x, y), task="first", validation=0.25)
