@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 
@@ -63,20 +63,10 @@ class Density:
         possible entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone
         is small for rows that lie far out.
         """
+        far = Unfamiliar(self).to(x.device)
         step = max(1, CHUNK // len(self.mean))
-        distance = torch.cat([self._distance(part) for part in x.flatten(1).split(step)])
-        usual = max(float(self.about[1]), min(LEAST_DOUBT, FULLY_DOUBTED / float(self.about[0])))
-        doubts = doubt.double() / usual
-        return ((distance + doubts) / 2).sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
-
-    def _distance(self, x: Tensor) -> Tensor:
-        """[N]: the larger of two squared distances. One uses the covariance and detects unusual combinations of
-        columns; the other treats columns separately and detects a shift of all columns together.
-        """
-        scale, spread, product, typical = (part.to(x.device) for part in self._inverse)
-        z = (x.double() - self.mean.to(x.device)) / scale
-        together = ((z**2 / spread).sum(1) - ((z @ product) ** 2).sum(1)) / typical
-        return torch.maximum(together, (z**2).mean(1))
+        parts = zip(x.flatten(1).split(step), doubt.split(step), strict=True)
+        return torch.cat([far(part, some) for part, some in parts])
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -116,6 +106,35 @@ class Density:
         if not whole or float(found.about[0]) < 1 or float(found.about[1]) < 0 or float(found.variance.min()) < 0:
             raise EvclError("its density must be finite and describe at least one row")
         return found
+
+
+class Unfamiliar(nn.Module):
+    """`Density.unfamiliar` as a module: rows [N, columns] and their doubts [N] -> [N]."""
+
+    mean: Tensor
+    scale: Tensor
+    spread: Tensor
+    product: Tensor
+    typical: Tensor
+
+    def __init__(self, density: Density) -> None:
+        super().__init__()
+        names = ("scale", "spread", "product", "typical")
+        for name, tensor in zip(("mean", *names), (density.mean, *density._inverse), strict=True):
+            self.register_buffer(name, tensor)
+        self.usual = max(float(density.about[1]), min(LEAST_DOUBT, FULLY_DOUBTED / float(density.about[0])))
+
+    def forward(self, x: Tensor, doubt: Tensor) -> Tensor:
+        far = (self._distance(x) + doubt.double() / self.usual) / 2
+        return far.sqrt().clamp(max=torch.finfo(x.dtype).max).to(x.dtype)
+
+    def _distance(self, x: Tensor) -> Tensor:
+        """[N]: the larger of two squared distances. One uses the covariance and detects unusual combinations of
+        columns; the other treats columns separately and detects a shift of all columns together.
+        """
+        z = (x.double() - self.mean) / self.scale
+        together = ((z**2 / self.spread).sum(1) - ((z @ self.product) ** 2).sum(1)) / self.typical
+        return torch.maximum(together, (z**2).mean(1))
 
 
 def room(columns: int, weights: int) -> int:

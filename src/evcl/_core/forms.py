@@ -96,6 +96,18 @@ class Form:
         order = sorted(key for key in found if isinstance(key, int))
         return [found[key] for key in order], {key: one for key, one in found.items() if isinstance(key, str)}
 
+    def packed(self, inputs: Mapping[Key, Tensor], dtype: torch.dtype) -> Tensor:
+        """[N, columns]: the inverse of `unpack`, from tensors that fit."""
+        fixed, steps = [], []
+        for one in self.inputs:
+            part = inputs[one.key]
+            part = (part - one.pad if one.kind == "int" else part).to(dtype)
+            if one.sequence:
+                steps.append(part.reshape(part.shape[0], part.shape[1], one.width))
+            else:
+                fixed.append(part.reshape(part.shape[0], one.width))
+        return torch.cat([*fixed, torch.cat(steps, 2).flatten(1)] if steps else fixed, 1)
+
     def described(self) -> list[Any]:
         """As JSON."""
         return [[one.key, one.kind, list(one.shape), one.sequence, one.pad] for one in self.inputs]

@@ -61,6 +61,8 @@ def _numbers(x: Any) -> np.ndarray:
         array = np.asarray(x)
     except ValueError as error:
         raise EvclError(f"inputs must be an array: {error}") from None
+    if array.dtype == object and all(isinstance(v, (Real, np.bool_)) for v in array.flat):
+        array = array.astype(np.float64)  # a frame with truth values beside numbers
     if array.dtype.kind not in "biuf":
         raise EvclError(f"inputs must be numbers, not {array.dtype}: encode text and categories first")
     kind = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
@@ -77,6 +79,8 @@ def labels(y: Any, examples: int) -> list[Label]:
         array = np.asarray(y)
     except ValueError as error:
         raise EvclError(f"labels must be an array: {error}") from None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
     if array.ndim != 1:
         raise EvclError(f"labels must have shape [examples], one class per example, not {array.shape}")
     if len(array) != examples:

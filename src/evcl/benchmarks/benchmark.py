@@ -32,6 +32,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        """The sizes, not the values."""
+        return f"Examples(inputs {list(self.inputs.shape)}, labels {list(self.labels.shape)})"
+
     @property
     def x(self) -> Tensor:
         """The inputs as the task presents them, computed at each access so that no copy stays in memory."""

@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of evcl --help
     paper.demo, run, paper.reproduce, paper.report, paper.tune, sweep.sweep, sweep.status,
-    tables.learn, tables.predict, tables.inspect,
+    tables.learn, tables.predict, tables.inspect, tables.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

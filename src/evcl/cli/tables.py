@@ -1,10 +1,10 @@
-"""`evcl learn`, `predict` and `inspect`: models of your own data."""
+"""`evcl learn`, `predict`, `inspect` and `export`: models of your own data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,21 +141,21 @@ def predict(
     _say(f"predictions: {out}")
 
 
-def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl learn.")]) -> None:
+def inspect(model: Annotated[Path, typer.Argument(help="A model file, of evcl learn or saved from Python.")]) -> None:
     """Show what a model has learned, when, how accurate it is, and how certain."""
     from rich.markup import escape
     from rich.table import Table
 
-    from evcl import methods, tables
+    from evcl import tables
+    from evcl.learner import read_card
 
+    card = read_card(model)
+    if not tables.is_table(model):
+        _inspect(model, card)
+        return
     found = tables.load_model(model)
     learner = found.learner
-    known = methods.known_settings(learner.method, learner.settings)
-    defaults = {name: setting.default for name, setting in known.items()}
-    changed = [f"{name}={value}" for name, value in learner.settings.items() if value != defaults[name]]
-    tasks = len(learner.tasks)
-    _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")
-    _fact("method", f"{learner.method.name}, seed {learner.seed}" + "".join(f", {one}" for one in changed))
+    _head_lines(model, card)
     _fact("columns", _columns(found))
     _fact("target", found.target or "the folder of an image")
     _fact("classes", _shortened(found.labels))
@@ -167,13 +167,14 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         _fact("heads", _shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
     now = learner.evaluate_kept()
-    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "entropy", "epistemic")
+    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "ECE", "entropy", "epistemic")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
     for line in found.history:
-        measured = ["-"] * 3
+        measured = ["-"] * 4
         if line["held_out"]:
-            measured = [_percent(line["accuracy"]), f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+            ece = f"{line['ece']:.3f}" if "ece" in line else "-"  # files of earlier versions have none
+            measured = [_percent(line["accuracy"]), ece, f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
         if now:
             measured.insert(1, _percent(now[line["task"]]) if line["task"] in now else "-")
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
@@ -183,6 +184,62 @@ def inspect(model: Annotated[Path, typer.Argument(help="A model file of evcl lea
         console().print("now: on the rows kept of each task, which the model has trained on.")
     elif len(found.history) > 1:
         console().print("No rows are kept, so what earlier tasks are at now is unknown.")
+
+
+def _head_lines(model: Path, card: dict[str, Any]) -> None:
+    """What the card of any model begins with."""
+    from evcl import methods
+
+    settings, tasks = card["settings"], len(card["tasks"])
+    known = methods.known_settings(methods.get(card["method"]), settings)
+    defaults = {name: setting.default for name, setting in known.items()}
+    changed = [f"{name}={value}" for name, value in settings.items() if value != defaults.get(name, value)]
+    _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")
+    _fact("method", f"{card['method']}, seed {card['seed']}" + "".join(f", {one}" for one in changed))
+    if card["versions"]:
+        _fact("saved by", ", ".join(f"{name} {version}" for name, version in card["versions"].items()))
+
+
+def _inspect(model: Path, card: dict[str, Any]) -> None:
+    """Show the card of a model that was saved from Python."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    _head_lines(model, card)
+    _fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
+    for name, classes in list(card["heads"].items())[:12]:
+        _fact("head", f"{name}: {_shortened([str(label) for label in classes])}")
+    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(("task", "learned", "rows", "classes", "epochs", "accuracy", "NLL", "ECE")):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    for line in card["tasks"]:
+        held = line.get("validation")
+        measured = (
+            ["-"] * 3 if held is None else [_percent(held["accuracy"]), f"{held['nll']:.3f}", f"{held['ece']:.3f}"]
+        )
+        known = [f"{line[name]:,}" if name in line else "-" for name in ("examples", "classes", "epochs")]
+        table.add_row(escape(line["task"]), line.get("learned", "-").partition(" ")[0], *known, *measured)
+    console().print(table)
+    console().print("Measured on the validation part of each task, when it was learned. learner.card() says more.")
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A model file of evcl learn, or of an evcl.nn.mlp.")],
+    out: Annotated[Path, typer.Argument(help="The file to write: .onnx, or .pt2 for torch.export.")],
+    task: Annotated[str | None, typer.Option(help="The task whose head predicts; needed if there are several.")] = None,
+    what: Annotated[
+        str, typer.Option(help="predictive, with its uncertainty, or mean, the mean network.")
+    ] = "predictive",
+    samples: Annotated[
+        int | None, typer.Option(help="Draws of the weights that the file holds [as many as predictions average].")
+    ] = None,
+) -> None:
+    """Write a network that predicts without evcl, as ONNX or a torch.export program. It takes encoded rows."""
+    from evcl import tables
+
+    one_thread()
+    tables.export(model, out, task=task, what=what, samples=samples)
+    _say(f"{out}: {out.stat().st_size / 1000:,.0f} kB")
 
 
 def _columns(model: tables.Model) -> str:

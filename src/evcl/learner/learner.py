@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import warnings
@@ -14,17 +13,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from evcl import metrics
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
-from evcl._core.inputs import Label, class_weights, labels, warn_of_scale
+from evcl._core.inputs import Label, class_weights, labels, positions, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, Setting, resolve
 from evcl.benchmarks import Task
 from evcl.callbacks import Callback, Epoch
-from evcl.learner import held_out, resumable
+from evcl.learner import card, held_out, resumable
+from evcl.learner.export import export
 from evcl.learner.held_out import HeldOut
+from evcl.learner.plain import plain_networks
 from evcl.learner.predictor import INFER, Predictor, normalised_entropy, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.rereading import Rereading
@@ -35,8 +37,7 @@ from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
 from evcl.nn import MLP, LoRA, Names, Prior, head_names
-from evcl.nn.film import FilmRows, folded_
-from evcl.nn.inputs import Call, Output, headed, without_classifier
+from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import adapter_tensors, base_hash, with_adapters
 from evcl.training import Given, History, Run, Session, TaskData, Validation
 from evcl.training.adapters import merge
@@ -77,6 +78,7 @@ class Learner(Predictor):
     `evcl.nn.Prior` is a first prior of your own, such as a posterior of laplace-torch (`evcl.integrations.laplace`).
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
     model, which has such additions, is used as it is.
+    `dtype` is that of weights and inputs: float64 if the network has it, unless another is given, else float32.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
     computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
 
@@ -113,7 +115,7 @@ class Learner(Predictor):
         accumulate: int = 1,
         adapters: LoRA | None = None,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         precision: Literal["tf32", "fp32", "bf16"] = "tf32",
         **settings: Any,
     ) -> None:
@@ -122,6 +124,8 @@ class Learner(Predictor):
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
+        if dtype is None:
+            dtype = _dtype_of(network)
         if dtype not in (torch.float32, torch.float64):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         if not isinstance(prior, Prior) and prior not in ("zero", "network"):
@@ -156,6 +160,8 @@ class Learner(Predictor):
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
         self._busy = False
+        self._records: list[card.Record] = []  # one per task
+        self._shape: tuple[int, ...] | None = None  # of an example of the last task, as it is computed with
         self._rereading: Rereading | None = None  # the loader of the task that is being learned
         self.history: dict[str, tuple[Epoch, ...]] = {}
 
@@ -185,7 +191,8 @@ class Learner(Predictor):
         """Learn one more task, and return its name (by default its number, as text).
 
         `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be passed as two
-        arguments, learn(x, y); a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
+        arguments, learn(x, y); a pandas or polars frame of numbers with a column `label`, or the one that `label=`
+        names; a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
         benchmark's task, which has its own name and head. `task` is the task's name, which may also take the place of
         `y`: learn((x, y), "january"). `head` names an earlier task whose head to share; that head grows if the data has
         new labels. `classes` are labels that the head should know even if none of the data has them. If learning fails
@@ -293,10 +300,13 @@ class Learner(Predictor):
             epochs = int(self.method.known_settings["epochs"].check("epochs", options.epochs))
         report = History(" + ".join(names), options.callbacks)
         held = held_out.requested(options.validation, options.patience, lambda data: self._examples(data, "validation"))
-        before, self._busy = self.history, True
+        before, self._busy = (self.history, self._records, self._shape), True
+        validation: Validation | None = None
+        measured: TaskData | None = None
 
         def ended() -> None:
             self._busy = False
+            self._record(given, epochs, measured, isinstance(held, float))
             self.history = {**self.history, **dict.fromkeys(names, tuple(report.epochs))}
             report.end()
 
@@ -307,14 +317,13 @@ class Learner(Predictor):
                 tasks, held = self._of_one_length(tasks, held)
                 classes = self._session.group_of(given[0], tasks[0])
                 tasks = self._reread(tasks, classes)
-                validation = None
                 if options.validation is not None and len(classes) > 1:  # a single class trains nothing
                     drawn = generator(self.seed, "validation", run.rounds)
                     if not isinstance(held, float):  # those of the classes that are learned together
                         held = held_out.among(held, classes, self._session.heads[given[0].head])
-                    tasks[0], data = held_out.hold_out(tasks[0], held, classes, drawn)
+                    tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
                     weights = self._class_weight(options, given[0], classes)
-                    validation = Validation(_weighted(data, weights, classes), options.patience)
+                    validation = Validation(_weighted(measured, weights, classes), options.patience)
                 if options.class_weight is not None:
                     for i, part in enumerate(tasks):
                         own = self._session.group_of(given[0], part)
@@ -322,22 +331,52 @@ class Learner(Predictor):
                 if not run.rounds:
                     self._check_scale(tasks[0].x[0])
                 report.begin(epochs * run.method.stages)
-                if options.checkpoint is None:
-                    run.learn(tasks, epochs, report, validation)
-                else:
-                    about = {"method": self.method.name, "seed": self.seed, **self.settings}
-                    about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
-                    resumable.learn(run, Path(options.checkpoint), about, tasks, report, validation)
+                self._fit(tasks, epochs, names, report, validation, options)
                 self._session.density = self._with_these(tasks)
             merge(run, self._plain, self._adapters)
             if options.checkpoint is not None:
                 resumable.remove(run, Path(options.checkpoint))
         except BaseException:
-            self.history = before
+            self.history, self._records, self._shape = before
             raise
         finally:
             self._busy, self._rereading = False, None
         return names
+
+    def _fit(
+        self,
+        tasks: list[TaskData],
+        epochs: int,
+        names: list[str],
+        report: History,
+        validation: Validation | None,
+        options: _Options,
+    ) -> None:
+        if options.checkpoint is None:
+            self._run.learn(tasks, epochs, report, validation)
+            return
+        about = {"method": self.method.name, "seed": self.seed, **self.settings}
+        about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
+        resumable.learn(self._run, Path(options.checkpoint), about, tasks, report, validation)
+
+    def _record(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> None:
+        """Note what was learned for the card. `data`: the validation part, if there is one; `part`: whether it was held
+        out of the task's own rows.
+        """
+        self._shape = tuple(given[-1].x.shape[2:])
+        found = [card.record(task, epochs) for task in given]
+        if data is not None:
+            task, classes = given[0], self._session.group_of(given[0], data)
+            y = positions([classes[i] for i in data.y[0].tolist()], self._heads[task.head]).numpy()
+            p = self._probabilities(data.x[0], task.name).double().cpu().numpy()
+            found[0]["examples"] -= len(y) if part else 0  # these were not trained on
+            found[0]["validation"] = {
+                "examples": len(y),
+                "accuracy": float((p.argmax(1) == y).mean()),
+                "nll": metrics.nll(p, y),
+                "ece": metrics.expected_calibration_error(p, y),
+            }
+        self._records = [*self._records, *found]
 
     @staticmethod
     def _check_reread(options: _Options) -> None:
@@ -478,32 +517,31 @@ class Learner(Predictor):
                 f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
                 "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
             )
-        names = head_names(groups[0].number)
-        network, mean = self._run.network, self._run.predictor(self._number(task)).mean
-        views = network.layout.views(mean)
-        weight, bias = views[names["weight"]][0], views[names["bias"]][0]
-        plain = self._plain
-        if self.method.trunk is not None:  # the columns up to the task's own
-            number = self._number(task)
-            plain = self._run.plain_trunk(self._run.rounds if number is None else number + 1)
-        trunk = copy.deepcopy(plain).to(mean)
-        head = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
-        with torch.no_grad():
-            for name, parameter in trunk.named_parameters():
-                if name in network.trunk_names:
-                    parameter.copy_(views[name][0])
-            for module, first in zip(trunk.modules(), plain.modules(), strict=True):
-                if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
-                    module.weight[module.padding_idx] = first.get_parameter("weight")[module.padding_idx]
-            statistics = network.statistics()
-            for name, buffer in trunk.named_buffers():
-                if name in statistics:
-                    buffer.copy_(statistics[name][0])
-            head.weight.copy_(weight)
-            head.bias.copy_(bias)
-            if network.film is not None:
-                folded_(trunk, FilmRows(network.film, network.sites), self._number(task) or 0)
-        return headed(trunk, head, network.call).eval()
+        number = self._number(task)
+        return next(plain_networks(self, [self._run.predictor(number).mean], [groups[0].number], number))
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        x: Any = None,
+        *,
+        task: str | int | None = None,
+        what: Literal["predictive", "mean"] = "predictive",
+        samples: int | None = None,
+    ) -> None:
+        """Write a network that predicts a task without evcl: `.onnx`, or `.pt2`, a program of torch.export.
+
+        what="predictive" has the outputs `probabilities`, `entropy`, `aleatoric`, `epistemic` and, if it is known,
+        `unfamiliar`: the fields of `predictions`, and the same numbers up to rounding. The weights are drawn now, and
+        stored: `samples` draws of every weight that learns, by default `predict_samples` of them; fewer make a smaller
+        and faster file. what="mean" is the mean network, with the output `logits`.
+
+        The number of examples is free, and so is the length of sequences if torch can trace that; all other sizes are
+        those learned from. `x` is some inputs to trace the network with, in the form that `predict` takes; a network
+        whose code needs special values needs it, and so does one in a file of an earlier version of evcl. The labels
+        are in the file's metadata: see docs/models.md. What was done to the inputs before `learn` is not in the file.
+        """
+        export(self, path, x, task=task, what=what, samples=samples)
 
     def _restore_frozen(self, frozen: dict[str, Tensor]) -> None:
         """Restore saved frozen layers and buffers, in the Bayesian network and in the plain copy beside it."""
@@ -514,6 +552,17 @@ class Learner(Predictor):
             raise EvclError("the network does not fit the file: its frozen layers or buffers differ")
         for module in (self._run.network.trunk, self._plain):
             module.load_state_dict(frozen, strict=False)
+
+    def card(self) -> dict[str, Any]:
+        """What the learner was trained on, when, with which method and settings, and how sure it is: a dictionary that
+        JSON can hold. Its "tasks" have, for each task, the number of examples and classes, the date (UTC), the epochs
+        and, if a validation part was held out, accuracy, NLL and expected calibration error on it; "now" is the
+        accuracy on the rows that are kept of the task, if there are any. `save` writes it into the file.
+        """
+        about = {**self._about(), "records": self._records, "versions": card.versions()}
+        if self._adapters is not None:
+            about["base"] = self._base_hash()
+        return card.card(about, self.evaluate_kept() if self._tasks else None)
 
     def _base_hash(self) -> str:
         """The sha256 of the base model that adapters are added to."""
@@ -526,16 +575,28 @@ class Learner(Predictor):
         """
         write(path, self.described(), notes or {})
 
+    def _about(self) -> dict[str, Any]:
+        """The part of the description that a card needs."""
+        network = self._run.network
+        return {
+            "method": self.method.name,
+            "settings": dict(self.settings),
+            "seed": self.seed,
+            "dtype": str(network.posterior.mean.dtype),
+            "trunk": [[name, list(network.layout.shapes[name])] for name in network.trunk_names],
+            "features": network.layout.shapes[head_names(0)["weight"]][1] if self._heads else 0,
+            "heads": [[name, classes] for name, classes in self._heads.items()],
+            "tasks": [[name, head] for name, head in self._tasks.items()],
+        }
+
     def described(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The learner's whole state as a JSON-serialisable description and tensors, without a user's own network."""
         self._check_idle()
         run, plain = self._run, self._plain
         mlp = plain.described() if isinstance(plain, MLP) else None
-        description = {
+        description: dict[str, Any] = {
+            **self._about(),
             "format": FORMAT,
-            "method": self.method.name,
-            "settings": dict(self.settings),
-            "seed": self.seed,
             "rounds": run.rounds,  # with the seed, it determines every generator
             "drawn": run.drawn,  # whether the first weights are random: then the first task may take larger steps
             "prior": GIVEN if isinstance(run.prior, Prior) else run.prior,
@@ -545,17 +606,16 @@ class Learner(Predictor):
             "precision": self._run.precision,
             "only": self._only,
             "skip": self._skip,
-            "dtype": str(run.network.posterior.mean.dtype),
-            "trunk": [[name, list(run.network.layout.shapes[name])] for name in run.network.trunk_names],
-            "features": run.network.layout.shapes[head_names(0)["weight"]][1] if self._heads else 0,
-            "heads": [[name, classes] for name, classes in self._heads.items()],
-            "tasks": [[name, head] for name, head in self._tasks.items()],
         }
         call = run.network.call
         if call.form is not None:
             description["form"] = call.form.described()
         if call.output is not None:
             description["output"] = [FUNCTION] if callable(call.output) else call.output
+        if self._records:
+            description |= {"records": self._records, "versions": card.versions()}
+        if self._shape is not None:
+            description["shape"] = list(self._shape)
         if self._accumulate != 1:
             description["accumulate"] = self._accumulate
         groups, shown = self._session.groups, self._session.shown
@@ -593,6 +653,12 @@ def _weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Ta
     if class_weight is None:
         return task
     return replace(task, weights=class_weights(class_weight, classes, task.y[0]).to(task.x.dtype).unsqueeze(0))
+
+
+def _dtype_of(network: nn.Module) -> torch.dtype:
+    """float64 if all weights of the network are, else float32."""
+    kinds = {p.dtype for p in network.parameters()} if isinstance(network, nn.Module) else set()
+    return torch.float64 if kinds == {torch.float64} else torch.float32
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -16,10 +16,11 @@ from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
+from evcl.learner.card import checked
 from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, MOST_HEADS, Learner
 from evcl.learner.saved import upgraded
+from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
-from evcl.methods import known_settings, packing
 from evcl.nn import MLP, Layout, LoRA
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
@@ -76,35 +77,17 @@ def rebuilt(
     if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
         raise EvclError("rounds must be a whole number")
     method = get_method(saved["method"])
-    settings = resolve(method.name, known_settings(method, saved["settings"]), saved["settings"])
     # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
-    prior = saved.get("prior", "zero")  # earlier files do not say
-    dtypes = {str(t): t for t in (torch.float32, torch.float64)}
-    learner = Learner(
-        network,
-        method,
-        seed=saved["seed"],
-        init="network",
-        unsupported=saved["unsupported"],
-        only=saved.get("only"),
-        skip=saved.get("skip"),
-        prior="zero" if prior == GIVEN else prior,
-        output=_output(saved, output),
-        accumulate=saved.get("accumulate", 1),
-        adapters=_adapters(saved),
-        dtype=dtypes[saved["dtype"]],
-        precision=saved.get("precision", "tf32"),
-        device=device,
-        **settings,
-    )
+    learner = _learner(saved, method, network, trunk, tensors, {"output": _output(saved, output), "device": device})
     del network
     _check_base(learner, saved)
     run = learner._run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
-    run.drawn, run.prior = saved.get("drawn") is True, prior
+    run.drawn, run.prior = saved.get("drawn") is True, saved.get("prior", "zero")  # earlier files do not say
+    learner._shape, learner._records = _shape(saved), checked(saved.get("records"), tasks)
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
     learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
@@ -128,6 +111,60 @@ def rebuilt(
         if kept.y.numel():
             learner._tested(kept.x[0])  # raises if the network does not accept them
     return learner
+
+
+def _learner(
+    saved: dict[str, Any],
+    method: Method,
+    network: nn.Module,
+    trunk: Layout,
+    tensors: dict[str, Tensor],
+    more: dict[str, Any],
+) -> Learner:
+    """A learner with the file's options, which has learned nothing yet."""
+    dtypes = {str(t): t for t in (torch.float32, torch.float64)}
+    options: dict[str, Any] = {
+        **resolve(method.name, known_settings(method, saved["settings"]), saved["settings"]),
+        **more,
+        "seed": saved["seed"],
+        "init": "network",
+        "unsupported": saved["unsupported"],
+        "only": saved.get("only"),
+        "skip": saved.get("skip"),
+        "prior": "network" if saved.get("prior") == "network" else "zero",  # one of the user's own is restored later
+        "accumulate": saved.get("accumulate", 1),
+        "adapters": _adapters(saved),
+        "dtype": dtypes[saved["dtype"]],
+        "precision": saved.get("precision", "tf32"),
+    }
+    learner = Learner(network, method, **options)
+    if left := _left_out(learner, trunk, tensors):
+        options["skip"] = [*_names(saved.get("skip")), *left]
+        learner = Learner(network, method, **options)
+    return learner
+
+
+def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> list[str]:
+    """The modules that unsupported="deterministic" left fixed when the file was saved, but that learn in this version:
+    LSTM and GRU had no Bayesian form then. The file has their weights among those that do not learn.
+    """
+    if learner._unsupported != "deterministic":
+        return []
+    more = [name for name in learner._run.network.trunk_names if name not in trunk.shapes]
+    found = dict.fromkeys(name.rpartition(".")[0] or name for name in more if f"{FROZEN}{name}" in tensors)
+    return list(found)
+
+
+def _names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _shape(saved: dict[str, Any]) -> tuple[int, ...] | None:
+    """The shape of an example; earlier files do not say."""
+    found = saved.get("shape")
+    if found is not None and not (isinstance(found, list) and all(type(n) is int and 0 < n < 2**40 for n in found)):
+        raise EvclError("the shape of its inputs must be whole numbers")
+    return None if found is None else tuple(found)
 
 
 def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[str, Tensor]) -> None:

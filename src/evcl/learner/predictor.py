@@ -366,5 +366,6 @@ def tasks_of(tasks: Any, verb: str) -> list[Task]:
     found = [tasks] if isinstance(tasks, Task) else list(tasks) if isinstance(tasks, Iterable) else [tasks]
     for task in found:
         if not isinstance(task, Task):
-            raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}")
+            own = ": for data of your own, use measure((x, y))" if verb == "evaluate" else ""
+            raise EvclError(f"{verb} takes a benchmark or its tasks, not {type(task).__name__}{own}")
     return found

@@ -145,6 +145,11 @@ class Reader:
         """Inputs, as `tensor` takes them or packed already, and labels."""
         if isinstance(data, Mapping):
             return data, self._labels_of(data)
+        if _is_frame(data):
+            y = self._labels_of({str(name): data[name] for name in data.columns})
+            given = LABELS if self.label is None else [self.label]
+            target = next(name for name in given if name in data.columns)
+            return data[[name for name in data.columns if name != target]], y
         if isinstance(data, (tuple, list)) and len(data) == 2 and not _is_pair(data[1]) and _is_some(data[1]):
             return data[0], data[1]
         if isinstance(data, (tuple, list)) and len(data) > 2 and all(map(_is_array, data)):
@@ -300,6 +305,11 @@ def like(x: Any) -> Any:
 
 def _several_in(form: Any) -> bool:
     return sum(one is not form.mask for one in form.inputs) > 1
+
+
+def _is_frame(value: Any) -> bool:
+    """Whether this is a table of pandas or polars, which has columns."""
+    return hasattr(value, "columns") and hasattr(value, "shape") and len(value.shape) == 2
 
 
 def _is_array(value: Any) -> bool:

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
@@ -149,23 +149,36 @@ def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
 
 def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     """[N, D]: the random features of the rows x [N, ...] for replica r."""
-    source, width = generator(seed, "features"), _side(common["scatter"].shape[1])
+    width = _side(common["scatter"].shape[1])
     z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
-    if width % GRID**2:  # no number of random units: these are the features of a base model themselves
+    drawn = _drawn(x, x.shape[1:], width, seed)
+    if not drawn:
         return F.pad(z.flatten(1), (0, width - z[0].numel()))
-    if image(x.shape[1:]):
-        filters = torch.randn(width // GRID**2, x.shape[1], FIELD, FIELD, generator=source).to(x)
-        filters /= filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    if len(drawn) == 1:
+        (filters,) = drawn
         most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
         size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
         found = z.new_empty(len(z), len(filters), GRID, GRID)
         for into, some in zip(found.split(size), z.split(size), strict=True):
             into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
         return found.flatten(1)
-    inputs = math.prod(x.shape[1:])
-    weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(x)
-    bias = torch.randn(width, generator=source).to(x)
+    weight, bias = drawn
     return (z.flatten(1) @ weight).add_(bias).relu_()
+
+
+def _drawn(like: Tensor, shape: Sequence[int], width: int, seed: int) -> list[Tensor]:
+    """The random weights for rows of this shape: the filters for images; or a matrix and biases; or none, if the
+    features are those of a base model themselves.
+    """
+    source = generator(seed, "features")
+    if width % GRID**2:  # no number of random units
+        return []
+    if image(shape):
+        filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
+        return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
+    inputs = math.prod(shape)
+    weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(like)
+    return [weight, torch.randn(width, generator=source).to(like)]
 
 
 def image(shape: Sequence[int]) -> bool:
@@ -368,6 +381,53 @@ def _scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Sequ
         for into, place in zip(found, places, strict=True):
             into[r, first : first + len(f)] = parts[place]
     return found
+
+
+class Likelihood(nn.Module):
+    """`log_joint` of replica 0 for these heads as a module: what the random units see, [N, ...] -> [N, C], the heads
+    side by side.
+    """
+
+    weight: Tensor
+    offset: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, statistics: Statistics, seed: int, shape: Sequence[int], heads: Sequence[int]) -> None:
+        super().__init__()
+        weight, offset = (t[0] for t in statistics.classifier)
+        sizes, known = [one.shape[1] for one in statistics.classes.values()], list(statistics.classes)
+        parts = [(weight.split(sizes, 1)[i], offset.split(sizes)[i]) for i in (known.index(k) for k in heads)]
+        self.width = len(weight)
+        least = torch.finfo(weight.dtype).min / 4  # instead of -inf, with which some runtimes do not compute
+        self.register_buffer("weight", torch.cat([part for part, _ in parts], 1))
+        self.register_buffer("offset", torch.cat([part for _, part in parts]).clamp_min(least))
+        self.register_buffer("centre", statistics.common["centre"][0].view(*shape))
+        self.register_buffer("scale", statistics.common["scale"][0])
+        self.drawn = nn.ParameterList(_drawn(weight, shape, self.width, seed)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = (x - self.centre) / self.scale
+        if len(self.drawn) == 0:
+            z = z.flatten(1)
+            features = F.pad(z, (0, self.width - z.shape[1]))
+        elif len(self.drawn) == 1:
+            features = F.adaptive_avg_pool2d(F.conv2d(z, self.drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
+        else:
+            features = (z.flatten(1) @ self.drawn[0] + self.drawn[1]).relu()
+        return features @ self.weight + self.offset
+
+
+def statistics_in(memory: Any) -> Statistics | None:
+    """The statistics of classes in a method's memory, which may be inside another method's memory; None: there are
+    none.
+    """
+    if isinstance(memory, Statistics):
+        return memory if memory.classes else None
+    for one in fields(memory) if is_dataclass(memory) else ():
+        if (found := statistics_in(getattr(memory, one.name))) is not None:
+            return found
+    return None
 
 
 def _known(statistics: Statistics, q: Gaussian, asked: Asked) -> Tensor | None:

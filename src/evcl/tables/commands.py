@@ -1,8 +1,9 @@
-"""The functions behind `evcl learn` and `evcl predict`: learn a file, predict a file."""
+"""The functions behind `evcl learn`, `evcl predict` and `evcl export`."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,11 +14,12 @@ from typing import Any
 from evcl._core.errors import EvclError
 from evcl._core.files import check_regular, locked, write_atomically
 from evcl.callbacks import Callback
-from evcl.learner import INFER, NEW
+from evcl.learner import INFER, NEW, load
+from evcl.learner.export import export as export_learner
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
 from evcl.tables.image_folder import PIXELS, ImageFolder
-from evcl.tables.model import Model, create, load_model, read_rows
+from evcl.tables.model import Model, create, is_table, load_model, read_rows
 from evcl.tables.npz_file import NpzFile
 from evcl.tables.parquet_file import ParquetFile
 from evcl.tables.source import Source, bad
@@ -167,6 +169,21 @@ def predict(
     if total.unfamiliar is not None:
         total.unfamiliar /= total.rows
     return total
+
+
+def export(
+    model: Path, out: Path, *, task: str | None = None, what: str = "predictive", samples: int | None = None
+) -> None:
+    """Export a model: see `Learner.export`. The network takes encoded rows; how to encode them is in the file's
+    metadata, as `evcl.columns`, in the order of the inputs.
+    """
+    if not is_table(model):
+        export_learner(load(model), out, task=task, what=what, samples=samples)
+        return
+    found = load_model(model)
+    classes = [found.labels[int(code)] for code in found.learner.classes(task)]
+    notes = {"evcl.columns": json.dumps(found.encoder.described())}
+    export_learner(found.learner, out, task=task, what=what, samples=samples, classes=classes, notes=notes)
 
 
 @contextmanager

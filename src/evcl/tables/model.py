@@ -31,6 +31,7 @@ from evcl.learner import Learner, Predictions, load
 from evcl.learner.saved import write
 from evcl.methods import get as get_method
 from evcl.methods import known_settings
+from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
@@ -145,7 +146,9 @@ class Model:
         p = found.probabilities.gather(1, columns.clamp(min=0).unsqueeze(1)).squeeze(1).double()
         nll = -torch.where(columns < 0, 0.0, p).clamp(min=1e-12).log()
         means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
-        return {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
+        measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
+        p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
+        return {**measured, "ece": expected_calibration_error(p_known, columns.numpy())}
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -269,6 +272,15 @@ def create(
     return Model(learner, encoder, None if source.images else target, drop=tuple(drop)), rows
 
 
+def is_table(path: Path) -> bool:
+    """Whether this model file says how to encode a table, as those of `evcl learn` do."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return NOTE in (file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise EvclError(f"cannot load {path}: {error}") from error
+
+
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
@@ -289,6 +301,7 @@ def load_model(path: Path) -> Model:
         for line in history:
             texts += [line["task"], line["learned"]]
             _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]
+            float(line.get("ece", 0))  # earlier files have none
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be text")

@@ -1,0 +1,114 @@
+"""The card of a learner: what it was trained on and when, with which method and settings, and how sure it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from evcl._core.errors import EvclError
+from evcl._core.files import parsed
+from evcl._core.version import __version__
+from evcl.training import Given
+
+Record = dict[str, Any]
+"""What is known of one learned task."""
+
+NUMBERS = ("accuracy", "nll", "ece")  # of a validation part
+
+
+def versions() -> dict[str, str]:
+    return {"evcl": __version__, "torch": str(torch.__version__).partition("+")[0], "python": platform.python_version()}
+
+
+def record(task: Given, epochs: int) -> Record:
+    """The record of a task that has just been learned. It says nothing of this machine."""
+    rows = task.rows()
+    return {
+        "task": task.name,
+        "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
+        "examples": sum(rows.values()) // max(1, len(task.y) if task.counts is None else 1),
+        "classes": len(rows),
+        "epochs": epochs,
+    }
+
+
+def checked(saved: Any, tasks: Mapping[str, str]) -> list[Record]:
+    """The records in a file; earlier files have none. Raises if they cannot be read."""
+    if saved is None:
+        return []
+    try:
+        for one in saved:
+            numbers = [one["examples"], one["classes"], one["epochs"], *(one.get("validation") or {}).values()]
+            if one["task"] not in tasks or not isinstance(one["learned"], str) or not all(map(_is_number, numbers)):
+                raise ValueError
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise EvclError("the records of its tasks cannot be read") from None
+    return list(saved)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def card(saved: Mapping[str, Any], now: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The card of a learner with this description (see `Learner.described`). `now`: the accuracy of tasks on the rows
+    that are kept of them.
+    """
+    records = {one["task"]: one for one in saved.get("records") or ()}
+    heads = {name: list(classes) for name, classes in saved["heads"]}
+    tasks = []
+    for name, head in saved["tasks"]:
+        found = {"task": name, "head": head, **records.get(name, {})}
+        if now is not None and name in now:
+            found["now"] = now[name]
+        tasks.append(found)
+    about = {key: saved[key] for key in ("method", "seed", "settings", "dtype") if key in saved}
+    weights = sum(_size(shape) for _, shape in saved["trunk"])
+    outputs = sum(len(group[1]) for some in saved.get("groups", {}).values() for group in some)
+    outputs = outputs or sum(map(len, heads.values()))
+    return {
+        **about,
+        "weights": weights + (saved["features"] + 1) * outputs,
+        **({"base": saved["base"]} if "base" in saved else {}),
+        "heads": heads,
+        "tasks": tasks,
+        "versions": dict(saved.get("versions") or {}),
+    }
+
+
+def _size(shape: list[int]) -> int:
+    found = 1
+    for n in shape:
+        found *= n
+    return found
+
+
+def read_card(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The card of a saved learner, read without its network. What earlier tasks are at now is not in it: for that,
+    load the learner.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise EvclError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("evcl")
+        if text is None:
+            raise EvclError("it was not saved by evcl")
+        saved = parsed(text)
+        checked(saved.get("records"), dict(saved["tasks"]))
+        return card(saved)
+    except (SafetensorError, OSError) as error:
+        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, json.JSONDecodeError) as error:
+        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error

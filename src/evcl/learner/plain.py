@@ -1,0 +1,67 @@
+"""Plain networks from a learner's weights: modules of torch alone, from the inputs to the outputs of its heads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from evcl.nn import head_names
+from evcl.nn.film import FilmRows, folded_
+from evcl.nn.inputs import headed
+
+if TYPE_CHECKING:
+    from evcl.learner.learner import Learner
+
+
+@torch.no_grad()
+def plain_networks(
+    learner: Learner, draws: Iterable[Tensor], heads: Sequence[int], number: int | None
+) -> Iterator[nn.Sequential]:
+    """For each of these weights [1, P], the trunk and a linear layer on it, whose outputs are the logits of these heads
+    side by side; without heads, the trunk's features. `number`: whose task's columns and FiLM row to use.
+
+    All of them share the tensors that do not learn, unless there is FiLM, which is multiplied into the layers.
+    """
+    run = learner._run
+    network, plain = run.network, learner._plain
+    if learner.method.trunk is not None:  # the columns up to the task's own
+        plain = run.plain_trunk(run.rounds if number is None else number + 1)
+    shared: nn.Module | None = None
+    for weights in draws:
+        if shared is None:
+            shared = _fixed(copy.deepcopy(plain).to(weights), network.statistics())
+        names = dict(shared.named_parameters())
+        frozen = [p for name, p in names.items() if name not in network.trunk_names] + list(shared.buffers())
+        trunk = copy.deepcopy(shared, {id(t): t for t in frozen} if network.film is None else {})
+        views = network.layout.views(weights)
+        for name, parameter in trunk.named_parameters():
+            if name in network.trunk_names:
+                parameter.copy_(views[name][0])
+        for module, first in zip(trunk.modules(), plain.modules(), strict=True):
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
+                module.weight[module.padding_idx] = first.get_parameter("weight")[module.padding_idx]
+        if network.film is not None:
+            folded_(trunk, FilmRows(network.film.to(weights), network.sites), number or 0)
+        yield headed(trunk, _head(views, heads), network.call).eval()
+
+
+def _fixed(trunk: nn.Module, statistics: dict[str, Tensor]) -> nn.Module:
+    """The trunk with the statistics of replica 0."""
+    for name, buffer in trunk.named_buffers():
+        if name in statistics:
+            buffer.copy_(statistics[name][0])
+    return trunk
+
+
+def _head(views: dict[str, Tensor], heads: Sequence[int]) -> nn.Module:
+    if not heads:
+        return nn.Identity()
+    weight, bias = (torch.cat([views[head_names(k)[key]][0] for k in heads]) for key in ("weight", "bias"))
+    head: nn.Linear = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
+    head.weight.copy_(weight)
+    head.bias.copy_(bias)
+    return head
