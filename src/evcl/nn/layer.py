@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from evcl.nn.winners import Gate
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches held at once: 32 MB in float32
+MORE_ON_GPU = 8  # times as many on a GPU, where each piece costs the time of its kernels
+
+
+def examples_at_once(numbers: int, x: Tensor) -> int:
+    """How many examples may be held at once that need this many numbers each, on the device of x."""
+    return max(1, (MORE_ON_GPU if x.is_cuda else 1) * EXAMPLE_GRADIENT_NUMBERS // numbers)
 
 
 class Grads(NamedTuple):
@@ -230,7 +236,7 @@ class BayesianLayer(nn.Module):
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """The number of per-example gradients that may be held in memory at once."""
-        return max(1, EXAMPLE_GRADIENT_NUMBERS // prod(self.weights.mean[self.names[parameter]].shape))
+        return examples_at_once(prod(self.weights.mean[self.names[parameter]].shape), x)
 
     def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """[R, *shape]: sum_b of(example b's gradient), computed in pieces because per-example gradients are large.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl.nn.layer import (
-    EXAMPLE_GRADIENT_NUMBERS,
     BayesianLayer,
+    examples_at_once,
     local_draw,
     of_units,
     outer_sum,
@@ -190,7 +190,7 @@ class Conv(BayesianLayer):
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         """Fewer than in other layers, because the unfolded patches [R, B, c*k, l] are larger than the gradients."""
         patches = x.shape[0] * x.shape[2] * prod(self.kernel) * prod(delta.shape[3:])
-        return min(super().rows_at_once(parameter, x, delta), max(1, EXAMPLE_GRADIENT_NUMBERS // patches))
+        return min(super().rows_at_once(parameter, x, delta), examples_at_once(patches, x))
 
     def example_gradient(self, parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """The matrix product over the positions of each example: [R, B, o, l] x [R, B, l, i*k] per group."""
@@ -221,7 +221,7 @@ class Conv(BayesianLayer):
         """The rows are patches, one per position of the output."""
         whole = x.shape[0] * prod(self.kernel) * prod(x.shape[2:])  # numbers in the patches of one example, at most
         total, counts = None, x.new_zeros(len(x))
-        for part in x.split(max(1, EXAMPLE_GRADIENT_NUMBERS // whole), 1):
+        for part in x.split(examples_at_once(whole, x), 1):
             rows = self._patches(part).mT  # [R*B, l, c*k]
             more, count = outer_sum(rows.reshape(len(x), -1, rows.shape[2]), bias)
             total, counts = (more, count) if total is None else (total.add_(more), counts + count)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evcl._core.errors import EvclError, NoWeight
-from evcl.nn import layer as base
-from evcl.nn.layer import BayesianLayer
+from evcl.nn.layer import BayesianLayer, examples_at_once
 from evcl.nn.posterior import he_std
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]  # weights, a batch -> outputs
@@ -60,7 +59,7 @@ class JointLayer(BayesianLayer):
 
     def rows_at_once(self, parameter: str, x: Tensor, delta: Tensor) -> int:
         whole = sum(prod(self.weights.mean[name].shape) for name in self.names.values())
-        return max(1, base.EXAMPLE_GRADIENT_NUMBERS // whole)
+        return examples_at_once(whole, x)
 
     def sum_of(self, of: Callable[[Tensor], Tensor], parameter: str, x: Tensor, delta: Tensor) -> Tensor:
         """The sums of all parameters are computed when the first is asked for, and kept until all have been."""
