@@ -17,7 +17,9 @@ from evcl._core.files import parsed
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
 from evcl.learner.card import checked
-from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, MOST_HEADS, Learner
+from evcl.learner.describing import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen
+from evcl.learner.learner import Learner
+from evcl.learner.learning import MOST_HEADS
 from evcl.learner.saved import upgraded
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
@@ -90,7 +92,7 @@ def rebuilt(
     learner._shape, learner._records = _shape(saved), checked(saved.get("records"), tasks)
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
-    learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
+    restore_frozen(learner, {name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
@@ -216,7 +218,7 @@ def _output(saved: dict[str, Any], given: Output) -> Output:
 
 
 def _check_base(learner: Learner, saved: dict[str, Any]) -> None:
-    if "base" in saved and learner._base_hash() != saved["base"]:
+    if "base" in saved and base_of(learner) != saved["base"]:
         raise EvclError("its adapters belong to another base model: pass the network that they were trained on")
 
 
