@@ -98,5 +98,6 @@ EVCL = Method(
         "distill": replace(DISTILLATION["distill"], default=USUAL),
         "one_softmax": ONE_SOFTMAX,
     },
+    kept_as="evidence",
     apart=True,
 )
