@@ -273,7 +273,7 @@ class AdaptedPeft(nn.Module):
     def __init__(self, base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        self.down = Down(down.in_features, down.out_features, bias=False).to(down.weight)
+        self.down = Down(down.in_features, down.out_features, bias=False, device="meta")  # which draws nothing
         self.down.weight = nn.Parameter(down.weight.detach().clone())
         weight = base.get_parameter("weight")
         self.up = Up(up.in_features, up.out_features, _prior(weight, up.in_features, scale)).to(up.weight)
