@@ -218,7 +218,8 @@ def test_a_saved_file_holds_no_code_and_everything_else(saved):
         "posterior.mean", "posterior.log_std", "memory/prior/mean", "memory/prior/log_std", "memory/importance",
         "memory/used", "memory/classes/classes/0", "memory/classes/classes/1", "memory/classes/common/centre",
         "memory/classes/common/scale", "memory/classes/common/scatter", "memory/classes/common/nll",
-        "memory/rows/0", "memory/rows/1", "memory/beta/-1", "memory/beta/0", "memory/beta/1",
+        "memory/classes/common/squares", "memory/rows/0", "memory/rows/1", "memory/beta/-1", "memory/beta/0",
+        "memory/beta/1",
         "density.about", "density.mean", "density.variance", "density.rows",
     }  # fmt: skip
     with safe_open(path, framework="pt") as file:

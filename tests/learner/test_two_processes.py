@@ -31,12 +31,6 @@ learner.save(folder + "/after.safetensors")
 """
 
 
-@pytest.fixture(autouse=True)
-def _packages_may_draw():
-    with torch.random.fork_rng(devices=[]):
-        yield
-
-
 class Stop(evcl.Callback):
     def end_epoch(self, epoch):
         signal.raise_signal(signal.SIGINT)

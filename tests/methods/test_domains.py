@@ -14,7 +14,8 @@ import evcl
 from evcl.experiments import configure
 from evcl.experiments.programs import programs
 from evcl.experiments.run import execute
-from evcl.methods import TaskData, generative
+from evcl.methods import TaskData, class_statistics
+from evcl.methods import domains as rule
 from evcl.methods.method import Asked, Newcomer, Round
 from evcl.methods.teacher import protection
 from evcl.training import Checkpoints, Run, session
@@ -118,17 +119,17 @@ def test_the_judgement_is_what_its_equations_say(five):
     heads, r, seed = [0, 1], 0, five.seed
     asked = Asked(run.network, x.unsqueeze(0), heads, [seed])
     task = Newcomer(y.unsqueeze(0), [[0, 1], [0, 1]], [0, 1])
-    (new,), (shares,) = generative.domains(statistics, run.network.posterior, asked, task)
-    order = torch.randperm(90, generator=generative.generator(seed, "domain", 90))
-    f = generative.units(x, statistics.common, r, seed).double()
+    (new,), (shares,) = rule.domains(statistics, run.network.posterior, asked, task)
+    order = torch.randperm(90, generator=rule.generator(seed, "domain", 90))
+    f = class_statistics.units(x, statistics.common, r, seed).double()
     counted, judged = order[::2], order[1::2]
     every = torch.cat(list(statistics.classes.values()), 1)[0].double()  # of five domains
     own = torch.stack([f[counted][y[counted] == c].mean(0) for c in (0, 1)])
     n = torch.cat([every[:, 0], torch.stack([(y[counted] == c).sum() for c in (0, 1)])])
-    scatter = generative._square(statistics.common["scatter"][0].double())
+    scatter = class_statistics.square(statistics.common["scatter"][0].double())
     centred = f[counted] - own[y[counted]]
     scatter += centred.T @ centred
-    k = generative.ADDED * len(scatter)
+    k = class_statistics.ADDED * len(scatter)
     scatter += k * scatter.diagonal().mean() / n.sum() * torch.eye(len(scatter))
     shared = scatter / (n.sum() + k)
     means = torch.cat([every[:, 1:], own])
@@ -144,9 +145,9 @@ def test_the_judgement_is_what_its_equations_say(five):
     known = (domain.logsumexp(1) - right.gather(1, label[:, None])[:, 0]).mean()
     own_nll = -mine.log_softmax(1).gather(1, label[:, None]).mean()
     told = (entropy - known) / (entropy - own_nll)
-    unknown = told < generative.KNOWN or (told < generative.NEARLY and known > generative.MISSED * own_nll)
+    unknown = told < rule.KNOWN or (told < rule.NEARLY and known > rule.MISSED * own_nll)
     torch.testing.assert_close(shares.double(), domain.softmax(1).sum(0), rtol=1e-3, atol=1e-3)
-    assert bool(new) == bool(share >= generative.RECOGNISED and unknown)
+    assert bool(new) == bool(share >= rule.RECOGNISED and unknown)
 
 
 def test_rows_of_new_classes_say_nothing_about_domains():
@@ -229,10 +230,10 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
     noise = torch.randn(120, 64, generator=torch.Generator().manual_seed(3))
     x, y = DIGITS[1].train.x[:120] + change * noise, DIGITS[1].train.y[:120]
     run, statistics = five._run, five._run.memory.classes
-    found = generative.familiarity(statistics, a_round(run, x, y))
-    f = generative.units(x, statistics.common, 0, five.seed).double()
-    scatter, width = generative._square(statistics.common["scatter"][0].double()), f.shape[1]
-    rows, k = sum(float(one[0, :, 0].sum()) for one in statistics.classes.values()), generative.ADDED * f.shape[1]
+    found = rule.familiarity(statistics, a_round(run, x, y))
+    f = class_statistics.units(x, statistics.common, 0, five.seed).double()
+    scatter, width = class_statistics.square(statistics.common["scatter"][0].double()), f.shape[1]
+    rows, k = sum(float(one[0, :, 0].sum()) for one in statistics.classes.values()), class_statistics.ADDED * f.shape[1]
     inverse = ((scatter + k * scatter.diagonal().mean() / rows * torch.eye(width)) / (rows + k)).inverse()
     assert list(found) == list(statistics.classes)
     for head, one in statistics.classes.items():
@@ -261,7 +262,7 @@ def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
 
 def test_domains_of_the_same_kind_of_images_are_distilled(five):
     """Other digits are familiar: what the network says about them holds what it knows of the old ones."""
-    found = generative.familiarity(five._run.memory.classes, a_round(five._run, DIGITS[2].train.x, DIGITS[2].train.y))
+    found = rule.familiarity(five._run.memory.classes, a_round(five._run, DIGITS[2].train.x, DIGITS[2].train.y))
     assert all(float(one) == 1 for one in found.values())
 
 

@@ -14,7 +14,7 @@ from evcl._core.randomness import generator
 from evcl._core.settings import resolve
 from evcl.experiments import configure
 from evcl.experiments.run import execute
-from evcl.methods import METHODS, TaskData, generative
+from evcl.methods import METHODS, TaskData, class_statistics, counting
 from evcl.methods.method import Asked
 from evcl.training import Checkpoints, Run
 from evcl.training.checkpointer import Stopped
@@ -60,13 +60,13 @@ def test_it_is_a_gaussian_per_class_with_a_common_covariance():
     for one in parts:
         run.learn([one])
     found, x = statistics(run), blobs([0, 1, 2, 3], 5, seed=7)[0]
-    f = [generative.units(one.x[0], found.common, 0, 0) for one in parts]
+    f = [class_statistics.units(one.x[0], found.common, 0, 0) for one in parts]
     each = [f[k][parts[k].y[0] == c] for k in range(2) for c in range(2)]
     centred = torch.cat([one - one.mean(0) for one in each])
     scatter = centred.T @ centred
-    k = generative.ADDED * len(scatter)
+    k = class_statistics.ADDED * len(scatter)
     scatter += k * scatter.diagonal().mean() / len(centred) * torch.eye(len(scatter), dtype=F64)
-    covariance, new = scatter / (len(centred) + k), generative.units(x, found.common, 0, 0)
+    covariance, new = scatter / (len(centred) + k), class_statistics.units(x, found.common, 0, 0)
     wanted = torch.stack([MultivariateNormal(one.mean(0), covariance).log_prob(new) for one in each], 1)
     wanted = (wanted + torch.tensor([len(one) for one in each]).log()) / found.temperature
     scores = torch.cat(run.log_joint(x.unsqueeze(0), [0, 1]), 2)[0]
@@ -96,7 +96,7 @@ def test_a_large_task_is_counted_once(monkeypatch):
     one = task(0, [0, 1, 2])
     ends = []
     for many in (1000, 20):
-        monkeypatch.setattr(generative, "MANY", many)
+        monkeypatch.setattr(counting, "MANY", many)
         run = made(heads=(3,))
         run.learn([one])
         ends.append(statistics(run))
@@ -154,9 +154,10 @@ def test_images_have_convolutions_and_a_fixed_trunk_its_own_features():
 
 @pytest.mark.parametrize("shape", [(1, 9, 9), (40,)])
 def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape, monkeypatch):
-    monkeypatch.setattr(generative, "CACHED", 3000)  # 4 images
-    monkeypatch.setattr(generative, "BLOCK", 50)  # of 128 columns
-    monkeypatch.setattr(generative, "CHUNK", 32)
+    monkeypatch.setattr(class_statistics, "CACHED", 3000)  # 4 images
+    monkeypatch.setattr(counting, "BLOCK", 50)  # of 128 columns
+    for module in (class_statistics, counting):
+        monkeypatch.setattr(module, "CHUNK", 32)
     x = torch.rand(1, 70, *shape, generator=torch.Generator().manual_seed(0), dtype=F64)
     y = torch.arange(70).unsqueeze(0) % 2
     run = made(network=nn.Sequential(nn.Flatten(), skip_init(nn.Linear, x[0, 0].numel(), 6)))
@@ -171,9 +172,9 @@ def test_features_and_scatter_in_pieces_are_those_of_all_rows_at_once(shape, mon
     else:
         f = z @ (torch.randn(40, 128, generator=source) / 40**0.5).double()
         f = (f + torch.randn(128, generator=source).double()).relu()
-    torch.testing.assert_close(generative.units(x[0], common, 0, 0), f)
+    torch.testing.assert_close(class_statistics.units(x[0], common, 0, 0), f)
     apart = torch.cat([f[y[0] == c] - f[y[0] == c].mean(0) for c in range(2)])
-    torch.testing.assert_close(generative._square(common["scatter"][0]), apart.T @ apart)
+    torch.testing.assert_close(class_statistics.square(common["scatter"][0]), apart.T @ apart)
 
 
 def test_statistics_that_do_not_fit_are_refused():
@@ -182,12 +183,12 @@ def test_statistics_that_do_not_fit_are_refused():
     good = statistics(run)
     asked = Asked(run.network, blobs([0], 2)[0].unsqueeze(0), [0], [0])
     for name in ("scatter", "nll", "scale"):
-        bad = generative.Statistics(good.classes, {**good.common, name: good.common[name][:, :-1]})
+        bad = class_statistics.Statistics(good.classes, {**good.common, name: good.common[name][:, :-1]})
         with pytest.raises(evcl.EvclError, match="the statistics of its classes do not fit each other"):
-            generative.log_joint(bad, run.network.posterior, asked)
-    less = generative.Statistics({0: good.classes[0][:, :, :-1]}, good.common)
+            class_statistics.log_joint(bad, run.network.posterior, asked)
+    less = class_statistics.Statistics({0: good.classes[0][:, :, :-1]}, good.common)
     with pytest.raises(evcl.EvclError, match="do not fit each other"):
-        generative.log_joint(less, run.network.posterior, asked)
+        class_statistics.log_joint(less, run.network.posterior, asked)
 
 
 def adapted():

@@ -329,7 +329,9 @@ def of_peft(**options):
 def test_a_peft_model_is_used_as_it_is(tmp_path):
     network, (x, y) = of_peft(), texts()
     torch.testing.assert_close(with_adapters(network, None)(x), network(x))
+    before = torch.get_rng_state()
     learner = evcl.EVCL(network, epochs=3)
+    assert torch.equal(torch.get_rng_state(), before)  # only the networks of these tests may draw from it
     assert learner._run.network.trunk_names == tuple(
         f"encoder.layer.{k}.attention.self.query.{part}.weight" for k in range(2) for part in ("down", "up")
     )

@@ -340,7 +340,7 @@ def test_a_pretrained_network_can_be_the_first_priors_centre(generator):
         moved[prior] = (weight - module[1].weight.view(5, 6, 6))[:, 2:4].abs().mean()
     assert moved["network"] == 0
     assert moved["zero"] > 0.01
-    with pytest.raises(evcl.EvclError, match="prior must be 'zero' or 'network', not 'one'"):
+    with pytest.raises(evcl.EvclError, match=r"prior must be 'zero', 'network' or an evcl\.nn\.Prior, not 'one'"):
         evcl.VCL(module, prior="one")
 
 

@@ -2,7 +2,8 @@
 
 from evcl.learner.card import read_card
 from evcl.learner.kinds import EVCL, EWC, VCL, Naive
-from evcl.learner.learner import NEW, Learner
+from evcl.learner.learner import Learner
+from evcl.learner.learning import NEW
 from evcl.learner.loading import load, rebuilt
 from evcl.learner.predictor import INFER, Measures, Predictions
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import platform
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
 from evcl._core.version import __version__
+from evcl.learner.saved import reading
 from evcl.training import Given
 
 Record = dict[str, Any]
@@ -71,7 +71,7 @@ def card(saved: Mapping[str, Any], now: Mapping[str, float] | None = None) -> di
             found["now"] = now[name]
         tasks.append(found)
     about = {key: saved[key] for key in ("method", "seed", "settings", "dtype") if key in saved}
-    weights = sum(_size(shape) for _, shape in saved["trunk"])
+    weights = sum(math.prod(shape) for _, shape in saved["trunk"])
     outputs = sum(len(group[1]) for some in saved.get("groups", {}).values() for group in some)
     outputs = outputs or sum(map(len, heads.values()))
     return {
@@ -84,31 +84,14 @@ def card(saved: Mapping[str, Any], now: Mapping[str, float] | None = None) -> di
     }
 
 
-def _size(shape: list[int]) -> int:
-    found = 1
-    for n in shape:
-        found *= n
-    return found
-
-
 def read_card(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The card of a saved learner, read without its network. What earlier tasks are at now is not in it: for that,
     load the learner.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise EvclError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("evcl")
+    with reading(path) as found, safe_open(found, framework="pt") as file:
+        text = (file.metadata() or {}).get("evcl")
         if text is None:
             raise EvclError("it was not saved by evcl")
         saved = parsed(text)
         checked(saved.get("records"), dict(saved["tasks"]))
         return card(saved)
-    except (SafetensorError, OSError) as error:
-        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, json.JSONDecodeError) as error:
-        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error

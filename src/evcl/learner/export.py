@@ -27,7 +27,7 @@ from evcl._core.forms import Form, Key
 from evcl._core.settings import BAYESIAN
 from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
-from evcl.methods.generative import Likelihood, statistics_in
+from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
 from evcl.training.predict import draws as weight_draws
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from evcl._core.density import Density
@@ -17,8 +16,10 @@ from evcl._core.files import parsed
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
 from evcl.learner.card import checked
-from evcl.learner.learner import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, MOST_HEADS, Learner
-from evcl.learner.saved import upgraded
+from evcl.learner.describing import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen
+from evcl.learner.learner import Learner
+from evcl.learner.learning import MOST_HEADS
+from evcl.learner.saved import reading, upgraded
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA
@@ -33,27 +34,12 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None, output:
     If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file. If the learner's
     `output` was a function, pass that too: functions are not saved.
     """
-    try:
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError
-    except (OSError, TypeError, ValueError):
-        raise EvclError(f"there is no file {path}") from None
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if "evcl" not in metadata:
-                raise EvclError("it was not saved by evcl")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    with reading(path) as found, safe_open(found, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if "evcl" not in metadata:
+            raise EvclError("it was not saved by evcl")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
         return rebuilt(parsed(metadata["evcl"]), tensors, network, output)
-    except SafetensorError as error:
-        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
-    except OSError as error:
-        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
-    except EvclError as error:
-        raise EvclError(f"cannot load {path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
 
 
 def rebuilt(
@@ -86,11 +72,11 @@ def rebuilt(
     _check_base(learner, saved)
     run = learner._run
     run.network.call.form = Form.from_description(saved["form"]) if "form" in saved else None
-    run.drawn, run.prior = saved.get("drawn") is True, saved.get("prior", "zero")  # earlier files do not say
+    run.drawn, run.prior = saved.get("drawn") is True, _prior(saved)
     learner._shape, learner._records = _shape(saved), checked(saved.get("records"), tasks)
     if method.trunk is not None:
         _restore_columns(learner, first_column(trunk)[1], saved["rounds"], tensors)
-    learner._restore_frozen({name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
+    restore_frozen(learner, {name.removeprefix(FROZEN): t for name, t in tensors.items() if name.startswith(FROZEN)})
     if run.network.layout != trunk:
         ours, theirs = run.network.layout.shapes.items(), trunk.shapes.items()
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
@@ -167,6 +153,14 @@ def _shape(saved: dict[str, Any]) -> tuple[int, ...] | None:
     return None if found is None else tuple(found)
 
 
+def _prior(saved: dict[str, Any]) -> str:
+    """The centre of the trunk's first prior; earlier files do not say."""
+    found = saved.get("prior", "zero")
+    if found not in ("zero", "network", GIVEN):
+        raise EvclError(f"its first prior must be zero, network or {GIVEN}, not {found!r}")
+    return str(found)
+
+
 def _restore_columns(learner: Learner, columns: int, rounds: int, tensors: dict[str, Tensor]) -> None:
     """Add the columns, and restore what later ones will start from. A file without that has an mlp, whose columns are
     drawn, or is older: then they start from the network that was passed.
@@ -216,7 +210,7 @@ def _output(saved: dict[str, Any], given: Output) -> Output:
 
 
 def _check_base(learner: Learner, saved: dict[str, Any]) -> None:
-    if "base" in saved and learner._base_hash() != saved["base"]:
+    if "base" in saved and base_of(learner) != saved["base"]:
         raise EvclError("its adapters belong to another base model: pass the network that they were trained on")
 
 

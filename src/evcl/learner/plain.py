@@ -9,12 +9,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from evcl._core.errors import EvclError
 from evcl.nn import head_names
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
+
+
+def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
+    """A plain network with the mean weights: see `Learner.mean_network`."""
+    if learner.method.generative:
+        raise EvclError(f"{learner.method.name} trains no network: it predicts by a likelihood per class alone")
+    groups = learner._session.groups[learner._head(task)]
+    if len(groups) > 1:
+        raise EvclError(
+            f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
+            "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
+        )
+    number = learner._number(task)
+    return next(plain_networks(learner, [learner._run.predictor(number).mean], [groups[0].number], number))
 
 
 @torch.no_grad()

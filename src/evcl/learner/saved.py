@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from evcl._core.errors import EvclError
@@ -25,6 +28,27 @@ def write(
     """Write what `Learner.described` returned. `notes` are further texts for the file's metadata."""
     description, tensors = described
     save_tensors(path, tensors, {**notes, "evcl": json.dumps(description)})
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Inside this context, whatever is wrong with a learner's file is reported in one line."""
+    try:
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError
+    except (OSError, TypeError, ValueError):
+        raise EvclError(f"there is no file {path}") from None
+    try:
+        yield path
+    except SafetensorError as error:
+        raise EvclError(f"cannot load {path}: it is cut short or not a safetensors file ({error})") from error
+    except OSError as error:
+        raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise EvclError(f"cannot load {path}: it is damaged ({type(error).__name__} {error})") from error
 
 
 def upgraded(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.memory import Fresh, has_models, per_task, per_weight, relaid
-from evcl.methods.method import Learned, Learning, Method, Round
+from evcl.methods.method import Fit, Learned, Learning, Method, Round, with_fits
 from evcl.nn import Gaussian, Layout, head_names
 
 M = TypeVar("M")
@@ -66,14 +66,11 @@ def one_per_task(method: Method) -> Method:
         inner = restarted(remembered.inner, layout, names, fresh)
         start = replaced(round_.posterior, layout, names, remembered.first)
         asked = method.learn(inner, replace(round_, posterior=start), Settings({**s, "distill": 0.0}))
-        answer = None
-        while True:
-            try:
-                fit = asked.send(answer)  # type: ignore[arg-type]
-            except StopIteration as end:
-                learned: Learned = end.value
-                break
-            answer = yield replace(fit, start=start) if fit.start is None and fit.model is None else fit
+
+        def started(fit: Fit) -> Fit:
+            return replace(fit, start=start) if fit.start is None and fit.model is None else fit
+
+        learned = yield from with_fits(asked, started)
         part = layout.part([*names, *head_names(task.head).values()])
         q = learned.posterior
         kept = torch.stack([layout.gather(t, part) for t in (q.mean, q.log_std) if t is not None], 1)
@@ -108,6 +105,7 @@ def one_per_task(method: Method) -> Method:
         log_joint=None if log_joint is None else joint,
         domains=None,  # no head is shared
         needs_task=True,
+        kept_as="rows",
         shares=f"{method.shares} and adapters",
     )
 

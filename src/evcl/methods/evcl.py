@@ -19,7 +19,7 @@ overwrite what the softmax knows. It is a domain d of its head, with a softmax a
 
     p(y | x) = sum_d p(d | x) p(y | x, d)
 
-Whether a task is one, its rows decide (`generative.domains`). Tasks of one distribution share one softmax. With the
+Whether a task is one, its rows decide (see domains.py). Tasks of one distribution share one softmax. With the
 setting `one_softmax`, a head always has one softmax over all its classes.
 
 With Kronecker factors (`importance` kfac, see kronecker.py), the precision of q_{t-1} would be a second, diagonal
@@ -35,8 +35,12 @@ from torch import Tensor
 
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.methods import generative
+from evcl.methods import class_statistics
+from evcl.methods.class_statistics import Statistics
+from evcl.methods.domains import domains as judged
+from evcl.methods.domains import familiarity
 from evcl.methods.elastic_memory import Memory as ElasticMemory
+from evcl.methods.generative import with_classes
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, factored, penalty, remembered
 from evcl.methods.label_noise import tempering
@@ -50,11 +54,11 @@ from evcl.nn import Gaussian
 class Memory(ElasticMemory):
     """What EWC keeps, and the likelihood per class."""
 
-    classes: generative.Statistics = field(default_factory=generative.Statistics)
+    classes: Statistics = field(default_factory=Statistics)
 
 
 def learn(memory: ElasticMemory, round_: Round, s: Settings) -> Learning:
-    familiar = generative.familiarity(memory.classes, round_) if isinstance(memory, Memory) else {}
+    familiar = familiarity(memory.classes, round_) if isinstance(memory, Memory) else {}
     past, beta = protection(memory.rows, round_, s, familiar), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     if memory.factors:
@@ -66,11 +70,11 @@ def learn(memory: ElasticMemory, round_: Round, s: Settings) -> Learning:
 
 
 def log_joint(memory: Memory, q: Gaussian, asked: Asked) -> list[Tensor] | None:
-    return generative.log_joint(memory.classes, q, asked)
+    return class_statistics.log_joint(memory.classes, q, asked)
 
 
 def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[Tensor, Tensor] | None:
-    return generative.domains(memory.classes, q, asked, task)
+    return judged(memory.classes, q, asked, task)
 
 
 ONE_SOFTMAX = Setting(
@@ -83,7 +87,7 @@ EVCL = Method(
     name="evcl",
     summary=METHOD_SUMMARIES["evcl"],
     bayesian=True,
-    learn=generative.with_classes(learn),
+    learn=with_classes(learn),
     memory=Memory,
     log_joint=log_joint,
     domains=domains,
@@ -94,5 +98,6 @@ EVCL = Method(
         "distill": replace(DISTILLATION["distill"], default=USUAL),
         "one_softmax": ONE_SOFTMAX,
     },
+    kept_as="evidence",
     apart=True,
 )

@@ -101,6 +101,7 @@ EVCL_DGR = replace(
         "one_softmax": None,
     },
     no_memory=DGR.no_memory,
+    kept_as="rows",
     stages=DGR.stages,
     shares="evcl-dgr",
 )

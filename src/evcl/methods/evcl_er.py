@@ -50,6 +50,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import evcl
@@ -201,6 +202,8 @@ def remaining(
 
 def with_replay(method: Method, **changes: Any) -> Method:
     """Add a memory of examples to EVCL, or to EVCL with other defaults."""
+    if method.learn is not evcl.EVCL.learn:
+        raise EvclError(f'{method.name} has a `learn` of its own, which evcl-er\'s would replace: set kept_as="rows"')
     settings = {**method.settings, **REHEARSAL, "replay_share": SHARE}
     replayed = replace(
         method,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -259,6 +259,18 @@ def plain(memory: Any, round_: Round, s: Settings) -> Learning:
     return Learned(fitted.q, memory)
 
 
+def with_fits(asked: Learning, change: Callable[[Fit], Fit]) -> Learning:
+    """The round of another method, with each of its fits changed."""
+    answer: Fitted | None = None
+    while True:
+        try:
+            fit = asked.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            learned: Learned = end.value
+            return learned
+        answer = yield change(fit)
+
+
 class Asked(NamedTuple):
     """What to predict: x [U, N, ...] (see TaskData), through these heads of a network, for replicas with the seeds."""
 
@@ -304,6 +316,9 @@ class Method:
             own, so that a task which lacks them does no harm
         needs_task: True if the weights that predict differ from task to task, also for tasks that share a head
         no_memory: why it cannot be given a memory of examples (the setting `memory`); empty if it can
+        kept_as: how examples that it is given a memory of are used. "rows": they join the data of its fits; "evidence":
+            as in evcl-er, whose `learn` takes the place of EVCL's. A method made from EVCL with a `learn` of its own
+            sets "rows"
         stages: number of fits per round, for progress reports
         apart: True if examples of a batch must not affect each other in the network. The Fisher needs this, and so do
             replicas, for any method
@@ -327,6 +342,7 @@ class Method:
     replays: bool = False
     needs_task: bool = False
     no_memory: str = ""
+    kept_as: Literal["rows", "evidence"] = "rows"
     stages: int = 1
     apart: bool = False
     jointly: bool = False

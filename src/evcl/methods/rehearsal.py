@@ -30,7 +30,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Mixed, TaskData, shuffled
 from evcl.methods.memory import examples, per_task
-from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
+from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round, with_fits
 from evcl.methods.naive import NAIVE
 from evcl.methods.teacher import Number, teach
 
@@ -217,15 +217,12 @@ def with_memory(method: Method, **changes: Any) -> Method:
     )
 
     def learn(remembered: Any, round_: Round, s: Settings) -> Learning:
-        kept, answer = remembered.rehearsal.recalled(round_), None
-        asked = method.learn(remembered.inner, round_, s)
-        while True:
-            try:
-                fit = asked.send(answer)  # type: ignore[arg-type]
-            except StopIteration as end:
-                learned: Learned = end.value
-                break
-            answer = yield replaying(_with_inputs(fit, kept, round_, method.name), kept, s)
+        kept = remembered.rehearsal.recalled(round_)
+
+        def replayed(fit: Fit) -> Fit:
+            return replaying(_with_inputs(fit, kept, round_, method.name), kept, s)
+
+        learned = yield from with_fits(method.learn(remembered.inner, round_, s), replayed)
         return Learned(learned.posterior, memory(learned.memory, remembered.rehearsal.after(round_, s)))
 
     def predictor(remembered: Any, posterior: Any, task: int | None) -> Any:

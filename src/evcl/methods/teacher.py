@@ -16,7 +16,7 @@ it. `agreement` measures this on up to 1,000 of the new rows, as fractions of lo
 where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
 
 What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
-on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`generative.familiarity`).
+on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`domains.familiarity`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting, Settings
-from evcl.methods import evcl
 from evcl.methods.coreset import with_coreset
 from evcl.methods.evcl_er import with_replay
 from evcl.methods.method import Method
@@ -39,7 +38,7 @@ def _refused(method: Method, given: Mapping[str, Any]) -> str:
 
 def remembering(method: Method) -> Method:
     """The method with a memory of examples."""
-    if method.learn is evcl.EVCL.learn:
+    if method.kept_as == "evidence":
         return with_replay(method)
     return with_memory(method, settings={**method.settings, **REHEARSAL})
 

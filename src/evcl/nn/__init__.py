@@ -6,7 +6,8 @@ from evcl.nn.efficientnet import EfficientNetLite0, efficientnet_lite0
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
 from evcl.nn.lora import LoRA
-from evcl.nn.network import BayesianNetwork, outputs
+from evcl.nn.network import BayesianNetwork
+from evcl.nn.passes import outputs
 from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.posterior import Gaussian, Layout, Prior, he_std, he_uniform, log_stds
 from evcl.nn.sampled import SampledLayer

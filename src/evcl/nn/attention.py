@@ -11,16 +11,72 @@ from evcl.nn.layers import Dropout, Linear
 from evcl.nn.sampled import Composite
 
 
-class MultiheadAttention(Composite):
-    """The Bayesian form of nn.MultiheadAttention, with batch_first or not, masks, kdim and vdim.
-
-    If query, key and value are the same tensor, one matrix product computes all three projections; otherwise each uses
-    its rows of the same weights.
-    """
+class Attention(nn.Module):
+    """The forward pass of nn.MultiheadAttention, with batch_first or not, and masks. Subclasses have the weights."""
 
     # torch's TransformerEncoderLayer checks these, and then does not use the fast path, which would bypass this layer.
     in_proj_bias = None
     _qkv_same_embed_dim = False
+    batch_first: bool
+    num_heads: int
+
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The projections of all three, for inputs whose first axis is the batch."""
+        raise NotImplementedError
+
+    def combine(self, y: Tensor) -> Tensor:
+        """The layer's output from what its heads have read."""
+        raise NotImplementedError
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """Dropout of the attention weights."""
+        return weights
+
+    @property
+    def drops(self) -> bool:
+        """Whether `drop` changes anything now."""
+        return False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.dim() != 3:
+            raise EvclError(f"MultiheadAttention takes a batch of sequences (3 axes), not shape {tuple(query.shape)}")
+        if query is key and key is value:
+            query = key = value = query if self.batch_first else query.transpose(0, 1)
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        parts = self.project(query, key, value)
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)  # [R*B, heads, t, d]
+        mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
+        weights: Tensor | None = None
+        if need_weights or self.drops:
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            weights = self.drop((scores if mask is None else scores + mask).softmax(-1))
+            y = weights @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        out = self.combine(y.transpose(1, 2).flatten(2))
+        out = out if self.batch_first else out.transpose(0, 1)
+        if not need_weights or weights is None:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+
+class MultiheadAttention(Attention, Composite):
+    """The Bayesian form of nn.MultiheadAttention, also with kdim and vdim.
+
+    If query, key and value are the same tensor, one matrix product computes all three projections; otherwise each uses
+    its rows of the same weights.
+    """
 
     def __init__(self, layer: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -39,40 +95,22 @@ class MultiheadAttention(Composite):
         self.out_proj = Linear(layer.out_proj)
         self.dropout = Dropout(nn.Dropout(layer.dropout))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        if query.dim() != 3:
-            raise EvclError(f"MultiheadAttention takes a batch of sequences (3 axes), not shape {tuple(query.shape)}")
-        one = query is key and key is value
-        if not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        if one and self.packed is not None:
-            parts = list(self.packed(query).chunk(3, -1))
-        else:
-            parts = [f(x) for f, x in zip(self.projections, (query, key, value), strict=True)]
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)  # [R*B, heads, t, d]
-        mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
-        weights: Tensor | None = None
-        if need_weights or (self.dropout.p > 0 and self.dropout.weights.noise is not None):
-            scores = q @ k.mT * q.shape[-1] ** -0.5
-            weights = self.dropout((scores if mask is None else scores + mask).softmax(-1))
-            y = weights @ v
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, mask)
-        out = self.out_proj(y.transpose(1, 2).flatten(2))
-        out = out if self.batch_first else out.transpose(0, 1)
-        if not need_weights or weights is None:
-            return out, None
-        return out, weights.mean(1) if average_attn_weights else weights
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        if query is key and key is value and self.packed is not None:
+            return list(self.packed(query).chunk(3, -1))
+        return [f(x) for f, x in zip(self.projections, (query, key, value), strict=True)]
+
+    def combine(self, y: Tensor) -> Tensor:
+        out: Tensor = self.out_proj(y)
+        return out
+
+    def drop(self, weights: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(weights)
+        return dropped
+
+    @property
+    def drops(self) -> bool:
+        return self.dropout.p > 0 and self.dropout.weights.noise is not None
 
 
 def _projection(weight: Tensor, bias: Tensor | None, rows: slice | None = None) -> Linear:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
 from evcl._core.randomness import generator
-from evcl.nn.attention import _mask
+from evcl.nn.attention import Attention
 from evcl.nn.layers import Linear
 
 USUAL = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "q", "v")  # names of these projections in the field
@@ -214,12 +214,10 @@ class AdaptedLinear(nn.Module):
         return ["base.weight"]
 
 
-class AdaptedAttention(nn.Module):
+class AdaptedAttention(Attention):
     """nn.MultiheadAttention with adapters of its query and value projections. Its own weights are frozen buffers."""
 
     down: Tensor
-    in_proj_bias = None  # see attention.py: torch's fast path would bypass the adapters
-    _qkv_same_embed_dim = False
 
     def __init__(self, base: nn.MultiheadAttention, lora: LoRA, path: str) -> None:
         super().__init__()
@@ -237,36 +235,11 @@ class AdaptedAttention(nn.Module):
             self.up[name] = Up(lora.rank, len(weight), _prior(weight, lora.rank, lora.scale)).to(weight)
             self.register_buffer(f"{DOWN}_{name}", _rows(lora, f"{path}.{name}", weight.shape[1], 0).to(weight))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        if query.dim() != 3:
-            raise EvclError(f"MultiheadAttention takes a batch of sequences (3 axes), not shape {tuple(query.shape)}")
-        if not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        parts = [self._projected(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts)
-        mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
-        weights: Tensor | None = None
-        if need_weights:
-            scores = q @ k.mT * q.shape[-1] ** -0.5
-            weights = (scores if mask is None else scores + mask).softmax(-1)
-            y = weights @ v
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, mask)
-        out = F.linear(y.transpose(1, 2).flatten(2), self.get_buffer("out"), self._buffers["out_bias"])
-        out = out if self.batch_first else out.transpose(0, 1)
-        if weights is None:
-            return out, None
-        return out, weights.mean(1) if average_attn_weights else weights
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        return [self._projected(name, x) for name, x in (("query", query), ("key", key), ("value", value))]
+
+    def combine(self, y: Tensor) -> Tensor:
+        return F.linear(y, self.get_buffer("out"), self._buffers["out_bias"])
 
     def _projected(self, name: str, x: Tensor) -> Tensor:
         y = F.linear(x, self.get_buffer(name), self._buffers[f"{name}_bias"])
@@ -300,7 +273,7 @@ class AdaptedPeft(nn.Module):
     def __init__(self, base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float) -> None:
         super().__init__()
         self.base, self.scale = base, scale
-        self.down = Down(down.in_features, down.out_features, bias=False).to(down.weight)
+        self.down = Down(down.in_features, down.out_features, bias=False, device="meta")  # which draws nothing
         self.down.weight = nn.Parameter(down.weight.detach().clone())
         weight = base.get_parameter("weight")
         self.up = Up(up.in_features, up.out_features, _prior(weight, up.in_features, scale)).to(up.weight)

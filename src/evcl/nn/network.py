@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from evcl._core.errors import EvclError, NoWeight
-from evcl.nn.below import WHOLE, fixed_layers, may_be_kept
-from evcl.nn.columns import Columns
-from evcl.nn.film import FilmRows, Mixture, Sites, first_rows
-from evcl.nn.inputs import Call, described
-from evcl.nn.layer import BayesianLayer, Grads, Weights
+from evcl.nn.film import Sites, first_rows
+from evcl.nn.inputs import Call
+from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
 from evcl.nn.posterior import Gaussian, Layout, log_stds
-from evcl.nn.sampled import DirectParameters, FreeParameter, SecondAxis
-from evcl.nn.sizes import MOST_ROWS, Size, measured
+from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.nn.slots import Slot, head_names
+from evcl.nn.trunk import Trunk
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
-FORM = ("trunk", "trunk_names", "owned", "_places", "direct", "_settled", "centre", "scales", "rounds")  # of a trunk
 
 
-class BayesianNetwork(nn.Module):
+class BayesianNetwork(Trunk):
     """The result of `bayesianize`. Calling it runs the trunk: [R*B, ...] -> [R*B, features].
 
     `posterior` holds `mean` and `log_std`, both [R, P]. `layout` names its parts as the plain module names its
@@ -81,9 +73,7 @@ class BayesianNetwork(nn.Module):
         self.width: Tensor | None = None  # [1, P] of the trunk: log sigma of its first prior, if that is the user's own
         self.whole = 0  # if the trunk has its own classifier, the number of its outputs: the logits of head 0
         self._places = [(module, key) for module, key, _ in owned]
-        self._sizes: dict[tuple[str, torch.Size], Size | None] = {}  # see `size`
-        self._fixed: int | None = None  # see `fixed`
-        self._below: Any = None  # inputs -> what `below` has found, inside `keeping`
+        self._sizes, self._fixed, self._below = {}, None, None
         self.bind(posterior.mean, posterior.variance(), layout)
 
     @property
@@ -121,263 +111,13 @@ class BayesianNetwork(nn.Module):
         """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
         return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
 
-    def bind(
-        self,
-        mean: Tensor,
-        variance: Tensor | None,
-        layout: Layout,
-        grads: tuple[Tensor, Tensor | None] | None = None,
-        film: FilmRows | None = None,
-    ) -> list[Tensor]:
-        """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
-
-        They are the parts of the means, in the layout's order, then those of the variances. They share memory with the
-        buffers, so the next forward pass uses values updated in place. With `grads`, also flat buffers, a backward pass
-        followed by `collect_gradients` adds the gradients to them. `film`: rows to use instead of the network's own.
-        """
-        self.weights.replicas = len(mean)
-        self.weights.film = film
-        if film is None and self.film is not None:
-            rows = FilmRows(self.film, self.sites)
-            self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
-        self.weights.mean = _leaves(layout, mean)
-        self.weights.variance = None if variance is None else _leaves(layout, variance)
-        leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
-        if others := self.at_rest - layout.shapes.keys():
-            rest = self.beside.mean if self.weights.rows is None else self.beside.mean[self.weights.rows]
-            self.weights.mean |= {name: self.layout.view(rest, name) for name in others}
-        self.weights.grads = None
-        if grads is not None:
-            self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
-        return leaves
-
-    def collect_gradients(self) -> None:
-        """Add gradients in `.grad` to the flat buffers, for layers that do not write there directly."""
-        weights = self.weights
-        assert weights.grads is not None
-        both = ((weights.mean, weights.grads.mean, 1), (weights.variance, weights.grads.variance, 2))
-        for leaves, views, scale in both:
-            for name, leaf in (leaves or {}).items():
-                if leaf.grad is not None and views is not None:
-                    views[name].add_(leaf.grad, alpha=scale)
-                    leaf.grad = None
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside this context, compute with replica 0 alone, at the posterior's mean."""
-        weights = self.weights
-        before = dict(vars(weights))
-        weights.rows, weights.noise = [0], None
-        self.bind(self.posterior.mean[:1], None, self.layout)
-        try:
-            yield
-        finally:
-            vars(weights).update(before)
-
-    @contextmanager
-    def only(self, rows: Sequence[int]) -> Iterator[None]:
-        """Inside this context, the bound weights belong to these replicas."""
-        before, self.weights.rows = self.weights.rows, rows
-        try:
-            yield
-        finally:
-            self.weights.rows = before
-
-    @contextmanager
-    def narrowed(self, rows: Tensor) -> Iterator[None]:
-        """Inside this context, compute with these replicas alone, out of those bound; autograd takes the gradients."""
-        weights = self.weights
-        before = dict(vars(weights))
-        weights.replicas, weights.rows, weights.grads = len(rows), rows, None
-        weights.mean = {name: value[rows] for name, value in weights.mean.items()}
-        if weights.variance is not None:
-            weights.variance = {name: value[rows] for name, value in weights.variance.items()}
-        if weights.noise is not None:
-            weights.noise = weights.noise.of(rows)
-        if weights.film is not None:
-            weights.film = weights.film.of(rows)
-        if isinstance(weights.task, Mixture):
-            weights.task = weights.task.of(rows)
-        try:
-            yield
-        finally:
-            vars(weights).update(before)
-
-    @contextmanager
-    def using(self, task: int | Mixture | None) -> Iterator[None]:
-        """Inside this context, compute with the FiLM row of this task; None: as before."""
-        before = self.weights.task
-        self.weights.task = before if task is None else task
-        try:
-            yield
-        finally:
-            self.weights.task = before
-
     def add_film(self, tasks: int) -> None:
         """Have FiLM rows for at least this many tasks; new ones change nothing."""
         if self.film is not None and tasks > self.film.shape[1]:
             more = first_rows(tasks - self.film.shape[1], self.sites, self.posterior.mean)
             self.film = torch.cat([self.film, more], 1)
 
-    def forward(self, x: Tensor, from_below: bool = False) -> Tensor:
-        """`from_below`: x is what `below` has made of the inputs, and only the rest of the trunk runs."""
-        self.weights.batch = x.shape[0]
-        self.weights.passes += 1
-        if self.owned and not self._settled:
-            self._settle(x)
-        while True:
-            try:
-                return self._output(x, self._rest if from_below else self._run)
-            except NoWeight as error:  # `F.linear(h, self.words.weight)`: from now on, this weight is used directly
-                if not self.use_directly(error.layer):
-                    raise
-
-    def _output(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-        found: Tensor = run(x) if self.direct is None else self.direct(x, run)
-        return found
-
-    def _run(self, x: Tensor) -> Tensor:
-        """Run the trunk on the replicas that are bound: all of them, or one if it uses parameters directly."""
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            setattr(module, key, own(x))
-        if isinstance(self.trunk, Columns):
-            self.trunk.task = self.weights.task if isinstance(self.weights.task, int) else None
-        try:
-            with self._lower(x):
-                return self._checked(self.call(self.trunk, x), x)
-        finally:
-            for module, key in self._places:
-                module.__dict__.pop(key, None)
-
-    def _lower(self, x: Tensor) -> torch.autocast:
-        """The precision of a trunk's own matrix products, outside Bayesian layers."""
-        dtype = self.weights.dtype_of(x)
-        return torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)
-
-    def _checked(self, features: Any, x: Tensor) -> Tensor:
-        """The trunk's output for x, if it is one vector per example."""
-        if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != x.shape[0]:
-            came = tuple(features.shape) if isinstance(features, Tensor) else described(features)
-            advice = "" if isinstance(features, Tensor) else ": choose one of its outputs, output=NAME or output=0"
-            n = x.shape[0]
-            raise EvclError(f"the network must turn {n} inputs into [{n}, features], not {came}{advice}")
-        return features.to(self.posterior.mean.dtype)
-
-    # --- the part that never changes (see below.py) ------------------------------------------------------------------
-
-    @property
-    def fixed(self) -> int:
-        """The number of the trunk's first layers that never change, or WHOLE if all of it never changes."""
-        if self._fixed is None:
-            simple = self.film is None and not self.owned and self.direct is None
-            self._fixed = fixed_layers(self.trunk) if simple else 0
-        return self._fixed if self._fixed == WHOLE or self.call.form is None else 0
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Inside this context, what `below` has found is kept as long as the inputs exist."""
-        before = self._below
-        self._below = WeakTensorKeyDictionary() if before is None else before
-        try:
-            yield
-        finally:
-            self._below = before
-
-    @torch.no_grad()
-    def below(self, x: Tensor) -> Tensor | None:
-        """[U, N, ...]: what the part of the trunk that never changes makes of x [U, N, ...]. None if there is no such
-        part, if its output is too large to be kept, or if examples affect each other there.
-        """
-        if not self.fixed or x.numel() == 0:
-            return None
-        kept = None if self._below is None else self._below.get(x)
-        if kept is not None and kept[0] == x._version:
-            return kept[1]  # type: ignore[no-any-return]
-        found = self._below_all(x)
-        if self._below is not None:
-            self._below[x] = x._version, found
-        return found
-
-    def _below_all(self, x: Tensor) -> Tensor | None:
-        one, two = self._first_layers(x[0, :1]), self._first_layers(x[0, :2])
-        if not may_be_kept(one, two, x):
-            return None
-        size = self.size(x, self._first_layers, "below")
-        rows = MOST_ROWS if size is None else size.forward_rows(x.is_cuda)
-        found = one.new_empty(*x.shape[:2], *one.shape[1:])
-        for into, some in zip(found, x, strict=True):
-            for a, b in zip(into.split(rows), some.split(rows), strict=True):
-                a.copy_(self._first_layers(b))
-        return found
-
-    def _first_layers(self, x: Tensor) -> Tensor:
-        """In full precision, even if training has a lower one: this is done once."""
-        x = x.clone()  # a forward pass may write to it
-        if self.fixed == WHOLE:
-            return self._checked(self.call(self.trunk, x), x)
-        for layer in list(self.trunk.children())[: self.fixed]:
-            x = layer(x)
-        return x
-
-    def _rest(self, h: Tensor) -> Tensor:
-        """The trunk's output from what `below` has made of the inputs."""
-        if self.fixed == WHOLE:
-            return h
-        with self._lower(h):
-            found: Any = h
-            for layer in list(self.trunk.children())[self.fixed :]:
-                found = layer(found)
-            return self._checked(self.call.chosen(found, None), h)
-
-    @torch.no_grad()
-    def _settle(self, x: Tensor) -> None:
-        """Before the first batch, find out how the trunk uses its parameters [1, ...]. If it does not add or expand
-        them, one copy per example gives another output, or an error; they are then used directly.
-        """
-        some = x[: x.shape[0] // self.weights.replicas][:3]
-        if len(some) < 2:  # one example cannot tell
-            return
-        before = self.form()
-        found = self._tried(some)
-        direct = self._with_direct()
-        for (module, key), own in zip(self._places, self.owned, strict=True):
-            direct.add(module, key, next(iter(own.names.values())))  # type: ignore[operator]
-        self.direct, self.owned, self._places = direct, nn.ModuleList(), []
-        wanted = self._tried(some)
-        same = found is not None and wanted is not None and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)
-        if wanted is None or same:
-            self.set_form(before)
-        self._settled = True
-
-    def _tried(self, x: Tensor) -> Tensor | None:
-        with self.alone():
-            self.weights.batch = len(x)
-            try:
-                return self._output(x.clone(), self._run)  # not x itself: a forward pass may write to it
-            except (EvclError, RuntimeError):
-                return None
-
-    def _with_direct(self) -> DirectParameters:
-        """A copy of `direct` that more parameters can be added to."""
-        found = DirectParameters()
-        found.weights = self.weights
-        if self.direct is not None:
-            found.names, found.places = dict(self.direct.names), list(self.direct.places)
-        return found
-
-    def use_directly(self, layer: Any) -> bool:
-        """Put the plain layer in the place of a Bayesian one, and use its parameters directly. False if it cannot."""
-        plain = getattr(layer, "__dict__", {}).get("plain")
-        if plain is None:
-            return False
-        self.direct, self._fixed = self._with_direct(), None
-        for place in plain.places:
-            self.direct.add(*place)
-        for module in list(self.trunk.modules()):
-            for key, child in module._modules.items():
-                if child is layer or (isinstance(child, SecondAxis) and child.layer is layer):
-                    module._modules[key] = plain.layer
-        return True
+    # --- heads -----------------------------------------------------------------------------------------------------
 
     def logits(self, x: Tensor, heads: Sequence[int], from_below: bool = False) -> Tensor:
         """[R*B, classes]: the outputs of these heads, concatenated. `from_below`: see `forward`."""
@@ -397,20 +137,6 @@ class BayesianNetwork(nn.Module):
         own = [] if self.whole else heads
         return [*trunk, *(head_names(k)[key] for key in ("weight", "bias") for k in own)]
 
-    @property
-    def at_rest(self) -> set[str]:
-        """The names of the trunk's weights that are no longer trained: those of all columns but the last."""
-        return self.trunk.at_rest(self.trunk_names) if isinstance(self.trunk, Columns) else set()
-
-    def form(self) -> dict[str, Any]:
-        """The trunk, and what describes its weights. `set_form` restores it."""
-        return {name: getattr(self, name) for name in FORM}
-
-    def set_form(self, form: Mapping[str, Any]) -> None:
-        self._sizes, self._fixed = {}, None
-        for name, value in form.items():
-            setattr(self, name, value)
-
     def take_trunk(self, other: BayesianNetwork, rounds: int) -> None:
         """Replace the trunk by another network's, made for this many rounds; the heads stay. The caller lays out the
         weights.
@@ -425,22 +151,6 @@ class BayesianNetwork(nn.Module):
         """Whether it has nothing but linear layers: its activations are about as large as its inputs and weights."""
         layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.bayesian_layers())
         return layers and self.call.form is None and not any(True for _ in self.trunk.parameters())
-
-    def size(self, x: Tensor, run: Callable[[Tensor], object], name: str) -> Size | None:
-        """The size of a pass of examples like x [U, N, ...] through one replica by `run`, which is known by this name.
-        None if the network cannot take so few examples.
-        """
-        key = name, x.shape[2:]
-        if key not in self._sizes:
-            settled, self._settled = self._settled, True  # a few examples, perhaps equal ones, must not settle it
-            try:
-                with self.alone():
-                    self._sizes[key] = measured(run, x[0, :2])
-            except (EvclError, RuntimeError):
-                self._sizes[key] = None
-            finally:
-                self._settled = settled
-        return self._sizes[key]
 
     def add_head(self) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
@@ -499,44 +209,3 @@ class BayesianNetwork(nn.Module):
 
     def bayesian_layers(self) -> list[BayesianLayer]:
         return [m for m in self.modules() if isinstance(m, BayesianLayer)]
-
-
-def _leaves(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
-    return {name: view.detach().requires_grad_() for name, view in layout.views(flat.detach()).items()}
-
-
-@torch.no_grad()
-def outputs(
-    network: BayesianNetwork,
-    weights: Tensor,
-    layout: Layout,
-    x: Tensor,
-    heads: Sequence[int],
-    chunk: int | None = None,
-    change: Callable[[Tensor], Tensor] = lambda found: found,
-    task: int | None = None,
-    from_below: bool = False,
-) -> Tensor:
-    """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
-
-    The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
-    each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
-    `task`: whose FiLM row to use; None: that of the last task used. `from_below`: x is what `network.below` has found.
-    """
-    r = len(weights)
-    if not from_below and (below := network.below(x)) is not None:
-        x, from_below = below, True
-    if chunk is None:
-        # otherwise, an example may need far more memory than its inputs
-        plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
-        chunk = 500_000 if plain and x.is_cuda else MOST_ROWS
-        size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
-        chunk = chunk if size is None else size.forward_rows(x.is_cuda)
-    network.bind(weights, None, layout)
-    network.weights.noise = None
-    pieces = []
-    for xs in x.split(max(1, chunk // r), 1):
-        copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
-        with network.using(task):
-            pieces.append(change(network.logits(copies.flatten(0, 1), heads, from_below)).unflatten(0, (r, -1)))
-    return torch.cat(pieces, 1)

@@ -9,10 +9,10 @@ from evcl.training.early import Validation
 from evcl.training.graphed import streams
 from evcl.training.history import History
 from evcl.training.observer import Observer, Observers, Position, Progress
-from evcl.training.replicas import State
 from evcl.training.rules import Adam
 from evcl.training.run import Run
 from evcl.training.session import Given, Session
+from evcl.training.state import State
 from evcl.training.step import Step, matmul_precision
 from evcl.training.stream import StreamResult, learn_stream
 

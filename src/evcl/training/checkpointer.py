@@ -22,8 +22,8 @@ from evcl._core.ranks import Ranks
 from evcl.methods import packing
 from evcl.training.checkpoint import Checkpoints, Saved, clear, files, newest, write
 from evcl.training.observer import Observer, Position
-from evcl.training.replicas import State, tensors_of
 from evcl.training.run import Run
+from evcl.training.state import State, tensors_of
 from evcl.training.step import Step
 
 Identity = list[dict[str, Any]]  # what a checkpoint belongs to: the configurations of a program, as JSON

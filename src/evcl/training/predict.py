@@ -17,7 +17,7 @@ from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked, Newcomer
 from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
-from evcl.training.replicas import Replicas
+from evcl.training.growing import Growing
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
 
@@ -48,7 +48,7 @@ def draws(
         yield weights
 
 
-class Predicting(Replicas):
+class Predicting(Growing):
     """Replicas that can predict. The draws of the last prediction are kept until the posterior changes."""
 
     _predictor: tuple[list[Gaussian], Gaussian] | None = None  # of each group, and of all replicas

@@ -1,0 +1,268 @@
+"""One call of `Learner.learn`: its tasks are read, learned in one round, and recorded."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+from evcl import metrics
+from evcl._core.density import Density, density, room
+from evcl._core.errors import EvclError, ForgettingWarning
+from evcl._core.forms import widened
+from evcl._core.inputs import Label, class_weights, positions, warn_of_scale
+from evcl._core.randomness import generator
+from evcl._core.settings import Setting
+from evcl.benchmarks import Task
+from evcl.callbacks import Callback
+from evcl.learner import card, held_out, resumable
+from evcl.learner.held_out import HeldOut
+from evcl.learner.predictor import INFER, normalised_entropy
+from evcl.learner.rereading import Rereading
+from evcl.training import Given, History, TaskData, Validation
+from evcl.training.adapters import merge
+
+if TYPE_CHECKING:
+    from evcl.learner.learner import Learner
+
+DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
+NEW = "new"  # the value of `head` that gives a task its own head
+WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
+MOST_HEADS = 10_000  # that a learner or a file may have
+
+
+class Options(NamedTuple):
+    """The options of `Learner.learn`."""
+
+    epochs: int | None
+    callbacks: Iterable[Callback]
+    validation: Any = None
+    patience: int | None = None
+    class_weight: Any = None
+    checkpoint: str | os.PathLike[str] | None = None
+    reread: bool | int = False
+
+    def check(self) -> None:
+        """Raise if these options cannot be used together."""
+        if not self.reread:
+            return
+        if isinstance(self.validation, (int, float, str)):
+            raise EvclError("with reread, a fraction cannot be held out: pass validation data of their own")
+        if self.class_weight is not None:
+            raise EvclError("reread cannot be used with class_weight: let the loader's sampler balance the classes")
+
+
+class Learning:
+    """One call of `learn` or `learn_jointly`: first `read` each task, then `learn` them."""
+
+    def __init__(self, learner: Learner, options: Options) -> None:
+        self.learner, self.options = learner, options
+        self.run, self.session = learner._run, learner._session
+        self.rereading: Rereading | None = None  # the loader of the task
+        options.check()
+
+    # --- the tasks -------------------------------------------------------------------------------------------------
+
+    def read(
+        self, data: Any, task: str | None, head: str | int, taken: Iterable[str], known: Sequence[Label] = ()
+    ) -> Given:
+        """A task, with its name and head. `taken`: the names of other tasks; `known`: classes that the head should
+        know.
+        """
+        learner = self.learner
+        if isinstance(data, Task):
+            task = data.name if task is None else task
+            known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
+        name = str(len(learner.tasks)) if task is None else task
+        if not isinstance(name, str) or not name or name in (NEW, INFER):
+            raise EvclError(f"a task's name must be text other than {NEW!r} and {INFER!r}, not {name!r}")
+        if name in taken:
+            raise EvclError(f"{name!r} is already learned: choose another name, with head={name!r} to share its head")
+        head = self._head(data, name, head)
+        counts = None
+        if reread := self.options.reread:
+            window = None if reread is True else int(WINDOW.check("reread", reread))
+            about = (learner._reader, data, learner.seed, self.run.rounds, learner.settings.batch_size, window)
+            self.rereading = found = Rereading(*about)
+            x, y, counts = learner._tested(found.x.to(self.run.network.posterior.mean.device)), found.y, found.counts
+            known = [*known, *(label for label in sorted(counts) if label not in known)]
+        else:
+            x, y = learner._examples(data, "learn")
+        return Given(name, head, known, x.unsqueeze(0), [y], counts)
+
+    def _head(self, data: Any, name: str, head: str | int | None) -> str:
+        """The name of the head that a task uses: an earlier one, or a new one."""
+        heads = self.learner.heads
+        if head is None:
+            raise EvclError("head must be 'new', or the name or number of a task whose head to use, not None")
+        if head != NEW:
+            found = self.learner._head(head)
+        elif isinstance(data, Task):
+            found = data.head
+        elif name in heads:
+            raise EvclError(f"a head is already called {name!r}: choose another name for the task")
+        else:
+            found = name
+        if found not in heads and len(heads) >= MOST_HEADS:
+            raise EvclError(f"there are {MOST_HEADS:,} heads, which is the maximum: share one of them, head=NAME")
+        return found
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def learn(self, given: list[Given]) -> list[str]:
+        """Learn these tasks in one round, and return their names. If it fails, the learner is left unchanged."""
+        learner, options, run, session = self.learner, self.options, self.run, self.session
+        names = [task.name for task in given]
+        epochs = learner.settings.epochs
+        if options.epochs is not None:
+            epochs = int(learner.method.known_settings["epochs"].check("epochs", options.epochs))
+        report = History(" + ".join(names), options.callbacks)
+        held = held_out.requested(
+            options.validation, options.patience, lambda data: learner._examples(data, "validation")
+        )
+        before, learner._busy = (learner.history, learner._records, learner._shape), True
+        validation: Validation | None = None
+        measured: TaskData | None = None
+
+        def ended() -> None:
+            learner._busy = False
+            self._record(given, epochs, measured, isinstance(held, float))
+            learner.history = {**learner.history, **dict.fromkeys(names, tuple(report.epochs))}
+            report.end()
+
+        try:
+            with session.round(given, ended) as tasks:
+                if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
+                    warnings.warn(told, ForgettingWarning, stacklevel=3)
+                tasks, held = self._of_one_length(tasks, held)
+                classes = session.group_of(given[0], tasks[0])
+                tasks = self._reread(tasks, classes)
+                if options.validation is not None and len(classes) > 1:  # a single class trains nothing
+                    drawn = generator(learner.seed, "validation", run.rounds)
+                    if not isinstance(held, float):  # those of the classes that are learned together
+                        held = held_out.among(held, classes, session.heads[given[0].head])
+                    tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
+                    validation = Validation(self._weighted(measured, given[0], classes), options.patience)
+                if options.class_weight is not None:
+                    tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
+                if not run.rounds:
+                    self._check_scale(tasks[0].x[0])
+                report.begin(epochs * run.method.stages)
+                self._fit(tasks, epochs, names, report, validation)
+                session.density = self._density(tasks)
+            merge(run, learner._plain, learner._adapters)
+            if options.checkpoint is not None:
+                resumable.remove(run, Path(options.checkpoint))
+        except BaseException:
+            learner.history, learner._records, learner._shape = before
+            raise
+        finally:
+            learner._busy = False
+        return names
+
+    def _fit(
+        self, tasks: list[TaskData], epochs: int, names: list[str], report: History, validation: Validation | None
+    ) -> None:
+        learner, options = self.learner, self.options
+        if options.checkpoint is None:
+            self.run.learn(tasks, epochs, report, validation)
+            return
+        about = {"method": learner.method.name, "seed": learner.seed, **learner.settings}
+        about |= {"tasks": names, "epochs": epochs, "patience": options.patience}
+        resumable.learn(self.run, Path(options.checkpoint), about, tasks, report, validation)
+
+    def _record(self, given: Sequence[Given], epochs: int, data: TaskData | None, part: bool) -> None:
+        """Note what was learned for the card. `data`: the validation part, if there is one; `part`: whether it was held
+        out of the task's own rows.
+        """
+        learner = self.learner
+        learner._shape = tuple(given[-1].x.shape[2:])
+        found = [card.record(task, epochs) for task in given]
+        if data is not None:
+            task, classes = given[0], self.session.group_of(given[0], data)
+            y = positions([classes[i] for i in data.y[0].tolist()], self.session.heads[task.head]).numpy()
+            p = learner._probabilities(data.x[0], task.name).double().cpu().numpy()
+            found[0]["examples"] -= len(y) if part else 0  # these were not trained on
+            found[0]["validation"] = {
+                "examples": len(y),
+                "accuracy": float((p.argmax(1) == y).mean()),
+                "nll": metrics.nll(p, y),
+                "ece": metrics.expected_calibration_error(p, y),
+            }
+        learner._records = [*learner._records, *found]
+
+    # --- the data of a round ---------------------------------------------------------------------------------------
+
+    def _reread(self, tasks: list[TaskData], classes: Sequence[Label]) -> list[TaskData]:
+        """The task with the loader that its examples are read from in each epoch, if there is one."""
+        found = self.rereading
+        if found is None:
+            return tasks
+        if len(tasks) > 1 or not set(found.counts) <= set(classes):
+            raise EvclError("with reread, all examples must be of classes that are learned in one softmax")
+        return [replace(tasks[0], reread=found.task(classes, tasks[0].x.shape[-1]))]
+
+    def _of_one_length(self, tasks: list[TaskData], held: HeldOut) -> tuple[list[TaskData], HeldOut]:
+        """The tasks and validation data with their sequences padded to one length, and the kept examples too."""
+        form = self.learner._reader.call.form
+        if form is None or not form.step:
+            return tasks, held
+        every = [task.x for task in (*tasks, *self.run.kept_examples())]
+        columns = max(x.shape[-1] for x in every + ([] if isinstance(held, float) else [held[0]]))
+        self.run.widen_kept(columns)
+        if not isinstance(held, float):
+            held = widened(held[0], columns), held[1]
+        return [replace(task, x=widened(task.x, columns)) for task in tasks], held
+
+    def _weighted(self, data: TaskData, task: Given, classes: Sequence[Label]) -> TaskData:
+        """A part of a task's data with the option `class_weight`, for those of the head's classes that are learned
+        together.
+        """
+        given = self.options.class_weight
+        if given is None:
+            return data
+        if isinstance(given, Mapping):
+            others = set(self.session.heads[task.head]) - set(classes)
+            given = {label: weight for label, weight in given.items() if label not in others}
+        return replace(data, weights=class_weights(given, classes, data.y[0]).to(data.x.dtype).unsqueeze(0))
+
+    def _check_scale(self, x: Tensor) -> None:
+        """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
+        first = next((module for module in self.learner._plain.modules() if not list(module.children())), None)
+        if isinstance(first, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
+            return
+        form = self.learner._reader.call.form
+        args, named = ([x], {}) if form is None else form.unpack(x)
+        for one in (*args, *named.values()):
+            if one.is_floating_point():
+                warn_of_scale(one.reshape(len(one), -1))
+
+    def _density(self, tasks: Sequence[TaskData]) -> Density | None:
+        """The density of all rows learned from, including these. None if the density of earlier rows is unknown, or if
+        these rows have none: tokens, whose numbers are only names, and inputs whose shape differs from earlier ones.
+        """
+        found, network = self.session.density, self.run.network
+        if found is None and self.session.tasks:
+            return None
+        weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
+        named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.learner._plain.modules())
+        form = self.learner._reader.call.form
+        if named and form is not None and any(one.kind != "float" for one in form.inputs):
+            return None
+        for task in tasks:
+            x = task.x[0]
+            columns = x[0].numel()
+            if (found is not None and len(found.mean) != columns) or (named and bool((x == x.round()).all())):
+                return None
+            step = math.ceil(len(x) / DOUBTED)
+            some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
+            p = self.run.predict(some, task.head, task=task.task)[0]
+            one = density(x, normalised_entropy(p), room(columns, weights))
+            found = one if found is None else found.merged(one, room(columns, weights))
+        return found

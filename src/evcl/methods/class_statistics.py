@@ -1,0 +1,251 @@
+"""The statistics of classes: the memory of a likelihood per class, the random features of its inputs, and the scores
+of classes. The equations are in generative.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl.methods.memory import per_layer, per_task
+from evcl.methods.method import Asked
+from evcl.nn import BayesianNetwork, Gaussian, outputs
+from evcl.nn.sizes import ON_GPU, PASS_NUMBERS
+
+FIELD, GRID = 7, 4  # of the convolutions: D / 16 filters of 7 x 7 pixels, averaged over 4 x 4 fields
+SMALLEST = 8  # images with fewer pixels than this along a side are flattened
+ADDED = 0.1  # k, the pseudo-rows that shrink S towards a multiple of the identity, per feature
+CHUNK = 2048  # rows whose features are computed at a time
+CACHED = 500_000  # on a CPU, this many outputs of the convolutions are computed at a time: they stay in its cache
+TEMPERATURES = tuple(2.0 ** (i / 4) for i in range(-4, 29))  # from 1/2 to 128
+USUAL, DOUBT = 6.0, 5.0  # T before any row is held out, and how many rows that choice counts for
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The memory: sums over all rows learned.
+
+    `classes` maps heads to [R, C, 1 + D]: for each class, the number of rows and the mean of their features. `common`
+    holds what the classes share: the upper triangle of the scatter within classes, the centre and scale of the inputs,
+    the sum of squares of each input about the centre (files of earlier versions lack it), and the NLL of held-out rows
+    for each temperature. Both are empty until the first task, or if a network takes tokens, whose numbers have no
+    distances.
+    """
+
+    classes: dict[int, Tensor] = per_task()
+    common: dict[str, Tensor] = per_layer()
+
+    @cached_property
+    def classifier(self) -> tuple[Tensor, Tensor]:
+        """log p(f, c) / T up to a constant, as a linear function of the features: [R, D, C] and [R, C], over the
+        classes of all heads. The offset is -inf for a class without rows.
+        """
+        self._check()
+        every = torch.cat(list(self.classes.values()), 1)
+        count, mean = every[:, :, 0].double(), every[:, :, 1:].double()
+        weights, offsets = [], []
+        for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
+            solved = torch.cholesky_solve(m.T, self.root(r))
+            weights.append(solved / t)
+            offsets.append((n.log() - n.sum().log() - 0.5 * (m.T * solved).sum(0)) / t)
+        return torch.stack(weights).to(every.dtype), torch.stack(offsets).to(every.dtype)
+
+    def root(self, r: int) -> Tensor:
+        """[D, D]: the Cholesky factor of S, for replica r."""
+        scatter = square(self.common["scatter"][r].double())
+        rows, k = sum(one[r, :, 0].double().sum() for one in self.classes.values()), ADDED * len(scatter)
+        spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
+        scatter.diagonal().add_(k * spread)
+        found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
+        return found
+
+    def _check(self) -> None:
+        """Files are not trusted: refuse tensors that do not belong together."""
+        width = side_of(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
+        sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
+        right = self.common.keys() - {"squares"} == {*sizes, "centre"} and all(
+            t.dim() == 2 for t in self.common.values()
+        )
+        right = right and all(self.common[name].shape[1] == size for name, size in sizes.items())
+        right = right and self.common.get("squares", self.common["centre"]).shape == self.common["centre"].shape
+        shapes = {(one.dim(), one.shape[2:]) for one in self.classes.values()}
+        if (
+            not right
+            or shapes != {(3, torch.Size([1 + width]))}
+            or any(float(t[:, :, 0].min()) < 0 for t in self.classes.values())
+        ):
+            raise EvclError("the statistics of its classes do not fit each other")
+
+    @property
+    def temperature(self) -> Tensor:
+        """[R]: the temperature with the smallest NLL."""
+        grid = torch.tensor(TEMPERATURES, dtype=torch.float64, device=self.common["nll"].device)
+        total = self.common["nll"].double() + DOUBT * (grid / USUAL).log().square()
+        return grid[total.argmin(1)]
+
+
+def statistics_in(memory: Any) -> Statistics | None:
+    """The statistics of classes in a method's memory, which may be inside another method's memory; None: there are
+    none.
+    """
+    if isinstance(memory, Statistics):
+        return memory if memory.classes else None
+    for one in fields(memory) if is_dataclass(memory) else ():
+        if (found := statistics_in(getattr(memory, one.name))) is not None:
+            return found
+    return None
+
+
+def side_of(numbers: int) -> int:
+    return (math.isqrt(8 * numbers + 1) - 1) // 2
+
+
+def square(flat: Tensor) -> Tensor:
+    side = side_of(len(flat))
+    i, j = torch.triu_indices(side, side, device=flat.device)
+    found = flat.new_zeros(side, side)
+    found[i, j] = flat
+    found[j, i] = flat
+    return found
+
+
+def triangle(square: Tensor) -> Tensor:
+    i, j = torch.triu_indices(len(square), len(square), device=square.device)
+    return square[i, j]
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+def base(network: BayesianNetwork, weights: Tensor, x: Tensor) -> Tensor:
+    """[U, N, ...] or [R, N, ...]: what the random units see: the inputs, or the features of a trunk that is fixed: that
+    of a network without trained layers, or of one without its adapters.
+    """
+    if network.base_features:
+        return outputs(network, network.without_adapters(weights), network.layout, x, [])
+    if network.trunk_names:
+        return x
+    return outputs(network, weights[: len(x)], network.layout, x, [])  # the same for all replicas
+
+
+def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
+    """[N, D]: the random features of the rows x [N, ...] for replica r."""
+    width = side_of(common["scatter"].shape[1])
+    z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
+    drawn = drawn_weights(x, x.shape[1:], width, seed)
+    if not drawn:
+        return F.pad(z.flatten(1), (0, width - z[0].numel()))
+    if len(drawn) == 1:
+        (filters,) = drawn
+        most = ON_GPU[0] * PASS_NUMBERS if z.is_cuda else CACHED
+        size = max(1, most // (len(filters) * math.prod(z.shape[2:])))
+        found = z.new_empty(len(z), len(filters), GRID, GRID)
+        for into, some in zip(found.split(size), z.split(size), strict=True):
+            into.copy_(F.adaptive_avg_pool2d(F.conv2d(some, filters, padding=FIELD // 2).relu_(), GRID))
+        return found.flatten(1)
+    weight, bias = drawn
+    return (z.flatten(1) @ weight).add_(bias).relu_()
+
+
+def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int) -> list[Tensor]:
+    """The random weights for rows of this shape: the filters for images; or a matrix and biases; or none, if the
+    features are those of a base model themselves.
+    """
+    source = generator(seed, "features")
+    if width % GRID**2:  # no number of random units
+        return []
+    if image(shape):
+        filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
+        return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
+    inputs = math.prod(shape)
+    weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(like)
+    return [weight, torch.randn(width, generator=source).to(like)]
+
+
+def image(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST
+
+
+def chunks(
+    statistics: Statistics, x: Tensor, seeds: Sequence[int], size: int = CHUNK
+) -> Iterator[tuple[int, int, Tensor]]:
+    """For each replica and each piece of x [U, N, ...]: the replica, the piece's first row, and its features [n, D]."""
+    for r, seed in enumerate(seeds):
+        for i, part in enumerate(x[r % len(x)].split(size)):
+            yield r, i * size, units(part, statistics.common, r, seed)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Sequence[int]) -> list[Tensor]:
+    weight, offset = statistics.classifier
+    found = [x.new_empty(len(seeds), x.shape[1], statistics.classes[k].shape[1]) for k in heads]
+    sizes = [one.shape[1] for one in statistics.classes.values()]
+    places = [list(statistics.classes).index(k) for k in heads]
+    for r, first, f in chunks(statistics, x, seeds):
+        parts = torch.addmm(offset[r], f, weight[r]).split(sizes, 1)
+        for into, place in zip(found, places, strict=True):
+            into[r, first : first + len(f)] = parts[place]
+    return found
+
+
+def known_inputs(statistics: Statistics, q: Gaussian, asked: Asked) -> Tensor | None:
+    """What the random units see of the inputs; None if the statistics of a head, or of such inputs, are unknown."""
+    if not all(k in statistics.classes for k in asked.heads):
+        return None
+    x = base(asked.network, q.mean, asked.x)
+    return x if math.prod(x.shape[2:]) == statistics.common["centre"].shape[1] else None
+
+
+@torch.no_grad()
+def log_joint(statistics: Statistics, q: Gaussian, asked: Asked) -> list[Tensor] | None:
+    """[R, N, C] for each of the heads: log p(x, class) / T up to a constant; -inf for classes without rows. None if
+    the statistics of one of the heads are unknown.
+    """
+    x = known_inputs(statistics, q, asked)
+    return None if x is None else scores(statistics, asked.seeds, x, asked.heads)
+
+
+class Likelihood(nn.Module):
+    """`log_joint` of replica 0 for these heads as a module: what the random units see, [N, ...] -> [N, C], the heads
+    side by side.
+    """
+
+    weight: Tensor
+    offset: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, statistics: Statistics, seed: int, shape: Sequence[int], heads: Sequence[int]) -> None:
+        super().__init__()
+        weight, offset = (t[0] for t in statistics.classifier)
+        sizes, known = [one.shape[1] for one in statistics.classes.values()], list(statistics.classes)
+        parts = [(weight.split(sizes, 1)[i], offset.split(sizes)[i]) for i in (known.index(k) for k in heads)]
+        self.width = len(weight)
+        least = torch.finfo(weight.dtype).min / 4  # instead of -inf, with which some runtimes do not compute
+        self.register_buffer("weight", torch.cat([part for part, _ in parts], 1))
+        self.register_buffer("offset", torch.cat([part for _, part in parts]).clamp_min(least))
+        self.register_buffer("centre", statistics.common["centre"][0].view(*shape))
+        self.register_buffer("scale", statistics.common["scale"][0])
+        self.drawn = nn.ParameterList(drawn_weights(weight, shape, self.width, seed)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = (x - self.centre) / self.scale
+        if len(self.drawn) == 0:
+            z = z.flatten(1)
+            features = F.pad(z, (0, self.width - z.shape[1]))
+        elif len(self.drawn) == 1:
+            features = F.adaptive_avg_pool2d(F.conv2d(z, self.drawn[0], padding=FIELD // 2).relu(), GRID).flatten(1)
+        else:
+            features = (z.flatten(1) @ self.drawn[0] + self.drawn[1]).relu()
+        return features @ self.weight + self.offset

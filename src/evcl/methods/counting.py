@@ -1,0 +1,159 @@
+"""Count a round in the statistics of classes, and hold out some of its rows to choose the temperature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl.methods.class_statistics import (
+    CHUNK,
+    GRID,
+    TEMPERATURES,
+    Statistics,
+    base,
+    scores,
+    side_of,
+    square,
+    triangle,
+    units,
+)
+from evcl.methods.data import TaskData
+from evcl.methods.method import Round
+
+LEAST, MOST, PER_ROW, PER_INPUT = 128, 1024, 2, 16  # D: 2 per row of the first task, 16 per input, within limits
+BLOCK = 256  # columns of the scatter that are computed at a time
+# A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
+FOLDS, FEWEST, MANY = 5, 10, 1000
+MOST_HELD = 1000  # rows
+
+
+@torch.no_grad()
+def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> Statistics:
+    """The statistics after this round. Their matrix has at most `most` numbers, or that of the fewest features."""
+    network, mean = round_.network, round_.posterior.mean
+    if network.takes_tokens:
+        return statistics
+    tasks = []
+    for task in round_.tasks:
+        known = task.head in statistics.classes or task.head not in round_.seen
+        if known:  # otherwise earlier rows of the head are missing: it was saved by an earlier version
+            x = base(network, mean, task.x)  # has one part per replica where the trunk's weights are used
+            tasks.append(replace(task, x=x, y=task.y.expand(len(x), -1)))
+    for task in tasks:
+        if not statistics.common:
+            statistics = replace(statistics, common=_first(task.x, round_, most))
+    tasks = [task for task in tasks if statistics.common["centre"].shape[1] == math.prod(task.x.shape[2:])]
+    if not tasks:  # inputs of another shape have other features, and no statistics
+        return statistics
+    orders = [shuffled(task, i, round_) for i, task in enumerate(tasks)]
+    n = sum(order.shape[1] for order in orders)
+    nll = statistics.common["nll"].clone()
+    for fold in range(0 if n < FEWEST else FOLDS if n < MANY else 1):
+        rest, held = statistics, []
+        for task, order in zip(tasks, orders, strict=True):
+            own = torch.arange(order.shape[1], device=order.device) % FOLDS == fold
+            rest = added(rest, task, order[:, ~own], network.classes(task.head), round_.seeds)
+            held.append((task, order[:, own]))
+        rest = replace(rest, common={**rest.common, "nll": _certain(nll)})  # its T is 1
+        for task, rows in held:
+            nll += _nll(rest, task, rows[:, :MOST_HELD], round_)
+        if n >= MANY:  # the rest is already counted
+            statistics, orders = rest, [rows for _, rows in held]
+    statistics = replace(statistics, common={**statistics.common, "nll": nll})
+    for task, order in zip(tasks, orders, strict=True):
+        statistics = added(statistics, task, order, network.classes(task.head), round_.seeds)
+    return Statistics(
+        {k: round_.same(one) for k, one in statistics.classes.items()},
+        {name: round_.same(one) for name, one in statistics.common.items()},
+    )
+
+
+def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
+    """The centre and scale of the first task's inputs x [U, N, ...], and sums of no rows."""
+    own = torch.arange(len(round_.seeds)) % len(x)
+    flat = x.flatten(2)
+    centre = flat.mean(1)
+    scale = (flat - centre.unsqueeze(1)).square_().mean((1, 2)).sqrt().clamp_min(1e-12)
+    common = {"centre": centre[own], "scale": scale[own].unsqueeze(1)}
+    room = MOST if most >= MOST * (MOST + 1) / 2 else side_of(int(most))
+    width = max(LEAST, min(PER_ROW * flat.shape[1], PER_INPUT * flat.shape[2], MOST, room))
+    width -= width % GRID**2
+    own_width = flat.shape[2] + (flat.shape[2] % GRID**2 == 0)
+    if round_.network.base_features and own_width <= MOST:  # the matrix is small beside the base model
+        width = own_width
+    common["scatter"] = flat.new_zeros(len(own), width * (width + 1) // 2)
+    common["nll"] = flat.new_zeros(len(own), len(TEMPERATURES))
+    common["squares"] = flat.new_zeros(len(own), flat.shape[2])
+    return common
+
+
+def shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
+    """[R, n]: the rows of task i in random order."""
+    sources = round_.generators("folds", i)
+    return torch.stack([torch.randperm(task.y.shape[1], generator=g) for g in sources]).to(task.y.device)
+
+
+def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, seeds: Sequence[int]) -> Statistics:
+    """Add the rows [R, n] of a task to its head, which has this many classes, piece by piece: sums of squares are about
+    the mean, and merged exactly.
+    """
+    dtype = torch.float64 if task.x.is_cuda else task.x.dtype
+    changed = {name: one.clone() for name, one in statistics.common.items() if name in ("scatter", "squares")}
+    scatter = changed["scatter"]
+    before = statistics.classes.get(task.head)
+    width = side_of(scatter.shape[1])
+    after = scatter.new_zeros(len(scatter), classes, 1 + width)
+    if before is not None:
+        after[:, : before.shape[1]] = before
+    for r, seed in enumerate(seeds):
+        own, total = r % len(task.x), square(scatter[r].to(dtype))
+        for some in rows[r].split(CHUNK):
+            x = task.x[own].index_select(0, some)
+            f = units(x, statistics.common, r, seed).to(dtype)
+            weights = f.new_ones(len(f)) if task.weights is None else task.weights[r % len(task.weights), some].to(f)
+            among = F.one_hot(task.y[own, some], classes).to(f) * weights.unsqueeze(1)  # [n, C]
+            if "squares" in changed:
+                changed["squares"][r] += weights.to(x) @ (x.flatten(1) - statistics.common["centre"][r]).square_()
+            count, old = among.sum(0), after[r].to(dtype)
+            mean = among.T @ f / count.clamp_min(1e-12).unsqueeze(1)
+            centred = f.sub_(mean[task.y[own, some]]).mul_(weights.sqrt().unsqueeze(1))
+            step = torch.where(count.unsqueeze(1) > 0, mean - old[:, 1:], 0.0)
+            whole = (old[:, 0] + count).clamp_min(1e-12)
+            apart = step * (old[:, 0] * count / whole).sqrt().unsqueeze(1)
+            _add_squares(total, centred)
+            _add_squares(total, apart)
+            after[r, :, 1:] = old[:, 1:] + step * (count / whole).unsqueeze(1)
+            after[r, :, 0] = old[:, 0] + count
+        scatter[r] = triangle(total)
+    return Statistics({**statistics.classes, task.head: after}, {**statistics.common, **changed})
+
+
+def _add_squares(total: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows to the upper triangle of a matrix, in place. The lower one is not used, and has other values."""
+    for i in range(0, len(total), BLOCK):
+        total[i : i + BLOCK, i:].addmm_(rows[:, i : i + BLOCK].T, rows[:, i:])
+
+
+def _certain(nll: Tensor) -> Tensor:
+    """NLLs for which the temperature is 1."""
+    found = torch.full_like(nll, 1e9)
+    found[:, TEMPERATURES.index(1.0)] = -1e9
+    return found
+
+
+def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Tensor:
+    """[R, temperatures]: the total NLL of these rows among all known classes. The statistics' own T must be 1."""
+    heads = list(statistics.classes)
+    start = sum(statistics.classes[k].shape[1] for k in heads[: heads.index(task.head)])
+    own = torch.arange(len(rows), device=rows.device).unsqueeze(1) % len(task.x)
+    every = torch.cat(scores(statistics, round_.seeds, task.x[own, rows], heads), 2)
+    y = start + task.y[own, rows]
+    found = [
+        F.cross_entropy((every / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES
+    ]
+    return torch.stack(found, 2).nan_to_num(0.0, 0.0).sum(1)  # a row whose class has no other rows says nothing

@@ -1,0 +1,127 @@
+"""A network's flat buffers, bound to its layers: which weights the next forward pass computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from evcl.nn.columns import Columns
+from evcl.nn.film import FilmRows, Mixture, Sites
+from evcl.nn.layer import Grads, Weights
+from evcl.nn.posterior import Gaussian, Layout
+
+
+class Bound(nn.Module):
+    """The part of a `BayesianNetwork` that gives its layers their weights."""
+
+    trunk: nn.Module
+    trunk_names: tuple[str, ...]
+    weights: Weights
+    layout: Layout
+    posterior: Gaussian
+    beside: Gaussian
+    sites: Sites
+    film: Tensor | None
+
+    def bind(
+        self,
+        mean: Tensor,
+        variance: Tensor | None,
+        layout: Layout,
+        grads: tuple[Tensor, Tensor | None] | None = None,
+        film: FilmRows | None = None,
+    ) -> list[Tensor]:
+        """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
+
+        They are the parts of the means, in the layout's order, then those of the variances. They share memory with the
+        buffers, so the next forward pass uses values updated in place. With `grads`, also flat buffers, a backward pass
+        followed by `collect_gradients` adds the gradients to them. `film`: rows to use instead of the network's own.
+        """
+        self.weights.replicas = len(mean)
+        self.weights.film = film
+        if film is None and self.film is not None:
+            rows = FilmRows(self.film, self.sites)
+            self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
+        self.weights.mean = _leaves(layout, mean)
+        self.weights.variance = None if variance is None else _leaves(layout, variance)
+        leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
+        if others := self.at_rest - layout.shapes.keys():
+            rest = self.beside.mean if self.weights.rows is None else self.beside.mean[self.weights.rows]
+            self.weights.mean |= {name: self.layout.view(rest, name) for name in others}
+        self.weights.grads = None
+        if grads is not None:
+            self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
+        return leaves
+
+    def collect_gradients(self) -> None:
+        """Add gradients in `.grad` to the flat buffers, for layers that do not write there directly."""
+        weights = self.weights
+        assert weights.grads is not None
+        both = ((weights.mean, weights.grads.mean, 1), (weights.variance, weights.grads.variance, 2))
+        for leaves, views, scale in both:
+            for name, leaf in (leaves or {}).items():
+                if leaf.grad is not None and views is not None:
+                    views[name].add_(leaf.grad, alpha=scale)
+                    leaf.grad = None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside this context, compute with replica 0 alone, at the posterior's mean."""
+        weights = self.weights
+        before = dict(vars(weights))
+        weights.rows, weights.noise = [0], None
+        self.bind(self.posterior.mean[:1], None, self.layout)
+        try:
+            yield
+        finally:
+            vars(weights).update(before)
+
+    @contextmanager
+    def only(self, rows: Sequence[int]) -> Iterator[None]:
+        """Inside this context, the bound weights belong to these replicas."""
+        before, self.weights.rows = self.weights.rows, rows
+        try:
+            yield
+        finally:
+            self.weights.rows = before
+
+    @contextmanager
+    def narrowed(self, rows: Tensor) -> Iterator[None]:
+        """Inside this context, compute with these replicas alone, out of those bound; autograd takes the gradients."""
+        weights = self.weights
+        before = dict(vars(weights))
+        weights.replicas, weights.rows, weights.grads = len(rows), rows, None
+        weights.mean = {name: value[rows] for name, value in weights.mean.items()}
+        if weights.variance is not None:
+            weights.variance = {name: value[rows] for name, value in weights.variance.items()}
+        if weights.noise is not None:
+            weights.noise = weights.noise.of(rows)
+        if weights.film is not None:
+            weights.film = weights.film.of(rows)
+        if isinstance(weights.task, Mixture):
+            weights.task = weights.task.of(rows)
+        try:
+            yield
+        finally:
+            vars(weights).update(before)
+
+    @contextmanager
+    def using(self, task: int | Mixture | None) -> Iterator[None]:
+        """Inside this context, compute with the FiLM row of this task; None: as before."""
+        before = self.weights.task
+        self.weights.task = before if task is None else task
+        try:
+            yield
+        finally:
+            self.weights.task = before
+
+    @property
+    def at_rest(self) -> set[str]:
+        """The names of the trunk's weights that are no longer trained: those of all columns but the last."""
+        return self.trunk.at_rest(self.trunk_names) if isinstance(self.trunk, Columns) else set()
+
+
+def _leaves(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
+    return {name: view.detach().requires_grad_() for name, view in layout.views(flat.detach()).items()}

@@ -1,0 +1,51 @@
+"""The outputs of a network on many rows, in pieces that fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evcl.nn.below import WHOLE
+from evcl.nn.network import BayesianNetwork
+from evcl.nn.posterior import Layout
+from evcl.nn.sizes import MOST_ROWS
+
+
+@torch.no_grad()
+def outputs(
+    network: BayesianNetwork,
+    weights: Tensor,
+    layout: Layout,
+    x: Tensor,
+    heads: Sequence[int],
+    chunk: int | None = None,
+    change: Callable[[Tensor], Tensor] = lambda found: found,
+    task: int | None = None,
+    from_below: bool = False,
+) -> Tensor:
+    """[R, N, ...]: the network's outputs with these weights [R, P] on x [U, N, ...]; replica r uses row r mod U.
+
+    The outputs of the heads are concatenated; without heads, the trunk's features are returned. `change` is applied to
+    each chunk of outputs [R*n, outputs]. A chunk holds `chunk` examples, counted over all replicas.
+    `task`: whose FiLM row to use; None: that of the last task used. `from_below`: x is what `network.below` has found.
+    """
+    r = len(weights)
+    if not from_below and (below := network.below(x)) is not None:
+        x, from_below = below, True
+    if chunk is None:
+        # otherwise, an example may need far more memory than its inputs
+        plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
+        chunk = 500_000 if plain and x.is_cuda else MOST_ROWS
+        size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
+        chunk = chunk if size is None else size.forward_rows(x.is_cuda)
+    network.bind(weights, None, layout)
+    network.weights.noise = None
+    pieces = []
+    for xs in x.split(max(1, chunk // r), 1):
+        copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
+        with network.using(task):
+            pieces.append(change(network.logits(copies.flatten(0, 1), heads, from_below)).unflatten(0, (r, -1)))
+    return torch.cat(pieces, 1)

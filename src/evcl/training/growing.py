@@ -1,0 +1,171 @@
+"""Replicas whose weights grow in number: new heads, classes, columns and FiLM rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl._core.settings import Settings, stack
+from evcl.methods import Method, Model, for_settings, packing
+from evcl.methods import memory as memories
+from evcl.methods.memory import Fresh
+from evcl.methods.together import ReplicaGroup
+from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
+from evcl.training.replicas import Replicas
+from evcl.training.state import prefix, under
+
+
+class Growing(Replicas):
+    """Replicas to which heads, classes, columns and memories are added."""
+
+    def add_head(self, features: int, classes: int) -> int:
+        """Add a head, with He-uniform means and the first prior, and return its number."""
+        return self.add_heads(features, [classes])[0]
+
+    def add_heads(self, features: int, classes: Sequence[int]) -> list[int]:
+        """Add a head for each number of classes; the layout is extended only once."""
+        others = [model.network for memory in self.memories for model in memories.models(memory)]
+        numbers = [self.network.add_head() for _ in classes]
+        for other in others:
+            for _ in classes:
+                other.add_head()
+        self._grow([head(k, c, features) for k, c in zip(numbers, classes, strict=True)])
+        return numbers
+
+    def grow_head(self, k: int, classes: int) -> None:
+        """Extend head k to this many classes; the weights of existing classes stay."""
+        features = self.network.layout.shapes[f"head {k}.weight"][1]
+        self._grow([head(k, classes, features)])
+
+    def grow_trunk(self, rounds: int) -> None:
+        """If the network grows, have the trunk of this many rounds; weights that it had before keep their values."""
+        network = self.network
+        if self.method.trunk is None or rounds <= network.rounds:
+            return
+        mean, old, statistics = network.posterior.mean, network.layout, network.statistics()
+        self._convert["device"] = mean.device
+        made = self._converted(self.plain_trunk(rounds))
+        heads = {name: shape for name, shape in old.shapes.items() if name not in network.trunk_names}
+        new = Layout({**made.layout.shapes, **heads})
+        network.take_trunk(made, rounds)
+        none = mean.new_zeros(len(mean), new.size - made.layout.size)  # the heads have values already
+        centre, drawn = (torch.cat([t, none], 1) for t in (made.centre, made.posterior.mean))
+        self._relay(old, new, self._around(network, centre, drawn, new, self.settings), lambda group, model: model)
+        network.set_statistics({**network.statistics(), **statistics})
+        self._examined.pop(network, None)
+
+    def add_film(self, tasks: int) -> None:
+        """If the networks have FiLM, have rows for at least this many tasks."""
+        for network in self._networks():
+            network.add_film(tasks)
+
+    def _grow(self, slots: Sequence[Slot]) -> None:
+        """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""
+        network = self.network
+        new = network.with_slots(slots)
+        fresh = self._fresh(network, new, slots, self.seeds, self.settings, "")
+        self._relay(network.layout, new, fresh, partial(self._grown, slots))
+
+    def _relay(self, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[ReplicaGroup, Model], Model]) -> None:
+        """Move every buffer from one layout to another. `grown` extends a group's second networks."""
+        network = self.network
+        network.posterior = _extended(network.posterior, old, new, fresh.posterior)
+        network.layout = new
+        self.memories = tuple(
+            memories.relaid(memory, old, new, self._of(fresh, group), partial(grown, group))
+            for memory, group in zip(self.memories, self.groups, strict=True)
+        )
+        self._changed()
+
+    def _grown(self, slots: Sequence[Slot], group: ReplicaGroup, model: Model) -> Model:
+        """Extend a second network by the same heads."""
+        network = model.network
+        old, new = network.layout, network.with_slots(slots)
+        seeds = [self.seeds[r] for r in group.replicas]
+        fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
+        network.layout = new
+        network.posterior = _extended(model.posterior, old, new, fresh)
+        return replace(model, posterior=network.posterior)
+
+    def _fresh(
+        self,
+        network: BayesianNetwork,
+        new: Layout,
+        slots: Sequence[Slot],
+        seeds: Sequence[int],
+        s: Settings,
+        purpose: str,
+    ) -> Fresh:
+        """Initial values of the weights of these slots, over the whole new layout; 0 for all other weights."""
+        mean, old = network.posterior.mean, network.layout
+        drawn = mean.new_zeros(len(mean), new.size)
+        for slot in slots:
+            for name, shape in slot.named.items():
+                network.scales[name] = he_std(slot.fan_in)
+                have = prod(old.shapes[name]) if name in old.shapes else 0
+                sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
+                rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
+                drawn[:, new.spans[name]][:, have:] = torch.stack(rows).to(mean)
+        return self._around(network, torch.zeros_like(drawn), drawn, new, s)
+
+    def switch(self, method: Method, settings: Settings) -> None:
+        """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
+        changed, or removed. A memory that is added wraps the present one, and starts empty.
+        """
+        (memory,), mean = self.memories, self.network.posterior.mean
+        method = for_settings(method, settings)
+        now, before = (memories.hows(one).keys() for one in (method.memory, memory))
+        if now != before and "inner" in before and "inner" not in now:
+            memory = memory.inner
+        elif now != before:
+            centre, trunk = torch.zeros_like(mean), self.network.centre
+            if not trunk.is_meta:  # that of an mlp from a file: it is 0
+                centre[:, : trunk.shape[1]] = trunk
+            fresh = Fresh(replace(self.network.posterior, mean=centre), self.network.posterior)
+            memory = replace(memories.initial(method.memory, fresh, _no_network), inner=memory)
+        self.memories, self.method, self.settings = (memory,), method, stack([settings], mean)
+        self.groups = [ReplicaGroup(method, [0], self.settings)]
+        self._changed()
+
+    def load_tensors(self, tensors: dict[str, Tensor], outline: Any, rounds: int, seen: Sequence[int]) -> None:
+        """Load the buffers that `tensors()` returned, in the present layout; raise if something does not fit."""
+        self.grow_trunk(rounds)
+        own = {name: t for name, t in self.tensors().items() if not name.startswith("memory")}
+        for name, wanted in own.items():
+            found = tensors[name]
+            if found.shape != wanted.shape or found.dtype != wanted.dtype or not packing.finite(found):
+                raise EvclError(f"{name} must be {wanted.dtype} {tuple(wanted.shape)} and finite")
+            if name.startswith("posterior."):
+                packing.check_size(name, found)
+        if not isinstance(outline, list) or len(outline) != len(self.memories):
+            raise EvclError("its memory is not that of this method")
+        remembered = []
+        for i, (memory, group) in enumerate(zip(self.memories, self.groups, strict=True)):
+            given = under(prefix(i, len(outline)), tensors)
+            remembered.append(packing.from_tensors(memory, outline[i], given, self._fits(group, len(seen))))
+        self.memories = tuple(remembered)
+        for i, network in enumerate(self._networks()):
+            network.film = tensors.get(f"film {i}")
+        self.network.posterior = Gaussian(tensors["posterior.mean"], tensors.get("posterior.log_std"))
+        self.network.set_statistics({name: tensors[f"statistics.{name}"] for name in self.network.statistics()})
+        self.rounds, self.seen = rounds, tuple(seen)
+        self._changed()
+
+
+def _no_network(field: str, make: Any) -> Model:
+    raise EvclError(f"a second network ({field}) cannot be added to a learner that has learned tasks")
+
+
+def _extended(q: Gaussian, old: Layout, new: Layout, start: Gaussian) -> Gaussian:
+    log_std = None
+    if q.log_std is not None and start.log_std is not None:
+        log_std = old.extended(q.log_std, new, start.log_std)
+    return Gaussian(old.extended(q.mean, new, start.mean), log_std)

@@ -1,0 +1,49 @@
+"""A snapshot of a run's state, and its buffers by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from evcl.methods import packing
+from evcl.nn import BayesianNetwork, Gaussian, Layout
+
+
+@dataclass(frozen=True)
+class State:
+    """A snapshot of a run's state. A run replaces its tensors and never changes them in place, so none is copied."""
+
+    # each network, its layout, its number of heads and the form of its trunk
+    layouts: tuple[tuple[BayesianNetwork, Layout, int, dict[str, Any]], ...]
+    posterior: Gaussian
+    statistics: dict[str, Tensor]
+    memories: tuple[Any, ...]
+    rounds: int
+    seen: tuple[int, ...]
+    diverged: Tensor
+    films: tuple[Tensor | None, ...] = ()  # the FiLM rows of each network
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The buffers of a state, by name."""
+    named = {f"statistics.{name}": tensor for name, tensor in state.statistics.items()}
+    named["posterior.mean"] = state.posterior.mean
+    if state.posterior.log_std is not None:
+        named["posterior.log_std"] = state.posterior.log_std
+    named |= {f"film {i}": film for i, film in enumerate(state.films) if film is not None}
+    for i, memory in enumerate(state.memories):
+        first = prefix(i, len(state.memories))
+        named |= {f"{first}{name}": tensor for name, tensor in packing.tensors(memory).items()}
+    return named
+
+
+def prefix(i: int, groups: int) -> str:
+    """The prefix of the names of one of these groups' memory."""
+    return "memory/" if groups == 1 else f"memory {i}/"
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have this prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
