@@ -157,6 +157,7 @@ def test_another_tasks_checkpoint_is_refused(tmp_path, monkeypatch):
         (blobs(1), {"task": "c"}, "tasks is"),
         (blobs(1), {"epochs": 5}, "epochs is 4 there and 5 here"),
         (blobs(1), {"class_weight": {1: 2.0}}, "data is"),
+        (blobs(1), {"sample_weight": np.arange(1, 1 + len(blobs(1)[1]))}, "data is"),
         (blobs(1), {"validation": blobs(3)}, "data is"),
         (blobs(1), {"validation": 0.25, "patience": 1}, "patience is None there and 1 here"),
     ]

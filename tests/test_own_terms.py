@@ -475,7 +475,7 @@ def test_terms_that_make_no_sense_are_one_clear_line(options, message):
 
 
 def test_what_coresets_cannot_do_is_refused():
-    with pytest.raises(evcl.EvclError, match="class_weight and coresets cannot be combined"):
+    with pytest.raises(evcl.EvclError, match="class_weight, sample_weight: not with coresets"):
         small(coreset="random").learn((X, Y), class_weight="balanced")
 
 

@@ -61,5 +61,5 @@ def hold_out(
     count = max(1, round(held * task.y.shape[1]))
     rows = stratified(task.y[0].cpu(), count, generator)
     kept, measured = (part.to(task.y.device) for part in rows)
-    learned, held_out = (replace(task, x=task.x[:, part], y=task.y[:, part]) for part in (kept, measured))
+    learned, held_out = (task.select(part.unsqueeze(0)) for part in (kept, measured))
     return learned, held_out

@@ -153,6 +153,7 @@ class Learner(Predictor):
         validation: Any = None,
         patience: int | None = None,
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        sample_weight: Any = None,
         checkpoint: str | os.PathLike[str] | None = None,
         label: str | None = None,
         reread: bool | int = False,
@@ -179,8 +180,9 @@ class Learner(Predictor):
         `validation` is a fraction to hold out, stratified (0.1), or separate data. The validation part is not learned
         from, and is predicted after each epoch. With `patience`, the task stops after that many epochs without a lower
         NLL on the validation part, and restores the weights of the best epoch. `class_weight` is "balanced", or maps
-        labels to weights; other labels have weight 1. It weights examples in the NLL and in the Fisher. Only the ratios
-        matter: weights are scaled to a mean of 1.
+        labels to weights; other labels have weight 1. `sample_weight` [N] has a number of at least 0 for each example;
+        an example of weight 0 is left out. With both, the weights are multiplied, and "balanced" counts each example
+        once. Weights apply to the NLL and to the Fisher. Only their ratios matter: they are scaled to a mean of 1.
 
         With `reread=True`, a DataLoader or a torch Dataset is read again in every epoch, instead of once into memory:
         for data that is augmented at random, or larger than memory. It is also read once at the start, to find the
@@ -204,7 +206,7 @@ class Learner(Predictor):
             task = y
         wanted = [] if classes is None else list(classes)
         known = labels(wanted, len(wanted)) if wanted else []
-        options = Options(epochs, callbacks, validation, patience, class_weight, checkpoint, reread)
+        options = Options(epochs, callbacks, validation, patience, class_weight, sample_weight, checkpoint, reread)
         learning = Learning(self, options)
         with self._reader.reading(label, not self._tasks):
             return learning.learn([learning.read(data, task, head, self._tasks, known)])[0]

@@ -16,7 +16,7 @@ from evcl import metrics
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
-from evcl._core.inputs import Label, class_weights, positions, warn_of_scale
+from evcl._core.inputs import Label, positions, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting
 from evcl.benchmarks import Task
@@ -25,6 +25,7 @@ from evcl.learner import card, held_out, resumable
 from evcl.learner.held_out import HeldOut
 from evcl.learner.predictor import INFER, normalised_entropy
 from evcl.learner.rereading import Rereading
+from evcl.learner.weights import check_order, weighted, with_weights
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
 
@@ -45,6 +46,7 @@ class Options(NamedTuple):
     validation: Any = None
     patience: int | None = None
     class_weight: Any = None
+    sample_weight: Any = None
     checkpoint: str | os.PathLike[str] | None = None
     reread: bool | int = False
 
@@ -56,6 +58,8 @@ class Options(NamedTuple):
             raise EvclError("with reread, a fraction cannot be held out: pass validation data of their own")
         if self.class_weight is not None:
             raise EvclError("reread cannot be used with class_weight: let the loader's sampler balance the classes")
+        if self.sample_weight is not None:
+            raise EvclError("reread cannot be used with sample_weight: let the loader's sampler draw by weight")
 
 
 class Learning:
@@ -93,8 +97,10 @@ class Learning:
             x, y, counts = learner._tested(found.x.to(self.run.network.posterior.mean.device)), found.y, found.counts
             known = [*known, *(label for label in sorted(counts) if label not in known)]
         else:
+            if self.options.sample_weight is not None:
+                check_order(data)
             x, y = learner._examples(data, "learn")
-        return Given(name, head, known, x.unsqueeze(0), [y], counts)
+        return with_weights(Given(name, head, known, x.unsqueeze(0), [y], counts), self.options.sample_weight)
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
         """The name of the head that a task uses: an earlier one, or a new one."""
@@ -149,7 +155,7 @@ class Learning:
                         held = held_out.among(held, classes, session.heads[given[0].head])
                     tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
                     validation = Validation(self._weighted(measured, given[0], classes), options.patience)
-                if options.class_weight is not None:
+                if options.class_weight is not None or given[0].weights is not None:
                     tasks = [self._weighted(part, given[0], session.group_of(given[0], part)) for part in tasks]
                 if not run.rounds:
                     self._check_scale(tasks[0].x[0])
@@ -221,16 +227,14 @@ class Learning:
         return [replace(task, x=widened(task.x, columns)) for task in tasks], held
 
     def _weighted(self, data: TaskData, task: Given, classes: Sequence[Label]) -> TaskData:
-        """A part of a task's data with the option `class_weight`, for those of the head's classes that are learned
-        together.
+        """A part of a task's data with the weights of its examples and the option `class_weight`, for those of the
+        head's classes that are learned together.
         """
         given = self.options.class_weight
-        if given is None:
-            return data
         if isinstance(given, Mapping):
             others = set(self.session.heads[task.head]) - set(classes)
             given = {label: weight for label, weight in given.items() if label not in others}
-        return replace(data, weights=class_weights(given, classes, data.y[0]).to(data.x.dtype).unsqueeze(0))
+        return weighted(data, given, classes)
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""

@@ -66,7 +66,7 @@ def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Se
     if shapes[0] != shapes[-1]:
         raise EvclError(f"coresets need inputs of one shape, but {shapes[-1]} follows {shapes[0]}")
     if task.weights is not None:
-        raise EvclError("class_weight and coresets cannot be combined: coreset examples have no weights")
+        raise EvclError("class_weight, sample_weight: not with coresets, whose examples have no weights")
     count = len(round_.seeds)
     found = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators("coreset", i))
     return round_.same(found[torch.arange(count) % len(found)])

@@ -37,6 +37,7 @@ class Given(NamedTuple):
     x: Tensor
     y: Sequence[Sequence[Label]]
     counts: Mapping[Label, int] | None = None
+    weights: Tensor | None = None  # [U, N]: those of the examples; None: all 1
 
     def rows(self) -> Mapping[Label, int]:
         """The number of rows of each label."""
@@ -221,7 +222,8 @@ class Session:
         mean = self.run.network.posterior.mean
         y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
-        return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, task=number)
+        weights = None if task.weights is None else task.weights.to(mean)
+        return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, weights, number)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
