@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -55,11 +56,12 @@ CASES = {
     "coresets": ("evcl", mlp, F64, {"coreset": "kcenter", "coreset_size": 5}),
     "stopped": ("evcl", mlp, F64, {"stop_nll": 0.69, "epochs": 20}),
 }
+ON_GPU = [name for name, case in CASES.items() if case[2] == F64]  # no kernels of evcl, which one process would use
 
 
-def task(head, dtype):
+def task(head, dtype, device="cpu"):
     source = generator(head, "task")
-    x = torch.randn(1, EXAMPLES, 6, generator=source, dtype=dtype)
+    x = torch.randn(1, EXAMPLES, 6, generator=source, dtype=dtype).to(device)
     return TaskData(x, (x[:, :, head] > 0).long(), head)
 
 
@@ -71,21 +73,23 @@ class Noted(Observer):
         self.nll.append(progress.nll)
 
 
-def train(name: str, ranks: Ranks | None) -> dict[str, torch.Tensor]:
+def train(name: str, ranks: Ranks | None, device: str = "cpu", **more: Any) -> dict[str, torch.Tensor]:
     """Two tasks by two replicas: all that there is to save, and how many epochs each took."""
     method, network, dtype, given = CASES[name]
-    given = {"epochs": 3, "batch_size": BATCH, "lr": 0.01, "strength": 10.0, **given}
+    given = {"epochs": 3, "batch_size": BATCH, "lr": 0.01, "strength": 10.0, **given, **more}
     settings = resolve(method, METHODS[method].known_settings, given)
-    run = Run(network(), METHODS[method], [settings] * 2, [0, 1], draw=True, dtype=dtype, ranks=ranks)
+    chosen = METHODS[method]
+    run = Run(network(), chosen, [settings] * 2, [0, 1], draw=True, dtype=dtype, ranks=ranks, device=device)
     noted = Noted()
     for head in range(2):
-        run.add_head(run.features(task(head, dtype).x[0, :1]), 2)
+        data = task(head, dtype, device)
+        run.add_head(run.features(data.x[0, :1]), 2)
         if name == "noise handed in":
             noise = GeneratorNoise([generator(seed, "of one's own", head) for seed in (0, 1)])
-            run.learn([task(head, dtype)], observer=noted, noise=noise)
+            run.learn([data], observer=noted, noise=noise)
         else:
-            run.learn([task(head, dtype)], observer=noted)
-    return {**cloned(run.tensors()), "nll": torch.stack(noted.nll)}
+            run.learn([data], observer=noted)
+    return {name: t.cpu() for name, t in {**cloned(run.tensors()), "nll": torch.stack(noted.nll)}.items()}
 
 
 def cloned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -121,17 +125,19 @@ class Counting(Ranks):
         return super().sum_(tensor)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, device: str) -> None:
     torch.set_num_threads(1)
-    with joined() as group:
+    with joined(device) as group:
         assert group is not None
         ranks = Counting()
-        for name in CASES:
+        assert ranks.capturable == (device == "cuda")
+        for name in CASES if device == "cpu" else ON_GPU:
             ranks.sums.clear()
-            found = train(name, ranks)
+            found = train(name, ranks, device)
             save_file({**found, "sums": torch.tensor(ranks.sums)}, folder / f"{name} {ranks.rank}.safetensors")
-        save_file(learn(ranks), folder / f"learner {ranks.rank}.safetensors")
+        if device == "cpu":
+            save_file(learn(ranks), folder / f"learner {ranks.rank}.safetensors")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ranked
@@ -18,7 +19,8 @@ from safetensors.torch import load_file
 import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import GeneratorNoise, PartNoise, generator
-from evcl._core.ranks import check_batch, joined
+from evcl._core.ranks import Ranks, check_batch, joined
+from evcl.training import fit
 
 
 def torchrun(*arguments):
@@ -38,7 +40,7 @@ def torchrun(*arguments):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    status, _, err = torchrun(ranked.__file__, folder)
+    status, _, err = torchrun(ranked.__file__, folder, "cpu")
     assert status == 0, err
     return lambda name: [load_file(folder / f"{name} {rank}.safetensors") for rank in range(2)]
 
@@ -170,6 +172,33 @@ def test_what_torchrun_should_have_set(monkeypatch, evcl):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(EvclError, match="RANK must be a whole number"), joined():
         pass
+
+
+@pytest.mark.parametrize(
+    ("backends", "capturable"),
+    [("cpu:gloo,cuda:gloo", False), ("cpu:gloo", False), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True)],
+)
+def test_only_sums_of_nccl_are_captured(backends, capturable, monkeypatch):
+    """What a GPU decides, without one: graphs if the sums can be part of them, else step by step."""
+    for name, value in (("get_rank", 0), ("get_world_size", 2), ("get_backend_config", backends)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    ranks = Ranks()
+    assert ranks.capturable == capturable
+    for kind in ("GraphedSteps", "EagerSteps"):
+        monkeypatch.setattr(fit, kind, lambda *arguments, kind=kind: kind)
+    for own, mine, noise, wanted in (
+        (ranks, True, None, capturable),
+        (None, True, None, True),
+        (ranks, False, None, False),  # the method asks for no capture
+        (ranks, True, object(), False),
+    ):
+        fitting = object.__new__(fit.Fitting)
+        fitting.run, fitting.noise, fitting.round = SimpleNamespace(ranks=own, seeds=[0]), noise, None
+        on_gpu = SimpleNamespace(mean=SimpleNamespace(is_cuda=True))
+        network = SimpleNamespace(capturable=True)
+        context = SimpleNamespace(reread=None, network=network, start=on_gpu, pool=None)
+        chosen = fitting._steps(SimpleNamespace(capture=mine, number=0, sampler=None), 0, context, None, None, 1)
+        assert chosen == ("GraphedSteps" if wanted else "EagerSteps")
 
 
 def test_one_process_needs_no_group():

@@ -22,6 +22,8 @@ class Ranks:
     def __init__(self) -> None:
         """Use the existing process group."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # NCCL's sums are kernels, which a CUDA graph can hold; those of gloo are computed by the host.
+        self.capturable = "cuda:nccl" in dist.get_backend_config().split(",")
 
     def part(self, count: int) -> slice:
         """This process's contiguous part of `count` items; the sizes of the parts differ by at most one."""
@@ -49,6 +51,8 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # a closed connection or a timeout
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise  # nothing is sent while a graph is captured: the cause is in this process
         raise EvclError(f"another process of this run has ended: {str(error).splitlines()[0]}") from error
 
 

@@ -102,10 +102,9 @@ class Fitting:
         )  # a generator learns the images as they are
         pool = Pool(fit.data, network.classes, len(whole.mean), likelihood, augment)
         reread = reread_task(fit, self.round, stage)
-        eager = (
-            self.noise is not None or run.ranks is not None or not fit.capture
-        )  # kernels would generate their own noise
-        plain = self.reference or (on_gpu and eager) or not likelihood.compiled
+        # Kernels generate their own noise, and that of whole batches
+        layers = self.noise is not None or run.ranks is not None or not fit.capture
+        plain = self.reference or (on_gpu and layers) or not likelihood.compiled
         plain = (
             plain
             or augment
@@ -158,7 +157,11 @@ class Fitting:
         first = None if film is None else film.values.clone()
         watching = _Stage(self, fit, stage, context, step)
         steps = self._steps(fit, stage, context, step, watching, length)
-        optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
+        try:
+            optimise(step, steps, length, s, run.seeds, stage, watching, run.diverged if run.allow_divergence else None)
+        finally:
+            if isinstance(steps, GraphedSteps):
+                steps.release()
         if watching.best is not None:
             watching.best.restore()
         if step.estimating is not None:
@@ -222,8 +225,8 @@ class Fitting:
             steps = RereadSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
             steps.reread, steps.losses, steps.length = context.reread.reread, fit.losses, length
             return steps
-        captured = fit.capture and context.network.capturable
-        if context.start.mean.is_cuda and self.noise is None and run.ranks is None and captured:
+        captured = fit.capture and context.network.capturable and (run.ranks is None or run.ranks.capturable)
+        if context.start.mean.is_cuda and self.noise is None and captured:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 

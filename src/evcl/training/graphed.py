@@ -15,6 +15,7 @@ from evcl.methods import Sampler, shuffled
 from evcl.nn.chain import Batch
 from evcl.training.data import Pool
 from evcl.training.observer import Observer, Position
+from evcl.training.optimise import resume_total, save_epoch
 from evcl.training.step import Step
 
 
@@ -43,6 +44,10 @@ class GraphedSteps:
     There are three graphs: for many full batches, for one, and for the last batch, which may be smaller. The order of
     the examples depends only on the seed. So does the noise, if kernels generate it (see `DeviceNoise`): replicas with
     the same seed get the same batches and noise, whichever other replicas train alongside.
+
+    If several processes share the steps, the sums of their gradients are part of the graphs (`Ranks.capturable`). All
+    processes capture and replay the same graphs in the same order. Call `release` before the processes part: a process
+    group cannot be destroyed while a graph holds its sums.
     """
 
     def __init__(
@@ -69,8 +74,9 @@ class GraphedSteps:
         self.memory = torch.cuda.graph_pool_handle()  # one for all graphs: they never run at the same time
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
+        ranks = self.step.ranks
         if position is not None:  # checkpoints are only made at the end of an epoch
-            return self.total.copy_(position.total)
+            return resume_total(self.total, position, ranks)
         self._draw_order(epoch, batch)  # before a capture, whose warm-up needs rows that a step can have
         full, rest = divmod(self.order.shape[1], batch)
         plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
@@ -85,9 +91,13 @@ class GraphedSteps:
         for shape, times in plan:
             for _ in range(times):
                 self.graphs[shape].replay()
-        if self.observer.due():
-            self.observer.save(Position(epoch, full + int(rest > 0), self.total))
+        save_epoch(self.observer, ranks, epoch, full + int(rest > 0), self.total)
         return self.total
+
+    def release(self) -> None:
+        """Free the graphs."""
+        while self.graphs:
+            self.graphs.popitem()[1].reset()
 
     def _draw_order(self, epoch: int, batch: int) -> None:
         if self.sampler is shuffled:  # on the device

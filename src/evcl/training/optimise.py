@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evcl._core.errors import Diverged
 from evcl._core.randomness import DeviceNoise, GeneratorNoise, Noise, generator
+from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided
 from evcl.methods import Sampler, shuffled
 from evcl.training.data import Pool
@@ -75,6 +76,19 @@ def optimise(
             step.freeze(stopped)
 
 
+def resume_total(total: Tensor, position: Position, ranks: Ranks | None) -> Tensor:
+    """Restore an epoch's sum of the NLL, in place; the sum over several processes is kept by the first one."""
+    return total.copy_(position.total) if ranks is None or ranks.rank == 0 else total.zero_()
+
+
+def save_epoch(observer: Observer, ranks: Ranks | None, epoch: int, batches: int, total: Tensor) -> None:
+    """At the end of an epoch, save if it is time to. Several processes follow the first one's answer."""
+    due = observer.due()
+    if due if ranks is None else ranks.first(due, total.device):
+        whole = total if ranks is None else ranks.sum_(total.clone())
+        observer.save(Position(epoch, batches, whole))
+
+
 class EagerSteps:
     """Runs steps operation by operation. Every replica has its own generators, so it does not depend on other replicas.
 
@@ -109,8 +123,7 @@ class EagerSteps:
         done = 0
         if position is not None:
             done = position.batch
-            if ranks is None or ranks.rank == 0:  # the sum over several processes is kept by the first one
-                total.copy_(position.total)
+            resume_total(total, position, ranks)
             for source, state in zip(sources, position.noise, strict=False):
                 source.set_state(state)
         batches = order.split(batch, 1)
@@ -118,15 +131,9 @@ class EagerSteps:
             total.add_(self.step(rows, noise), alpha=rows.shape[1])
             if ranks is None and device.type == "cpu" and self.observer.due():
                 self.observer.save(Position(epoch, taken, total, [source.get_state() for source in sources]))
-        if (ranks is not None or device.type != "cpu") and self._due(device):
-            whole = total if ranks is None else ranks.sum_(total.clone())
-            self.observer.save(Position(epoch, len(batches), whole))
+        if ranks is not None or device.type != "cpu":
+            save_epoch(self.observer, ranks, epoch, len(batches), total)
         return total
-
-    def _due(self, device: torch.device) -> bool:
-        """Whether to save at the end of an epoch; several processes follow the first one's answer."""
-        due, ranks = self.observer.due(), self.step.ranks
-        return due if ranks is None else ranks.first(due, device)
 
     def _noise(self, sources: Sequence[torch.Generator], epoch: int) -> Noise:
         device = self.step.q.mean.device
