@@ -12,7 +12,7 @@ from evcl._core.randomness import generator
 from evcl.methods import Fit, Reread, Round, TaskData
 from evcl.methods.method import Loss
 from evcl.training.observer import Position
-from evcl.training.optimise import EagerSteps
+from evcl.training.optimise import EagerSteps, save_epoch
 
 
 def reread_task(fit: Fit, round_: Round, stage: int) -> TaskData | None:
@@ -75,8 +75,7 @@ class RereadSteps(EagerSteps):
         if not seen:
             raise EvclError(f"there were no examples to read in epoch {epoch + 1}")
         total.mul_(self.length / seen)  # a loader may drop some examples
-        if self._due(device):
-            self.observer.save(Position(epoch, -(-self.length // batch), total))
+        save_epoch(self.observer, self.step.ranks, epoch, -(-self.length // batch), total)
         return total
 
     def _order(self, epoch: int, batch: int, chunk: int, count: int) -> Tensor:
