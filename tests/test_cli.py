@@ -231,7 +231,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         (["run", "split-digits", "--checkpoint-seconds", "nan"], "--checkpoint-seconds must be a finite number of at"),
         (["run", "split-digits", "--device", "cpu", "--precision", "tf32"], "must be one of fp32, bf16, not 'tf32'"),
         (["run", "split-digits", "--device", "cuda"], "device cuda cannot be used: torch finds no GPU here"),
-        (["run", "split-digits", "--device", "tpu"], "device must be auto, cpu or cuda, not 'tpu'"),
+        (["run", "split-digits", "--device", "tpu"], "device must be auto, cpu, cuda or mps, not 'tpu'"),
         (["run", "split-digits", "--data-dir", "x"], "--data-dir: there is no folder x"),
         (["run", "split-digits", "--bogus"], "No such option"),
         (["run"], "Missing parameter: benchmark"),

@@ -91,7 +91,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state
         A number, a numpy RandomState or None, as in scikit-learn.
     device
-        The device to train on: "cpu" or "cuda".
+        The device to train on: "cpu", "cuda" or "mps".
 
     Attributes
     ----------

@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from evcl._core.devices import double, limited
 from evcl._core.errors import EvclError
 
 DIRECTIONS = 100  # maximum number of directions
@@ -63,10 +64,11 @@ class Density:
         possible entropy. The distance alone hardly tells a new kind of image from the training images; the doubt alone
         is small for rows that lie far out.
         """
-        far = Unfamiliar(self).to(x.device)
+        own = torch.device("cpu") if limited(x.device) else x.device  # one that has float64
+        far = Unfamiliar(self).to(own)
         step = max(1, CHUNK // len(self.mean))
         parts = zip(x.flatten(1).split(step), doubt.split(step), strict=True)
-        return torch.cat([far(part, some) for part, some in parts])
+        return torch.cat([far(part.to(own), some.to(own)) for part, some in parts]).to(x.device)
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -147,15 +149,16 @@ def density(x: Tensor, doubt: Tensor, most: int) -> Density:
     subset of the rows.
     """
     flat, found = x.detach().flatten(1), None
-    mean_doubt = doubt.double().mean().cpu()
+    mean_doubt = double(doubt).mean().cpu()
     whole = flat.shape[1] <= most
     for part in flat.split(max(1, CHUNK // flat.shape[1])):
-        one = _of(part.double(), mean_doubt, most if whole else 0)
+        one = _of(double(part), mean_doubt, most if whole else 0)
         found = one if found is None else found.merged(one, most if whole else 0)
     assert found is not None
     if whole:
         return found
     some = flat[:: math.ceil(len(flat) / SKETCHED)]
+    some = some.cpu() if limited(some.device) else some
     centred = (some - found.mean.to(some)) / math.sqrt(len(some))
     return replace(found, rows=_directions(centred, found.variance.sqrt().to(some), most).cpu())
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 
 Label = int | str  # and bool, which is an int
@@ -38,7 +39,7 @@ def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
 
 def warn_of_scale(x: Tensor) -> None:
     """Warn if a network can hardly learn from inputs [N, ...] on this scale."""
-    flat = x.flatten(1).double()
+    flat = double(x.flatten(1))
     mean, std = flat.mean(0), flat.std(0, correction=0)
     shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
     if bool(shifted.any()):
@@ -101,14 +102,14 @@ def labels(y: Any, examples: int) -> list[Label]:
 
 
 def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
-    """[N]: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
+    """[N], on the CPU: the weight of each example, which depends on its class; the weights are scaled to a mean of 1.
 
     `given` is a mapping {label: weight}, in which missing labels have weight 1; or "balanced": n / (classes seen *
     examples of the class), so that every class counts equally. `y` [N] holds class indices.
     """
     weights = torch.ones(len(classes), dtype=torch.float64)
     if isinstance(given, str) and given == "balanced":
-        counts = torch.bincount(y, minlength=len(classes)).double().cpu()
+        counts = torch.bincount(y, minlength=len(classes)).cpu().double()
         weights = torch.where(counts > 0, len(y) / (counts.clamp_min(1) * (counts > 0).sum()), weights)
     elif isinstance(given, Mapping):
         for label, weight in given.items():
@@ -119,7 +120,7 @@ def class_weights(given: Any, classes: Sequence[Label], y: Tensor) -> Tensor:
             weights[classes.index(label)] = float(weight)
     else:
         raise EvclError(f"class_weight must be 'balanced' or a mapping {{label: weight}}, not {given!r}")
-    found = weights.to(y.device)[y]
+    found = weights[y.cpu()]
     return found / found.mean()
 
 

@@ -96,6 +96,25 @@ class GeneratorNoise:
         return GeneratorNoise([self.generators[r] for r in rows.tolist()])
 
 
+class HostNoise:
+    """Noise for a device without generators of its own: drawn on the CPU, so it is the same as there, and copied."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
+
+    def normal_(self, out: Tensor) -> Tensor:
+        return out.copy_(self.noise.normal_(torch.empty(out.shape, dtype=out.dtype)))
+
+    def uniform_(self, out: Tensor) -> Tensor:
+        return out.copy_(self.noise.uniform_(torch.empty(out.shape, dtype=out.dtype)))
+
+    def shared(self) -> HostNoise:
+        return HostNoise(self.noise.shared())
+
+    def of(self, rows: Tensor) -> HostNoise:
+        return HostNoise(self.noise.of(rows))
+
+
 class PartNoise:
     """The noise of a part of a batch. Each process draws the noise of the whole batch and takes its part, so that every
     example gets the same noise as in a single process; the cost is that more processes do not make drawing faster.

@@ -77,6 +77,8 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
     if world() == 1:
         yield None
         return
+    if device == "mps":
+        raise EvclError("several processes cannot train on mps together: use --device cpu, or no torchrun")
     local, backend = number("LOCAL_RANK"), "gloo"
     if device == "cuda":
         backend, found = "nccl", torch.cuda.device_count()

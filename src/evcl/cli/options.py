@@ -19,7 +19,7 @@ Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, defa
 Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
 GivenSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")]
 DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
 EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]

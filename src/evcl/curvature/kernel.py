@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl.curvature.fisher import forward_pass, output_gradients, rows_at_once, uses_of, whole_gradient
 from evcl.nn import BayesianNetwork, Layout
 
@@ -29,7 +29,8 @@ def kernels(
 ) -> tuple[Tensor, Tensor]:
     """p [R, M, C] at the weights `mean` [R, P] for examples x [R, M, ...], and K [R, C, M, M] in float64.
 
-    `variance` [R, P] is the diagonal of S, over the weights of `layout`. `task`: whose FiLM row to use.
+    K is on the CPU if the device has no float64. `variance` [R, P] is the diagonal of S, over the weights of `layout`.
+    `task`: whose FiLM row to use.
     """
     network.bind(mean, None, layout)
     network.weights.noise = None
@@ -43,17 +44,17 @@ def kernels(
     with network.using(task):
         calls, targets = forward_pass(network, x, heads, each_class)
     r, examples = x.shape[:2]
-    k = torch.zeros(r, len(targets), examples, examples, dtype=torch.float64, device=x.device)
-    scales = layout.views(variance.double().sqrt())
+    deviation = double(variance).sqrt()
+    k, scales = deviation.new_zeros(r, len(targets), examples, examples), layout.views(deviation)
     for c, deltas in enumerate(output_gradients(calls, targets)):
         for name, uses in uses_of(scales, calls, deltas, examples).items():
             scale, shape, size = scales[name].unsqueeze(1), scales[name].shape[1:], rows_at_once(uses)
             blocks = [slice(i, min(i + size, examples)) for i in range(0, examples, size)]
             for i, rows in enumerate(blocks):
-                a = (whole_gradient(name, uses, shape, rows) * scale).flatten(2)
+                a = (double(whole_gradient(name, uses, shape, rows)) * scale).flatten(2)
                 k[:, c, rows, rows] += a @ a.mT
                 for others in blocks[i + 1 :]:
-                    part = a @ (whole_gradient(name, uses, shape, others) * scale).flatten(2).mT
+                    part = a @ (double(whole_gradient(name, uses, shape, others)) * scale).flatten(2).mT
                     k[:, c, rows, others] += part
                     k[:, c, others, rows] += part.mT
     return found[0], k

@@ -73,9 +73,11 @@ def cores() -> int:
 def local(
     device: str, precision: str, on_event: OnEvent, workers: int | None = None, allow_divergence: bool = True
 ) -> Engine:
-    """The engine for this machine: threads on a GPU, processes on a CPU."""
+    """The engine for this machine: threads on a GPU, processes on a CPU. An Apple GPU runs one program at a time."""
     if device == "cuda":
         return Threads(precision, on_event, allow_divergence)
+    if device == "mps":
+        return Inline(on_event, allow_divergence)
     return Processes(workers or cores(), on_event, allow_divergence)
 
 

@@ -127,9 +127,13 @@ def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise EvclError("device cuda cannot be used: torch finds no GPU here")
-    known = {"cpu": ("fp32", "bf16"), "cuda": ("tf32", "fp32", "bf16")}
+    if device == "mps" and elsewhere:
+        raise EvclError("device mps is for this machine only: use --engine local, or another device")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise EvclError("device mps cannot be used: torch finds no Apple GPU here")
+    known = {"cpu": ("fp32", "bf16"), "cuda": ("tf32", "fp32", "bf16"), "mps": ("fp32",)}
     if device not in known:
-        raise EvclError(f"device must be auto, cpu or cuda, not {device!r}")
+        raise EvclError(f"device must be auto, cpu, cuda or mps, not {device!r}")
     precision = known[device][0] if precision is None else precision
     if precision not in known[device]:
         raise EvclError(f"precision on {device} must be one of {', '.join(known[device])}, not {precision!r}")
@@ -334,7 +338,7 @@ def environment(device: str) -> Environment:
     return Environment(
         evcl=__version__,
         torch=str(torch.__version__),
-        device=torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        device=torch.cuda.get_device_name() if device == "cuda" else _processor() + " mps" * (device == "mps"),
         threads=torch.get_num_threads(),
         platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     )

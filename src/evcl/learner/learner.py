@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from evcl._core.devices import usable
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, labels
 from evcl._core.ranks import Ranks
@@ -49,6 +50,7 @@ class Learner(Predictor):
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
     model, which has such additions, is used as it is.
     `dtype` is that of weights and inputs: float64 if the network has it, unless another is given, else float32.
+    `device` is "cpu", "cuda" or "mps", an Apple GPU, where everything is float32.
     `precision` is that of matrix products and convolutions: on a GPU tf32 or, more exactly, fp32; with bf16, training
     computes in bfloat16 on any device, while weights, losses and predictions keep their dtype.
 
@@ -115,7 +117,7 @@ class Learner(Predictor):
             [self.settings],
             [self.seed],
             draw=isinstance(network, MLP) if init == "auto" else init == "draw",
-            device=_device(device),
+            device=usable(device, dtype, precision),
             dtype=dtype,
             unsupported=unsupported,
             only=only,
@@ -262,7 +264,7 @@ class Learner(Predictor):
     def to(self, device: torch.device | str) -> Learner:
         """Move the learner to a device, and return it."""
         self._check_idle()
-        self._run.to(_device(device))
+        self._run.to(usable(device, self._reader.dtype, self._run.precision))
         return self
 
     def share(self, ranks: Ranks | None) -> Learner:
@@ -340,11 +342,3 @@ def _dtype_of(network: nn.Module) -> torch.dtype:
     """float64 if all weights of the network are, else float32."""
     kinds = {p.dtype for p in network.parameters()} if isinstance(network, nn.Module) else set()
     return torch.float64 if kinds == {torch.float64} else torch.float32
-
-
-def _device(device: torch.device | str) -> torch.device:
-    """The device, if it can be used on this machine; raises otherwise."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise EvclError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from None

@@ -193,7 +193,7 @@ class Learning:
         if data is not None:
             task, classes = given[0], self.session.group_of(given[0], data)
             y = positions([classes[i] for i in data.y[0].tolist()], self.session.heads[task.head]).numpy()
-            p = learner._probabilities(data.x[0], task.name).double().cpu().numpy()
+            p = learner._probabilities(data.x[0], task.name).cpu().double().numpy()
             found[0]["examples"] -= len(y) if part else 0  # these were not trained on
             found[0]["validation"] = {
                 "examples": len(y),

@@ -220,7 +220,7 @@ class Predictor:
         p = self._probabilities(x, task)
         classes = self.classes(task)
         columns = positions(y, classes, unknown=len(classes)).numpy()
-        known = np.concatenate([p.double().cpu().numpy(), np.zeros((len(p), 1))], 1)
+        known = np.concatenate([p.cpu().double().numpy(), np.zeros((len(p), 1))], 1)
         right = known.argmax(1) == columns
         ece = metrics.expected_calibration_error(known, columns)
         return Measures(float(right.mean()), metrics.nll(known, columns), ece)

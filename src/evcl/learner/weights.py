@@ -74,7 +74,7 @@ def weighted(task: TaskData, class_weight: Any, classes: Sequence[Label]) -> Tas
         return task
     if class_weight is not None:
         by_class = class_weights(class_weight, classes, task.y[0]).unsqueeze(0)
-        own = by_class if own is None else own * by_class.to(own.device)
+        own = by_class if own is None else own.cpu() * by_class
     assert own is not None
     if task.weights is not None:
         own = own / own.mean(1, keepdim=True)

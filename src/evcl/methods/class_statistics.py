@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.methods.memory import per_layer, per_task
@@ -51,18 +52,18 @@ class Statistics:
         """
         self._check()
         every = torch.cat(list(self.classes.values()), 1)
-        count, mean = every[:, :, 0].double(), every[:, :, 1:].double()
+        count, mean = double(every[:, :, 0]), double(every[:, :, 1:])
         weights, offsets = [], []
         for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
             solved = torch.cholesky_solve(m.T, self.root(r))
             weights.append(solved / t)
             offsets.append((n.log() - n.sum().log() - 0.5 * (m.T * solved).sum(0)) / t)
-        return torch.stack(weights).to(every.dtype), torch.stack(offsets).to(every.dtype)
+        return torch.stack(weights).to(every), torch.stack(offsets).to(every)
 
     def root(self, r: int) -> Tensor:
         """[D, D]: the Cholesky factor of S, for replica r."""
-        scatter = square(self.common["scatter"][r].double())
-        rows, k = sum(one[r, :, 0].double().sum() for one in self.classes.values()), ADDED * len(scatter)
+        scatter = square(double(self.common["scatter"][r]))
+        rows, k = sum(double(one[r, :, 0]).sum() for one in self.classes.values()), ADDED * len(scatter)
         spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
         scatter.diagonal().add_(k * spread)
         found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
@@ -88,8 +89,9 @@ class Statistics:
     @property
     def temperature(self) -> Tensor:
         """[R]: the temperature with the smallest NLL."""
-        grid = torch.tensor(TEMPERATURES, dtype=torch.float64, device=self.common["nll"].device)
-        total = self.common["nll"].double() + DOUBT * (grid / USUAL).log().square()
+        nll = double(self.common["nll"])
+        grid = nll.new_tensor(TEMPERATURES)
+        total = nll + DOUBT * (grid / USUAL).log().square()
         return grid[total.argmin(1)]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.randomness import generator
 from evcl.methods.class_statistics import Statistics, base, known_inputs, scores, units
 from evcl.methods.counting import MOST_HELD, added, shuffled
@@ -130,12 +131,12 @@ def _trust(statistics: Statistics, x: Tensor, n: int, r: int, seed: int) -> Tens
     root = statistics.root(r)
 
     def whitened(f: Tensor) -> Tensor:
-        found: Tensor = torch.linalg.solve_triangular(root, f.double().T, upper=False).T
+        found: Tensor = torch.linalg.solve_triangular(root, double(f).T, upper=False).T
         return found
 
     z, found = whitened(units(x, statistics.common, r, seed)), []
     for one in statistics.classes.values():
-        apart = torch.cdist(z, whitened(one[r, :, 1:])).square().masked_fill(one[r, :, 0] == 0, math.inf)
+        apart = torch.cdist(z, whitened(one[r, :, 1:])).square().masked_fill(double(one[r, :, 0]) == 0, math.inf)
         found.append(apart.amin(1).median() / z.shape[1])
     trust = ((STRANGE - torch.stack(found)) / (STRANGE - FAMILIAR)).clamp(0, 1)
-    return trust * ~_uses_other_inputs(statistics, x, n, r)
+    return trust * ~_uses_other_inputs(statistics, x, n, r).to(trust.device)

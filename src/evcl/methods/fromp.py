@@ -132,7 +132,7 @@ def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
         tasks, inverse = list(group), []
         for task in tasks:
             k = curvature.kernels(network, theta, layout, task.x, [head], variance, task.task)[1]
-            k.diagonal(dim1=2, dim2=3).add_(s.jitter.unsqueeze(2) if isinstance(s.jitter, Tensor) else s.jitter)
+            k.diagonal(dim1=2, dim2=3).add_(s.jitter.unsqueeze(2).to(k) if isinstance(s.jitter, Tensor) else s.jitter)
             factor, _ = torch.linalg.cholesky_ex(k)  # does not raise where a replica has diverged
             inverse.append(torch.cholesky_inverse(factor).to(theta))
         blocks.append(Block(head, int(memory.known[tasks[0].task][0, 0]), torch.stack(inverse, 1)))

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.settings import Settings, decided
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import TaskData
@@ -53,7 +54,7 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("doubt")])
     rows, (shown, below) = drawn.to(task.y.device), task.seen_by(round_.network)
     x, y = task.take(rows)
-    labels = F.one_hot(y, round_.network.classes(task.head)).double()
+    labels = double(F.one_hot(y, round_.network.classes(task.head)))
     by_chance = (1 - labels.mean(1).amax(1)).clamp_min(1 / y.shape[1])
     seen = shown.take(rows)[0] if below else x
     features = outputs(round_.network, mean, round_.network.layout, seen, [], task=task.task, from_below=below)
@@ -67,7 +68,7 @@ def _error(x: Tensor, labels: Tensor) -> Tensor:
     """[R]: the fraction of labels [R, n, C] predicted wrongly from x [R, n, inputs], each from the other rows."""
     kernel = labels.new_zeros(len(x), x.shape[1], x.shape[1])
     for some in x.split(COLUMNS, 2):
-        centred = some.double().nan_to_num()  # an untrained network may overflow: training says so if it matters
+        centred = double(some).nan_to_num()  # an untrained network may overflow: training says so if it matters
         centred = centred - centred.mean(1, keepdim=True)
         kernel += centred @ centred.mT
     scale = kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12).view(-1, 1, 1)

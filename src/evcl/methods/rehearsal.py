@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
@@ -147,7 +148,7 @@ def hypergeometric(sizes: Sequence[int], draws: int, source: torch.Generator) ->
 
 def class_shares(tasks: Sequence[TaskData], classes: Callable[[int], int]) -> list[Tensor]:
     """[C] per task: the part of a class's rows that come from this task. Tasks that have the class have equal parts."""
-    present = [(torch.bincount(task.y.flatten(), minlength=classes(task.head)) > 0).double() for task in tasks]
+    present = [double(torch.bincount(task.y.flatten(), minlength=classes(task.head)) > 0) for task in tasks]
     total: dict[int, Tensor] = {}
     for task, own in zip(tasks, present, strict=True):
         total[task.head] = total.get(task.head, torch.zeros_like(own)) + own
@@ -158,11 +159,12 @@ def by_class(y: Tensor, share: Tensor) -> Tensor:
     """[R, m]: the places of the labels y [R, m] in an order whose first rows are divided among the classes in
     proportion to `share` [C], as far as there are enough rows of each.
     """
+    device, y = y.device, y.to(share.device)
     nth = torch.zeros_like(y)
     for c in share.nonzero().flatten().tolist():
         of = y == c
         nth += of * of.cumsum(1)
-    return ((nth - 0.5) / share[y]).argsort(dim=1, stable=True)
+    return ((nth - 0.5) / share[y]).argsort(dim=1, stable=True).to(device)
 
 
 def filled(have: Sequence[int], shares: Sequence[float], most: int, source: torch.Generator) -> list[int]:

@@ -36,7 +36,7 @@ def kcenter(x: Tensor, count: int) -> Tensor:
     """[R, count]: the rows of the k-centers of x [R, N, D]; count must be at most N."""
     if x.is_cuda:  # computing all distances costs less than synchronising with the device
         return _eager(x, count)
-    return torch.stack([_lazy(one, count) for one in x])
+    return torch.stack([_lazy(one, count) for one in x.cpu()]).to(x.device)
 
 
 def _eager(x: Tensor, count: int) -> Tensor:

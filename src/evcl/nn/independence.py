@@ -6,12 +6,14 @@ example depends on nothing else in the batch, and layers that receive an example
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.network import BayesianNetwork
@@ -63,7 +65,7 @@ def check_examples_independent(network: BayesianNetwork, x: Tensor, strict: bool
 def _check_deterministic(network: BayesianNetwork, x: Tensor) -> None:
     """Refuse a network that draws random numbers itself: its results would not follow from the seed."""
     devices = [x.device] if x.is_cuda else []
-    with torch.random.fork_rng(devices), network.alone():
+    with _restored(x.device), torch.random.fork_rng(devices), network.alone():
         before = _generator_state(x)
         try:
             network(x.clone())
@@ -79,7 +81,21 @@ def _check_deterministic(network: BayesianNetwork, x: Tensor) -> None:
 
 
 def _generator_state(x: Tensor) -> Tensor:
+    """The state of torch's global generator for the device of x."""
+    if x.is_mps:
+        return torch.mps.get_rng_state()
     return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
+
+@contextmanager
+def _restored(device: torch.device) -> Iterator[None]:
+    """Restore the global generator of an Apple GPU, which `fork_rng` cannot."""
+    before = torch.mps.get_rng_state() if device.type == "mps" else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.mps.set_rng_state(before)
 
 
 def _look(network: BayesianNetwork, x: Tensor, undo: list[Callable[[], None]]) -> None:
@@ -147,7 +163,7 @@ def _touches(before: Tensor, after: Tensor, example: int, fold: int) -> bool:
         return False
     others = torch.ones(len(before), dtype=torch.bool)
     others[example * fold : (example + 1) * fold] = False
-    a, b = before[others].double(), after[others].double()
+    a, b = double(before[others]), double(after[others])
     return a.numel() > 0 and bool((a - b).abs().max() > 1e-4 * max(float(a.abs().max()), 1e-30))
 
 

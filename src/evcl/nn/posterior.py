@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 
 Shape = tuple[int, ...]
@@ -162,7 +163,8 @@ def log_stds(
     it is "auto", it is [1, P], from `part` times the scale of each name.
     """
     if not isinstance(std, str):
-        return torch.as_tensor(std, dtype=torch.float64).reshape(-1, 1).log().to(like)
+        wide = double(std) if isinstance(std, Tensor) else torch.tensor(std, dtype=torch.float64)
+        return wide.reshape(-1, 1).log().to(like)
     found = like.new_empty(1, layout.size)
     for name, span in layout.spans.items():
         found[:, span] = math.log(part * scales[name])

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 
 L_co = TypeVar("L_co", covariant=True)
@@ -45,6 +46,6 @@ def low_rank(weight: Tensor, layer: str, rank: Any) -> Tensor:
     if not number or not (0 < rank < 1 or (rank == int(rank) and 1 <= rank <= most)):
         raise EvclError(f"rank must be from 1 to {most} for {layer!r}, or a fraction above 0 and below 1, not {rank!r}")
     k = int(rank) if rank >= 1 else max(1, round(rank * most))
-    u, s, vh = torch.linalg.svd(flat.double(), full_matrices=False)
+    u, s, vh = torch.linalg.svd(double(flat), full_matrices=False)
     found: Tensor = (u[:, :k] * s[:k]) @ vh[:k]
-    return found.to(weight.dtype).view_as(weight)
+    return found.to(weight).view_as(weight)

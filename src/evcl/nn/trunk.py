@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from evcl._core.devices import limited
 from evcl._core.errors import EvclError, NoWeight
 from evcl.nn.below import WHOLE, fixed_layers, may_be_kept
 from evcl.nn.bound import Bound
@@ -63,8 +64,10 @@ class Trunk(Bound):
             for module, key in self._places:
                 module.__dict__.pop(key, None)
 
-    def _lower(self, x: Tensor) -> torch.autocast:
+    def _lower(self, x: Tensor) -> AbstractContextManager[Any]:
         """The precision of a trunk's own matrix products, outside Bayesian layers."""
+        if limited(x.device):
+            return nullcontext()
         dtype = self.weights.dtype_of(x)
         return torch.autocast(x.device.type, dtype, dtype != x.dtype, cache_enabled=False)
 

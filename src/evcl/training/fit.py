@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from evcl._core.devices import limited
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import check_batch
@@ -104,7 +105,7 @@ class Fitting:
         reread = reread_task(fit, self.round, stage)
         # Kernels generate their own noise, and that of whole batches
         layers = self.noise is not None or run.ranks is not None or not fit.capture
-        plain = self.reference or (on_gpu and layers) or not likelihood.compiled
+        plain = self.reference or (on_gpu and layers) or not likelihood.compiled or limited(whole.mean.device)
         plain = (
             plain
             or augment
@@ -235,6 +236,8 @@ class Fitting:
         ranks = self.run.ranks
         if ranks is None:
             return
+        if limited(q.mean.device):
+            raise EvclError(f"several processes cannot train on {q.mean.device.type} together: use device='cpu'")
         check_batch(self.settings.batch_size, ranks.size)
         if any(isinstance(layer, BatchNorm) and layer.open for layer in network.bayesian_layers()):
             raise EvclError(

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from evcl._core.devices import limited
 from evcl._core.errors import Diverged
-from evcl._core.randomness import DeviceNoise, GeneratorNoise, Noise, generator
+from evcl._core.randomness import DeviceNoise, GeneratorNoise, HostNoise, Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided
 from evcl.methods import Sampler, shuffled
@@ -139,5 +140,7 @@ class EagerSteps:
         device = self.step.q.mean.device
         if device.type == "cpu":
             return GeneratorNoise(sources)
+        if limited(device):
+            return HostNoise(GeneratorNoise(sources))
         key = ",".join(map(str, self.seeds))
         return DeviceNoise(generator(0, f"gpu {key}", self.number, epoch, device=device), torch.empty(0))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.forms import widened
 from evcl._core.randomness import generator
@@ -156,7 +157,7 @@ class Predicting(Growing):
                 return None
             new += zip(group.replicas, *found, strict=True)
         new.sort(key=lambda one: one[0])
-        both = torch.stack([torch.cat([one.view(1).double(), shares.double()]) for _, one, shares in new])
+        both = torch.stack([torch.cat([double(one.view(1)), double(shares)]) for _, one, shares in new])
         if self.ranks is not None:
             self.ranks.broadcast_(both)
         return [bool(row[0]) for row in both], both[:, 1:].tolist()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.density import Density
+from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
 from evcl.methods import TaskData
@@ -296,7 +297,7 @@ class Session:
         found = {}
         for how, each in scores.items():
             best = torch.stack(each).argmax(0, keepdim=True)
-            accuracy = torch.stack(right).gather(0, best).squeeze(0).double().mean(1)
+            accuracy = double(torch.stack(right).gather(0, best).squeeze(0)).mean(1)
             unknown = torch.stack(each).isnan().any(2).any(0)
             found[how] = torch.where(unknown, torch.nan, accuracy).cpu()
         return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
 from evcl.methods import TaskData
@@ -89,7 +90,7 @@ def learn_stream(
             data = held_out(k)
             p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
-            accuracy[:, last, k] = (p.argmax(2) == y).double().mean(1).cpu()
+            accuracy[:, last, k] = double(p.argmax(2) == y).mean(1).cpu()
             if round_ is rounds[-1]:  # only the last round's are returned, and they grow with the number of tasks
                 probabilities.append(p)
                 labels.append(data.y)

@@ -4,8 +4,12 @@ replica, a row of the buffer, has its own, separate operations do: torch's kerne
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from evcl._core.devices import limited
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
@@ -26,13 +30,19 @@ class Adam:
         self.count.add_(1)
         if not isinstance(self.lr, Tensor) and self._fused(self.lr, grad):
             return
-        steps = self.count.double()  # on the device, so that a graph can be made of this
+        bias1, bias2 = (self._bias(beta) for beta in (BETA1, BETA2))
         self.first.lerp_(grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
         torch.sqrt(self.second, out=scratch)
-        scratch.div_((1 - BETA2**steps).sqrt()).add_(self.epsilon)
+        scratch.div_(bias2.sqrt()).add_(self.epsilon)
         torch.div(self.first, scratch, out=scratch)
-        self.weights.sub_(scratch.mul_(self.lr / (1 - BETA1**steps)))
+        self.weights.sub_(scratch.mul_(self.lr / bias1))
+
+    def _bias(self, beta: float) -> Tensor:
+        """1 - beta^steps, on the device, so that a graph can be made of this."""
+        if limited(self.count.device):
+            return -torch.expm1(math.log(beta) * self.count)  # accurate in float32, too
+        return 1 - beta ** self.count.double()
 
     def _fused(self, lr: float, grad: Tensor) -> bool:
         """What torch.optim.Adam(fused=True) calls, without its overhead. The function is private: if this version of
@@ -54,6 +64,6 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, NotImplementedError):
             return False
         return True

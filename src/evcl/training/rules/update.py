@@ -137,7 +137,7 @@ class Update:
             return None
         values, on_gpu = self.q.mean, self.q.mean.is_cuda
         single = values.dtype == torch.float32
-        compiled = native() if single and not on_gpu and self.pull is not None else None
+        compiled = native() if single and values.is_cpu and self.pull is not None else None
         kernels = gpu_kernels() if single and on_gpu else None
         if compiled is None and kernels is None:
             return None
