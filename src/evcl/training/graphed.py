@@ -33,7 +33,7 @@ def streams() -> Streams:
     return Streams()
 
 
-MANY = 10  # steps in one graph, because the gap between two graphs takes as long as a kernel
+MANY = 10  # steps of a perceptron in one graph, because the gap between two graphs takes as long as a kernel
 # A capture must not overlap another thread's backward pass: autograd uses one thread per device for all threads.
 capturing = threading.Lock()
 
@@ -41,7 +41,7 @@ capturing = threading.Lock()
 class GraphedSteps:
     """On a GPU, captures steps as CUDA graphs and replays them; nothing waits for the host within an epoch.
 
-    There are three graphs: for many full batches, for one, and for the last batch, which may be smaller. The order of
+    There are up to three graphs: for many full batches, for one, and for the last batch, which may be smaller. The order of
     the examples depends only on the seed. So does the noise, if kernels generate it (see `DeviceNoise`): replicas with
     the same seed get the same batches and noise, whichever other replicas train alongside.
 
@@ -79,7 +79,8 @@ class GraphedSteps:
             return resume_total(self.total, position, ranks)
         self._draw_order(epoch, batch)  # before a capture, whose warm-up needs rows that a step can have
         full, rest = divmod(self.order.shape[1], batch)
-        plan = [((batch, MANY), full // MANY), ((batch, 1), full % MANY), ((rest, 1), int(rest > 0))]
+        many = MANY if self.step.perceptron else 1  # other steps are long, and take long to capture
+        plan = [((batch, many), full // many), ((batch, 1), full % many), ((rest, 1), int(rest > 0))]
         for (size, steps), times in plan:
             if times and (size, steps) not in self.graphs:
                 count = self.step.update.count

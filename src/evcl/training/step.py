@@ -247,6 +247,7 @@ class Step:
         self.trackers, self.ranks, self.film = list(trackers), ranks, film
         kernels: Any = gpu_kernels() if values.is_cuda and values.dtype == torch.float32 else None
         self.statistics = list(network.statistics().values())
+        self.perceptron = chain is not None
         self.by_kernels = kernels is not None and chain is not None and pool.classes <= kernels.MOST_CLASSES
         self.by_kernels = self.by_kernels and pool.weights is None and not project  # the kernels support neither
         bound = Bound(network, layout, values, grads, film)
