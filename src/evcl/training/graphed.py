@@ -41,9 +41,9 @@ capturing = threading.Lock()
 class GraphedSteps:
     """On a GPU, captures steps as CUDA graphs and replays them; nothing waits for the host within an epoch.
 
-    There are up to three graphs: for many full batches, for one, and for the last batch, which may be smaller. The order of
-    the examples depends only on the seed. So does the noise, if kernels generate it (see `DeviceNoise`): replicas with
-    the same seed get the same batches and noise, whichever other replicas train alongside.
+    There are at most three graphs: for many full batches, for one, and for the last batch, which may be smaller. The
+    order of the examples depends only on the seed. So does the noise, if kernels generate it (see `DeviceNoise`):
+    replicas with the same seed get the same batches and noise, whichever other replicas train alongside.
 
     If several processes share the steps, the sums of their gradients are part of the graphs (`Ranks.capturable`). All
     processes capture and replay the same graphs in the same order. Call `release` before the processes part: a process
