@@ -498,3 +498,27 @@ def test_a_method_that_cannot_keep_rows_says_so():
     learner.learn((one.x, one.y), "0")
     with pytest.warns(evcl.ForgettingWarning, match="give every task rows of every class"):
         learner.learn((two.x, two.y), "1", "0")
+
+
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
+def test_tasks_that_share_a_class_do_not_silence_the_others():
+    """With rows of half of the old classes or fewer, new classes are a group of their own; with more, they join."""
+    whole = evcl.benchmarks.get("permuted-digits", tasks=1)[0]
+    (x, y), learner = whole.train, evcl.EVCL(evcl.nn.mlp(64, [30]), epochs=10)
+    for k, some in enumerate(([0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0])):
+        rows = torch.isin(y, torch.tensor(some))
+        learner.learn((x[rows], y[rows]), str(k), "0" if k else "new")
+    groups = [group.classes for group in learner._session.groups["0"]]
+    assert groups == [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9]]
+    assert learner.measure(whole.test, "0").accuracy > 0.9  # in one softmax, 0.6
+    joined = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
+    for k, some in enumerate(([0, 1, 2], [1, 2, 3])):
+        rows = torch.isin(y, torch.tensor(some))
+        joined.learn((x[rows], y[rows]), str(k), "0" if k else "new")
+    assert [group.classes for group in joined._session.groups["0"]] == [[0, 1, 2, 3]]
+    again = evcl.EVCL(evcl.nn.mlp(64, [8]), epochs=1)
+    for k, some in enumerate(([0, 1, 2], [2, 3, 4])):
+        rows = torch.isin(y, torch.tensor(some))
+        data = torch.utils.data.TensorDataset(x[rows], y[rows])
+        again.learn(data, task=str(k), head="0" if k else "new", reread=True)  # its rows cannot be divided
+    assert [group.classes for group in again._session.groups["0"]] == [[0, 1, 2, 3, 4]]

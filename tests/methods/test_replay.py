@@ -402,3 +402,20 @@ def test_a_product_of_powers_of_gaussians():
         assert float((-2 * found.log_std[0, 0]).exp()) == pytest.approx(a + b)
         assert float(found.mean[0, 0]) == pytest.approx((a * 1.0 + b * 0.2) / (a + b))
     assert tempered(q, first, torch.ones_like(q.mean)).mean.equal(q.mean)
+
+
+def test_a_method_made_from_evcl_keeps_its_own_learn():
+    """With a memory, EVCL becomes evcl-er. A method with another `learn` says that it does not, or is refused."""
+    called = []
+
+    def learn(memory, round_, s):
+        called.append(round_.number)
+        return (yield from METHODS["evcl"].learn(memory, round_, s))
+
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    mine = replace(METHODS["evcl"], name="mine", learn=learn)
+    with pytest.raises(evcl.EvclError, match=r'mine has a `learn` of its own.*kept_as="rows"'):
+        evcl.Learner(evcl.nn.mlp(4, [8]), mine, memory=10)
+    learner = evcl.Learner(evcl.nn.mlp(4, [8]), replace(mine, kept_as="rows"), memory=10, epochs=1)
+    learner.learn(x, (x[:, 0] > 0).long())
+    assert (called, learner.kept) == ([0], 10)

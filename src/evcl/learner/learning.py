@@ -100,7 +100,8 @@ class Learning:
             if self.options.sample_weight is not None:
                 check_order(data)
             x, y = learner._examples(data, "learn")
-        return with_weights(Given(name, head, known, x.unsqueeze(0), [y], counts), self.options.sample_weight)
+        given = Given(name, head, known, x.unsqueeze(0), [y], counts, reread=counts is not None)
+        return with_weights(given, self.options.sample_weight)
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
         """The name of the head that a task uses: an earlier one, or a new one."""

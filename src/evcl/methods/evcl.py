@@ -7,7 +7,8 @@ The anchor (mu*, s2*) is the posterior at the end of the last task, which is als
 relative to those of the new one, so that lambda = 1 has a meaning. `importance` chooses another measure in place of the
 Fisher (see importance.py). The last term is in `teacher.py`; the paper does not have it (`distill` 0).
 
-New classes: a task without the old classes of its head is learned in a softmax of its own, a group of classes g,
+New classes: if a task has rows of half of its head's old classes at most, its new classes are learned in a softmax of
+their own, a group of classes g,
 
     p(y | x) = p(g | x) p(y | x, g)
 
@@ -79,9 +80,9 @@ def domains(memory: Memory, q: Gaussian, asked: Asked, task: Newcomer) -> tuple[
 
 ONE_SOFTMAX = Setting(
     False,
-    "whether a head always has one softmax over all its classes. Otherwise a task with none of the head's old classes, "
-    "or whose inputs and labels are unlike those of earlier tasks, gets a softmax of its own there, and a Gaussian "
-    "likelihood per class tells which of them predicts an input",
+    "whether a head always has one softmax over all its classes. Otherwise the new classes of a task that lacks half "
+    "of the head's old classes, and a task whose inputs and labels are unlike those of earlier tasks, get a softmax of "
+    "their own there, and a Gaussian likelihood per class tells which of them predicts an input",
 )
 EVCL = Method(
     name="evcl",

@@ -307,7 +307,8 @@ class Method:
             whose network grows. Weights keep their values under their names; None: the user's network
         log_joint: (memory, posterior, asked) -> [R, N, C] for each of the heads asked for: log p(x, class) up to a
             constant; None if it is unknown. A method with such a likelihood per class can tell apart classes that were
-            never learned together. So a task without the old classes of its head gets a softmax of its own there
+            never learned together. So the new classes of a task that lacks half of its head's old classes, or more, get
+            a softmax of their own there
         domains: (memory, posterior, asked, newcomer) -> whether a task whose classes are known is a new domain [R], and
             how many of its rows belong to each known domain [R, domains]; None if it is unknown. A task that is a new
             domain of its head gets a softmax of its own there, and `log_joint` tells which softmax predicts an input

@@ -39,6 +39,7 @@ class Given(NamedTuple):
     y: Sequence[Sequence[Label]]
     counts: Mapping[Label, int] | None = None
     weights: Tensor | None = None  # [U, N]: those of the examples; None: all 1
+    reread: bool = False  # its rows are read anew in every epoch, and so must all be learned in one softmax
 
     def rows(self) -> Mapping[Label, int]:
         """The number of rows of each label."""
@@ -64,8 +65,8 @@ class Session:
     """A run, the names of its tasks and heads, and the heads' classes.
 
     A head is one softmax over its classes. But if the run tells classes apart that were not learned together (see
-    `Method.log_joint`), a task without the old classes of its head adds a group of classes, with a softmax of its own.
-    So does a task that is a new domain of its head (see `Method.domains`).
+    `Method.log_joint`), the new classes of a task that lacks half of the old ones, or more, are a group of classes with
+    a softmax of its own. So are the classes of a task that is a new domain of its head (see `Method.domains`).
     """
 
     def __init__(self, run: Run) -> None:
@@ -119,8 +120,8 @@ class Session:
         shown = every[domain]
         if not groups:
             groups = [Group(run.add_head(self._features(task), len(classes)), classes)]
-        elif not present & shown and (domain > 0 or self._tells_apart(task, groups)):
-            own = [label for label in classes if label in present]
+        elif self._apart(task, present, shown) and (domain > 0 or self._tells_apart(task, groups)):
+            own = [label for label in classes if label in present - shown]
             groups.append(Group(run.add_head(self._features(task), len(own)), own, domain))
         here = {label for group in groups if group.domain == domain for label in group.classes}
         new = [label for label in classes if label not in here and (label in present or label not in known)]
@@ -167,6 +168,15 @@ class Session:
         if len(each) > 1:
             raise Undecided("seeds disagree on whether this task is a new domain of its head: learn them separately")
         return each.pop()
+
+    @staticmethod
+    def _apart(task: Given, present: set[Label], shown: set[Label]) -> bool:
+        """Whether a task's new classes are a group of their own: if it has rows of half of the old classes at most. A
+        softmax over all would learn, from its rows, never to predict the others.
+        """
+        if not present & shown:
+            return True
+        return not task.reread and bool(present - shown) and 2 * len(present & shown) <= len(shown)
 
     def _tells_apart(self, task: Given, groups: Sequence[Group]) -> bool:
         """Whether these groups of classes can be told apart from new classes. A model of an earlier version cannot: it
