@@ -122,6 +122,13 @@ def test_damaged_records_are_refused_in_one_line(tmp_path):
                 read(path)
 
 
+def test_no_file_is_one_clear_line(tmp_path):
+    for path in (None, tmp_path, tmp_path / "none"):
+        for read in (evcl.load, read_card):
+            with pytest.raises(evcl.EvclError, match="there is no file"):
+                read(path)
+
+
 def test_a_table_is_exported_with_its_labels(evcl_command, tmp_path):
     x, y = rows()
     lines = [f"{a:.3f},{b:.3f},{'yes' if label else 'no'}" for (a, b, _), label in zip(x.tolist(), y, strict=True)]

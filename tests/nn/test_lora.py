@@ -265,6 +265,11 @@ def test_methods_whose_memory_cannot_start_anew_share_their_adapters(method):
     for tasks in ("each", "merged"):
         with pytest.raises(evcl.EvclError, match="adapters must be shared"):
             evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks=tasks))
+    for tasks in ("each", "merged"):
+        with pytest.raises(
+            evcl.EvclError, match="importance=kfac remembers factors of layers: adapters must be shared"
+        ):
+            evcl.EVCL(bert(), adapters=LoRA(rank=2, tasks=tasks), importance="kfac")
 
 
 def test_a_failed_round_leaves_the_learner_as_it_was():

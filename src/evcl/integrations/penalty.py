@@ -104,6 +104,8 @@ class Penalty:
         self.module, self.seed = module, int(SEED.check("seed", seed))
         call = Call(output)
         self._chosen: dict[str, Any] = {"only": only, "skip": skip, "call": call}
+        if not isinstance(module, nn.Module):
+            raise EvclError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         dtype = next((p.dtype for p in module.parameters()), torch.float32)
         self._dtype = dtype if dtype == torch.float64 else torch.float32
         self._reader = Reader(module, call, self._dtype)
@@ -370,8 +372,12 @@ class Penalty:
 
     @staticmethod
     def _outputs(network: BayesianNetwork, x: Tensor, y: Tensor) -> int:
-        with torch.no_grad(), network.alone():
-            outputs: int = network(x[:1].clone()).shape[1]
+        try:
+            with torch.no_grad(), network.alone():
+                outputs: int = network(x[:1].clone()).shape[1]
+        except RuntimeError as error:
+            told = str(error).splitlines()[0]
+            raise EvclError(f"the module does not take inputs of shape {tuple(x.shape)}: {told}") from error
         if int(y.min()) < 0 or int(y.max()) >= outputs:
             raise EvclError(
                 f"the labels must be the numbers of the module's {outputs} outputs, from 0, but they are "
@@ -396,13 +402,15 @@ class Penalty:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, in a penalty of the same method for a module of the same shapes."""
+        wanted = {"method", "settings", "tasks", "layout", "outline", "memory"}
+        if not isinstance(state, Mapping) or not wanted <= state.keys() or type(state["tasks"]) is not int:
+            raise EvclError("the state is damaged, or not one that state_dict() of a Penalty returned")
         if state["method"] != self.method.name:
             raise EvclError(f"the state is that of {state['method']}, not of {self.method.name}")
         network = self._network()
         if Layout({name: tuple(shape) for name, shape in state["layout"].items()}) != network.layout:
             raise EvclError("the state is that of another module: the names or shapes of its weights differ")
-        tasks = int(state["tasks"])
-        like = network.posterior.mean
+        tasks, like = state["tasks"], network.posterior.mean
         given = {name: tensor.to(like.device) for name, tensor in state["memory"].items()}
         fits = packing.Fits(like, self.method.bayesian, lambda head: 1 << 62, tasks)
         empty: Any = memories.initial(self.method.memory, self._fresh(network), self._no_network)

@@ -93,6 +93,10 @@ class Learner(Predictor):
     ) -> None:
         self.method = _with_tasks(get_method(method), adapters)
         self.settings = resolve(self.method.name, known_settings(self.method, settings), settings)
+        if isinstance(adapters, LoRA) and adapters.tasks != "shared" and self.settings.get("importance") == "kfac":
+            raise EvclError(
+                f"importance=kfac remembers factors of layers: adapters must be shared, not {adapters.tasks!r}"
+            )
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
