@@ -54,6 +54,12 @@ def _global_generator_is_left_alone():
 
 
 @pytest.fixture(autouse=True)
+def _one_minute(monkeypatch):
+    """A learner's records have the time to the minute: what is learned twice in a test has the same one."""
+    monkeypatch.setattr("evcl.learner.card.now", lambda: "2026-01-01 00:00")
+
+
+@pytest.fixture(autouse=True)
 def _signals_do_what_they_did():
     """A command sets handlers of its own; the next test in this process has Python's."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

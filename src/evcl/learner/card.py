@@ -28,12 +28,17 @@ def versions() -> dict[str, str]:
     return {"evcl": __version__, "torch": str(torch.__version__).partition("+")[0], "python": platform.python_version()}
 
 
+def now() -> str:
+    """The time, to the minute, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+
+
 def record(task: Given, epochs: int) -> Record:
     """The record of a task that has just been learned. It says nothing of this machine."""
     rows = task.rows()
     return {
         "task": task.name,
-        "learned": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),  # in UTC
+        "learned": now(),
         "examples": sum(rows.values()) // max(1, len(task.y) if task.counts is None else 1),
         "classes": len(rows),
         "epochs": epochs,
