@@ -122,6 +122,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_outline_of_the_memory(saved, tmp_path):
     _, description, tensors = saved
     taken, tried = [], 0

@@ -53,6 +53,7 @@ def busy_worker():
     return next((pid for pid, title in titles.items() if title.startswith("ray::_run") and ours(pid)), None)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds its workers in /proc")
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.soak)])
 def test_a_node_is_removed_and_a_worker_killed_and_every_cell_has_its_result(count, cluster, tmp_path):

@@ -65,6 +65,7 @@ def test_alternatives_share_a_methods_trials(search):
         read_search(search(both.replace("trials = 3", "trials = 1")))
 
 
+@pytest.mark.full
 def test_a_search_is_refined_around_the_best_of_each_method(search):
     both = SEARCH.replace("[methods.ewc]", "[[methods.ewc]]").replace("trials = 3", "trials = 4\nrefine = 5")
     asked = read_search(search(both + '[[methods.ewc]]\nfisher_scale = "task"\nstrength = {low = 1.0, high = 16.0}\n'))
@@ -84,6 +85,7 @@ def test_a_search_is_refined_around_the_best_of_each_method(search):
         assert [trial["mean"] for trial in tried] == sorted((trial["mean"] for trial in tried), reverse=True)
 
 
+@pytest.mark.full
 def test_the_best_of_this_search_and_earlier_ones_are_measured_again(search, tmp_path, evcl):
     (tmp_path / "first.toml").write_text(SEARCH)
     assert evcl("tune", str(tmp_path / "first.toml"), "--device", "cpu")[0] == 0

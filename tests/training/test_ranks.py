@@ -125,6 +125,7 @@ Checkpointer.save = saves
 """  # the first process is killed once, behind its 7th checkpoint
 
 
+@pytest.mark.full
 def test_the_command_in_two_processes_is_resumed(tmp_path):
     """With coresets: a round has two fits."""
     options = ("-m", "evcl", "run", "split-digits", "--method", "vcl-random-coreset", "--epochs", "5", "--tasks", "2")
