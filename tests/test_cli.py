@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl._core.facts import METHOD_FACTS, SHOWN, measured
 from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
-from evcl.cli import lists
+from evcl.cli import app, lists
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
 
@@ -216,7 +217,20 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         (["run", "split-digits", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
         (["run", "split-digits", "--epochs", "2", "--set", "epochs=3"], "cannot be used together"),
         (["run", "split-digits", "--epochs", "0"], "epochs must be a whole number of at least 1"),
-        (["run", "split-digits", "--epochs", "two"], "integer"),
+        (
+            ["run", "split-digits", "--epochs", "two"],
+            "--epochs must be a whole number, not 'two' (see evcl run --help)",
+        ),
+        (["run", "split-digits", "--validation=x"], "--validation must be a number, not 'x' (see evcl run --help)"),
+        (
+            ["run", "split-digits", "--method", "evcl", "--method", "ewc"],
+            "--method is given twice, but takes one value",
+        ),
+        (["run", "split-digits", "--out=a", "--out", "--out=b"], "--out is given twice"),
+        (["data", "fetch", "mnist", "--data-dir", "a", "--data-dir", "b"], "--data-dir is given twice"),
+        (["predict", "--model", "m", "--data", "d.csv"], "--out is missing (see evcl predict --help)"),
+        (["list", "settings", "evlc"], "unknown method 'evlc'; did you mean 'evcl'?"),
+        (["list", "methods", "ewc"], "evcl list settings ewc may be meant"),
         (["run", "split-digits", "--seeds", "0"], "--seeds must be a number from 1 to 10000, not 0"),
         (["run", "split-digits", "--seeds", "2", "--seed-list", "1"], "cannot be used together"),
         (
@@ -234,7 +248,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         (["run", "split-digits", "--device", "tpu"], "device must be auto, cpu, cuda or mps, not 'tpu'"),
         (["run", "split-digits", "--data-dir", "x"], "--data-dir: there is no folder x"),
         (["run", "split-digits", "--bogus"], "No such option"),
-        (["run"], "Missing parameter: benchmark"),
+        (["run"], "BENCHMARK is missing (see evcl run --help)"),
         (["runn"], "No such command"),
         (["demo", "--epochs", "0"], "epochs must be"),
     ],
@@ -303,7 +317,7 @@ def test_help_without_a_command(evcl):
     for arguments in ([], ["--debug"]):
         status, out, err = evcl(*arguments)
         assert (status, err) == (2, "")
-        assert "Commands:" in out
+        assert "Your own data:" in out
 
 
 def test_a_narrow_terminal_keeps_the_names(evcl, monkeypatch):
@@ -355,7 +369,7 @@ def test_list_shows_one_kind(evcl):
         assert out in whole
     assert whole.endswith("".join(out for _, out, _ in parts.values()))
     status, out, err = evcl("list", "method")
-    wanted = "evcl list takes methods, benchmarks, presets or the name of a method, not 'method'"
+    wanted = "evcl list takes methods, benchmarks, presets, settings or the name of a method, not 'method'"
     assert (status, out, err) == (2, "", f"evcl: {wanted}\n")
 
 
@@ -384,9 +398,41 @@ def test_list_methods_fits_a_terminal(evcl, monkeypatch, width):
         assert all(facts.keeps in out for facts in METHOD_FACTS.values())
 
 
+def test_help_names_every_command_whole(evcl, monkeypatch):
+    """At 80 columns, the line of no command is cut, and every option and argument has a help text."""
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = evcl("-h")
+    assert (status, "..." in out.replace("[ARGS]...", "")) == (0, False)
+    sections = [line for line in out.splitlines() if line.endswith(":")]
+    assert sections == ["Options:", "Your own data:", "Benchmarks:", "Many runs:"]
+    groups = list(vars(typer.main.get_command(app.app))["commands"].items())
+    groups += [(f"data {name}", one) for name, one in dict(groups)["data"].commands.items()]
+    for name, one in groups:
+        assert name.split()[0] in out
+        assert evcl(*name.split(), "-h") == evcl(*name.split(), "--help")
+        assert all(param.help for param in one.params), name
+
+
+def test_a_shell_completes_commands_and_options():
+    for words, wanted in (("evcl pre", "predict"), ("evcl predict --only", "--only-predictions")):
+        more = {"_EVCL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-m", "evcl"]
+        out = subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=False).stdout
+        assert out.split() == [wanted]
+
+
 def test_list_shows_the_settings_of_a_method(evcl):
     status, out, _ = evcl("list", "si")
     assert status == 0
+    assert evcl("list", "settings", "si") == (status, out, "")
+    default = evcl("list", "settings")[1]
+    assert default.startswith("evcl: ")
+    for line in (
+        r"strength +3\.0 +>= 0, <= 1e\+12 +lambda, ",
+        r"fisher +exact +exact, sampled, empirical ",
+        r"memory +0 ",
+    ):
+        assert re.search(rf"^{line}", default, re.MULTILINE), line
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line and not line.startswith(" ")}
     assert {rows[name] for name in ("xi", "lr")} == {"auto"}
     assert (rows["strength"], rows["film"]) == ("1.0", "false")

@@ -195,10 +195,12 @@ def test_a_model_of_an_earlier_release_says_nothing(evcl):
     assert learner.predictions(x, 0).unfamiliar is None
     learner.learn((np.random.default_rng(0).normal(size=(20, x.shape[1])), np.arange(20) % 2), "more")
     assert learner.predictions(x, "more").unfamiliar is None  # of what came before nothing is known
-    status, out, _ = evcl("predict", "--model", kept / "model-1.safetensors", "--data", kept / "new.csv", "--out", "p")
+    status, out, _ = evcl(
+        "predict", "--model", kept / "model-1.safetensors", "--data", kept / "new.csv", "--out", "p.csv"
+    )
     assert status == 0
     assert out.count("no column unfamiliar") == 1
-    with Path("p").open(newline="") as file:
+    with Path("p.csv").open(newline="") as file:
         assert "unfamiliar" not in next(csv.reader(file))
 
 

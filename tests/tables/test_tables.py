@@ -61,7 +61,10 @@ def test_the_whole_way(model):
     status, out, err = model("predict", "--model", "m", "--data", "new.parquet", "--out", "p.csv")
     assert (status, err) == (0, "")
     found = rows_of("p.csv")
-    assert list(found[0]) == ["prediction", "probability_no", "probability_yes", "entropy", "epistemic", "unfamiliar"]
+    assert list(found[0]) == [
+        "age", "income", "city", "buys", "prediction", "probability_no", "probability_yes", "entropy", "epistemic",
+        "unfamiliar",
+    ]  # fmt: skip
     p = np.array([[float(row["probability_no"]), float(row["probability_yes"])] for row in found])
     assert p.sum(1) == pytest.approx(np.ones(200), abs=2e-6)
     entropy = np.array([float(row["entropy"]) for row in found])
@@ -87,7 +90,7 @@ def test_every_format_says_the_same(model):
                                     for name in frame})  # fmt: skip
     found = {}
     for name in ("a.csv", "b.tsv", "c.csv", "d.csv", "e.parquet", "f.parquet", "g.npz"):
-        status, _, err = model("predict", "--model", "m", "--data", name, "--out", "p.csv")
+        status, _, err = model("predict", "--model", "m", "--data", name, "--out", "p.csv", "--only-predictions")
         assert (status, err) == (0, ""), name
         found[name] = Path("p.csv").read_text()
     assert len(set(found.values())) == 1
@@ -199,7 +202,7 @@ def test_new_classes_may_come(model):
     assert "new classes: maybe\n" in out  # so that a slip of the pen does not become one unseen
     model("predict", "--model", "m", "--data", "february.csv", "--out", "p.csv")
     found = rows_of("p.csv")
-    assert list(found[0])[:4] == ["prediction", "probability_no", "probability_yes", "probability_maybe"]
+    assert list(found[0])[4:8] == ["prediction", "probability_no", "probability_yes", "probability_maybe"]
     assert "maybe" in {row["prediction"] for row in found}
 
 
@@ -377,9 +380,8 @@ def test_folders_of_images(evcl):
     status, out, _ = evcl("predict", "--model", "m", "--data", "loose", "--out", "p.csv")
     assert [(row["file"], row["prediction"]) for row in rows_of("p.csv")] == [("a.png", "dark"), ("b.jpg", "light")]
     assert "accuracy" not in out  # nothing says what they are
-    assert (
-        "accuracy 100.0% against its labels" in evcl("predict", "--model", "m", "--data", "pictures", "--out", "p")[1]
-    )
+    out = evcl("predict", "--model", "m", "--data", "pictures", "--out", "p.csv")[1]
+    assert "accuracy 100.0% against its labels" in out
     Image.new("L", (400, 200)).save("pictures/dark/00.png")
     assert evcl("learn", "--model", "n", "--data", "pictures", "--image-side", "10", *FAST)[0] == 0
     assert tables.load_model(Path("n")).encoder.columns[0].shape == (5, 10, 1)
@@ -410,7 +412,9 @@ def test_inspect_says_what_when_how_well_and_how_surely(model, monkeypatch):
     history = tables.load_model(Path("m")).history
     assert all(line["learned"].startswith("20") for line in history)
     for width in (60, 100):
-        monkeypatch.setattr("evcl.cli.tables.console", lambda width=width: Console(width=width, highlight=False))
+        for place in ("models", "say"):
+            console = Console(width=width, highlight=False)
+            monkeypatch.setattr(f"evcl.cli.{place}.console", lambda console=console: console)
         status, out, _ = model("inspect", "m")
         assert status == 0
         assert "method   evcl, seed 0, lr=0.02" in out

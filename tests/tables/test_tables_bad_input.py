@@ -292,7 +292,18 @@ def test_training_that_is_lost_leaves_the_model(model):
         (["--set", "strenght=1"], "unknown setting of evcl 'strenght'"),
         (["--set", "strength"], "--set takes name=value"),
         (["--epochs", "0"], "--epochs must be a whole number of at least 1"),
-        (["--hidden", "10,x"], "--hidden takes widths of at least 1"),
+        (
+            ["--hidden", "10,x"],
+            "--hidden takes widths from 1 to 100,000, separated by commas, as in 100,100, not '10,x'",
+        ),
+        (["--hidden", "100000000"], "--hidden takes widths from 1 to 100,000"),
+        (
+            ["--method", "evcl", "--method", "ewc"],
+            "--method is given twice, but takes one value (see evcl learn --help)",
+        ),
+        (["--data", "other.csv"], "--data is given twice"),
+        (["--json", "--quiet"], "--json and --quiet cannot be used together"),
+        (["--device", "tpu"], "device must be auto, cpu, cuda or mps, not 'tpu'"),
         (["--validation", "0.9"], "--validation must be"),
         (["--unknown", "ignore"], "--unknown must be error or missing"),
         (["--seed", "-1"], "--seed must be"),
@@ -366,11 +377,11 @@ def test_a_model_and_a_link_to_it_are_one_model(model):
 
 
 def test_predictions_and_models_replace_files_alone(model):
-    os.mkfifo("it")
-    expected = "cannot write it: it is a pipe, not a regular file"
-    assert refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "it") == expected
-    assert refused(model, "learn", "--model", "it", "--data", "good.csv", "--target", "label") == expected
-    assert Path("it").is_fifo()
+    os.mkfifo("it.csv")
+    expected = "cannot write it.csv: it is a pipe, not a regular file"
+    assert refused(model, "predict", "--model", "m", "--data", "good.csv", "--out", "it.csv") == expected
+    assert refused(model, "learn", "--model", "it.csv", "--data", "good.csv", "--target", "label") == expected
+    assert Path("it.csv").is_fifo()
 
 
 def test_a_model_that_changed_under_a_learn_is_not_written_over(model, monkeypatch):

@@ -30,7 +30,7 @@ def rows_of(path):
 @pytest.mark.parametrize("number", [1])
 def test_a_model_of_an_earlier_version(evcl, number):
     shutil.copy(KEPT / f"model-{number}.safetensors", "m")
-    status, _, err = evcl("predict", "--model", "m", "--data", KEPT / "new.csv", "--out", "p.csv")
+    status, _, err = evcl("predict", "--model", "m", "--data", KEPT / "new.csv", "--out", "p.csv", "--only-predictions")
     assert (status, err) == (0, "")
     found, wanted = rows_of("p.csv"), rows_of(KEPT / f"predictions-{number}.csv")
     assert list(found[0]) == list(wanted[0])

@@ -56,6 +56,17 @@ class Setting:
             raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}", setting=name)
         return number
 
+    @property
+    def values(self) -> str:
+        """The values that it takes, in a few words."""
+        if isinstance(self.default, bool):
+            return "true, false"
+        if self.choices:
+            return ", ".join(self.choices)
+        sign = ">" if self.open_low else ">="
+        text = f"{sign} {self.low:g}" if self.high == math.inf else f"{sign} {self.low:g}, <= {self.high:g}"
+        return f"{text}, or auto" if self.auto else text
+
     def _inside(self, number: float) -> bool:
         return (self.low < number if self.open_low else self.low <= number) and number <= self.high
 

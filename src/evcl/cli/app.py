@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import time
@@ -16,28 +17,28 @@ import typer
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.torchrun import own, world
-from evcl.cli import data, lists, paper, sweep, tables
+from evcl.cli import data, lists, models, paper, sweep, tables
+from evcl.cli.commands import HELP, Once, Sections, UsageError, wrong
 from evcl.cli.options import Usage
 from evcl.cli.progress import console
 from evcl.cli.run import run
 
 app = typer.Typer(
-    add_completion=False,
+    cls=Sections,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
-COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of evcl --help
-    paper.demo, run, paper.reproduce, paper.report, paper.tune, sweep.sweep, sweep.status,
-    tables.learn, tables.predict, tables.inspect, tables.export,
+COMMANDS: tuple[Callable[..., None], ...] = (
+    tables.learn, tables.predict, models.inspect, models.export,
+    paper.demo, run, paper.report,
+    sweep.sweep, sweep.status, paper.tune, paper.reproduce,
 )  # fmt: skip
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Once)(command)
+app.command("list", cls=Once)(lists.list_)
 app.add_typer(data.app, name="data")
-app.command("list")(lists.list_)
-
-# The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
-UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 def _interrupted(*_: object) -> None:
@@ -74,19 +75,25 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     try:
-        status = app(standalone_mode=False)
+        status = app(standalone_mode=False, prog_name="evcl")
         sys.exit(status if isinstance(status, int) else 0)
     except UsageError as error:
-        _fail(f"{error} (see evcl --help)".replace("\n", " "), 2, debug)
+        _fail(wrong(error), 2, debug)
     except EvclError as error:
         _fail(str(error), 2 if isinstance(error, Usage) else 1, debug)
     except (Interrupted, typer.Abort) as error:
-        _fail(f"interrupted; {str(error) or 'finished runs are kept'}", 1, debug, wait=0)
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        what = str(error) or ("finished runs are kept" if command in KEEPING else "nothing was written")
+        _fail(f"interrupted; {what}", 1, debug, wait=0)
+    except BrokenPipeError:  # whoever read the output has ended, as in evcl ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)
 
 
+KEEPING = ("demo", "reproduce", "tune", "sweep")  # commands that make many runs, and write each when it has ended
 PATIENCE = 30.0  # seconds
 
 

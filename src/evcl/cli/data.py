@@ -8,14 +8,18 @@ from typing import Annotated
 import typer
 
 from evcl._core.errors import EvclError
+from evcl.cli.commands import HELP, Once
 from evcl.cli.options import DataDir
 
-app = typer.Typer(rich_markup_mode=None, help="List, fetch and verify data sets.")
+app = typer.Typer(rich_markup_mode=None, context_settings=HELP, help="List, fetch and verify data sets.")
 
 
-@app.command("list")
+@app.command("list", cls=Once)
 def list_() -> None:
-    """List every data set: what the cache holds, where it was fetched from, and its licence."""
+    """List every data set.
+
+    What the cache holds, where it was fetched from, and its licence.
+    """
     from evcl import data
     from evcl.data.progress import megabytes
 
@@ -29,7 +33,7 @@ def list_() -> None:
         typer.echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
 
 
-@app.command()
+@app.command(cls=Once)
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets to fetch; see evcl data list.")],
     data_dir: DataDir = None,
@@ -37,7 +41,10 @@ def fetch(
         bool, typer.Option("--offline", help="Use only --data-dir and the cache [EVCL_OFFLINE=1].")
     ] = False,
 ) -> None:
-    """Fetch data sets into the cache, from the first source whose files have the right checksums."""
+    """Fetch data sets into the cache.
+
+    From the first source whose files have the right checksums.
+    """
     from evcl import data
     from evcl.data.progress import megabytes
 
@@ -52,7 +59,7 @@ def fetch(
     _each(names, one)
 
 
-@app.command()
+@app.command(cls=Once)
 def verify(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Data sets to verify [all that were fetched].")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from evcl import experiments
+from evcl._core.errors import EvclError, unknown
 from evcl._core.facts import METHOD_FACTS, SHOWN, measured
 from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
-from evcl.cli.options import Plugins, Usage
+from evcl.cli.options import Plugins, Usage, usage
 from evcl.cli.progress import console
 
 KINDS = ("methods", "benchmarks", "presets")
+SETTINGS = "settings"
 WIDE = 200  # columns of the table of methods where there is no terminal: a line per method
 
 
@@ -20,24 +24,30 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods (with year, authors, memory and cost), benchmarks or presets [all]; or the name of a method: "
-            "its settings."
+            help="methods (with year, authors, memory and cost), benchmarks, presets, or settings (of METHOD) [all]."
         ),
     ] = None,
+    method: Annotated[str | None, typer.Argument(help="After settings: the method [evcl].")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List the methods, benchmarks and presets, one per line; or the settings of one method."""
+    """List methods, benchmarks, presets and settings."""
     of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
     if experiments.load_plugins(plugin or []):
         from evcl import benchmarks, methods
 
         of_methods = {m.name: m.summary for m in methods.METHODS.values()}
         of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
-    if what in of_methods:
-        _settings(what)
+    if method is not None and what != SETTINGS:
+        raise Usage(f"evcl list {what} takes nothing more, not {method!r}; evcl list settings {method} may be meant")
+    if what == SETTINGS or what in of_methods:
+        name = (method or "evcl") if what == SETTINGS else str(what)
+        if name not in of_methods:
+            with usage():
+                raise unknown("method", name, of_methods)
+        _settings(name)
         return
     if what not in (None, *KINDS):
-        raise Usage(f"evcl list takes methods, benchmarks, presets or the name of a method, not {what!r}")
+        raise Usage(f"evcl list takes methods, benchmarks, presets, settings or the name of a method, not {what!r}")
     if what == "methods":
         _methods(list(of_methods))
         return
@@ -49,19 +59,26 @@ def list_(
 
 
 def _settings(name: str) -> None:
-    """A table of a method's settings."""
+    """A table of a method's settings: what --set takes."""
+    from rich.console import Console
     from rich.table import Table
 
-    from evcl.methods import METHODS
+    from evcl import methods
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("setting", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "setting")
-    for key, setting in METHODS[name].known_settings.items():
+    for column in ("setting", "default", "values", "meaning"):
+        table.add_column(column, no_wrap=column in ("setting", "default"))
+    found = methods.METHODS[name]
+    known = dict(found.known_settings)
+    with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
+        kept = methods.known_settings(found, {"memory": 0})
+        known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}
+    for key, setting in known.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
-        table.add_row(key, default, setting.help)
-    typer.echo(f"{name}: {METHODS[name].summary}")
-    console().print(table, highlight=False)
+        table.add_row(key, default, setting.values, setting.help)
+    typer.echo(f"{name}: {found.summary}")
+    out = console() if console().is_terminal else Console(width=WIDE)
+    out.print(table, highlight=False)
 
 
 def _methods(names: list[str]) -> None:

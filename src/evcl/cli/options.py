@@ -20,10 +20,16 @@ Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data."
 GivenSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")]
 DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
 Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
+OneDevice = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: cuda if there is one, else cpu.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of matrix products: fp32 [CPU], tf32 [GPU] or bf16.")]
 EngineName = Annotated[str, typer.Option("--engine", help="local (processes on this machine) or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster [start one here].")]
 Workers = Annotated[int | None, typer.Option(help="Number of parallel processes on a CPU [one per core].")]
+
+
+def checked_device(name: str) -> str:
+    """The device with this name on this machine; raises if there is none."""
+    return experiments.where(name, None)[0]
 
 
 def one_thread() -> None:

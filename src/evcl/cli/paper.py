@@ -45,7 +45,10 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data; fewer is faster.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Train again, ignoring earlier results.")] = False,
 ) -> None:
-    """Train four methods on five tasks of the built-in data, three seeds each: a table, figures and a page."""
+    """Train four methods on the built-in data.
+
+    Five tasks, three seeds each: a table, figures and a page.
+    """
     from evcl.report import check_installed
 
     check_installed()
@@ -92,8 +95,9 @@ def reproduce(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Reproduce the paper: run every method on its benchmarks, then write tables, figures and a page. Can be stopped
-    at any time.
+    """Reproduce the paper.
+
+    Runs every method on its benchmarks, then writes tables, figures and a page. Can be stopped at any time.
     """
     from evcl.report import check_installed
 
@@ -138,8 +142,9 @@ def tune(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Search for settings on validation data, with the same number of trials for every method. Finished benchmarks are
-    not searched again.
+    """Search for settings on validation data.
+
+    Every method has the same number of trials. Finished benchmarks are not searched again.
     """
     experiments.load_plugins(plugin or [])
     with usage():
@@ -174,7 +179,7 @@ def tune(
 
 
 def report(folder: Annotated[Path, typer.Argument(help="A folder with results in it, at any depth.")]) -> None:
-    """Write tables, figures and a page from every result below a folder."""
+    """Write tables, figures and a page of a folder's results."""
     from evcl.report import find_results
 
     print_tables(find_results(folder))

@@ -162,13 +162,13 @@ def cells_bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., N
 
 
 @contextmanager
-def epochs_bar(task: str) -> Iterator[list[Callback]]:
+def epochs_bar(task: str, silent: bool = False) -> Iterator[list[Callback]]:
     """Show a bar over the epochs of a task on a terminal, and nothing elsewhere: the result is printed anyway. Yields
     the callbacks for `learn`.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    if not console().is_terminal:
+    if silent or not console().is_terminal:
         yield []
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))

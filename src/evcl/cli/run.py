@@ -74,7 +74,10 @@ def run(
         str | None, typer.Option(help="Write each epoch's metrics to a log in the folder: csv or tensorboard.")
     ] = None,
 ) -> None:
-    """Train one method on one benchmark, and write result.json to the folder."""
+    """Train one method on one benchmark.
+
+    Writes result.json to the folder.
+    """
     from evcl._core.ranks import check_batch, joined
 
     if resume and overwrite:

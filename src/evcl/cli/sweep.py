@@ -50,7 +50,10 @@ def sweep(
     precision: Precision = None,
     plugin: Plugins = None,
 ) -> None:
-    """Run every cell of a sweep file, once. Any number of processes may work on one folder."""
+    """Run every method, setting and seed of a sweep file, once.
+
+    Any number of processes may work on one folder.
+    """
     experiments.load_plugins(plugin or [])
     folder = out or file.parent / file.stem
     if folder == file:
@@ -75,7 +78,10 @@ def sweep(
 
 
 def status(folder: Annotated[Path, typer.Argument(help="A folder that evcl sweep, reproduce or tune made.")]) -> None:
-    """Show the state of a folder's cells: done, running (and where), stale, failed (and why) or to do."""
+    """Show which runs of a folder are done, running or failed.
+
+    Where they run, why they failed, which are stale, and which are still to do.
+    """
     _print(experiments.standing(folder))
 
 

@@ -1,17 +1,19 @@
-"""`evcl learn`, `predict`, `inspect` and `export`: models of your own data."""
+"""`evcl learn` and `predict`: models of your own data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, VALIDATION, Setting, resolve
-from evcl.cli.options import GivenSettings, Usage, one_thread, settings, usage
-from evcl.cli.progress import console, epochs_bar
+from evcl.cli.options import GivenSettings, OneDevice, Usage, checked_device, one_thread, settings, usage
+from evcl.cli.progress import epochs_bar
+from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
 
 if TYPE_CHECKING:
     from evcl import tables
@@ -48,11 +50,18 @@ def learn(
     ] = None,
     image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
     unknown: Unknown = "error",
+    device: OneDevice = "cpu",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Learn a file as one more task; the first time, create the model."""
+    """Learn a file as one more task.
+
+    The first file creates the model; --target names its column of labels.
+    """
     from evcl import methods, tables
     from evcl.methods.rehearsal import REHEARSAL
 
+    voice = Voice(as_json, quiet)
     with usage():
         HELD_OUT.check("--validation", validation)
         chosen = methods.get(method or "evcl")
@@ -74,10 +83,11 @@ def learn(
             "categories": category or None,
         }
         new = {name: value for name, value in options.items() if value is not None}
+        device = checked_device(device)
     one_thread()
     lenient = _lenient(unknown)
     try:
-        with epochs_bar(task or data.stem) as callbacks:
+        with epochs_bar(task or data.stem, voice.silent) as callbacks:
             found = tables.learn(
                 model,
                 data,
@@ -90,195 +100,106 @@ def learn(
                 lenient=lenient,
                 keep=keep,
                 callbacks=callbacks,
+                device=device,
                 **new,
             )
     except Interrupted:
         folder = tables.checkpoint_folder(model)
         saved = f"; the task is saved in {folder}, and the same command continues from there" if folder.is_dir() else ""
         raise Interrupted(f"the model is unchanged{saved}") from None
-    line = found.history[-1]
-    if len(found.history) == 1:
-        _fact("columns", _columns(found))
-    elif new_labels := found.labels[line["known_before"] :]:
-        _say(f"new classes: {_shortened(new_labels)}")
+    _report(found, model, voice)
+
+
+def _report(found: tables.Model, path: Path, voice: Voice) -> None:
+    """Say what a file taught the model."""
+    line, tasks = found.history[-1], len(found.history)
+    new_labels = found.labels[line["known_before"] :] if tasks > 1 else []
+    if tasks == 1:
+        voice.fact("columns", columns_of(found))
+    elif new_labels:
+        voice.say(f"new classes: {shortened(new_labels)}")
     held = f"; {line['held_out']:,} held out" if line["held_out"] else ""
-    what = f"{line['examples']:,} examples of {line['classes']} classes"
-    _say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
+    what = f"{many(line['examples'], 'example')} of {many(line['classes'], 'class', 'classes')}"
+    voice.say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
     if line["held_out"]:
         before = line["accuracy_before"]
-        was = "" if before is None else f" ({_percent(before)} before)"
+        was = "" if before is None else f" ({percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
-        _say(f"on the held-out rows: accuracy {_percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
+        voice.say(f"on the held-out rows: accuracy {percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
     for note in found.notes:
-        _say(f"note: {note}")
-    if now := [(name, part) for name, part in found.learner.evaluate_kept().items() if name != line["task"]]:
-        shown = [f"{name} {_percent(part)}" for name, part in now]
-        _say(f"earlier tasks now, on the rows kept of them: {_shortened(shown)}")
-    tasks = len(found.history)
-    _say(f"model: {model} ({model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'})")
+        voice.say(f"note: {note}")
+    now = {name: part for name, part in found.learner.evaluate_kept().items() if name != line["task"]}
+    if now:
+        shown = [f"{name} {percent(part)}" for name, part in now.items()]
+        voice.say(f"earlier tasks now, on the rows kept of them: {shortened(shown)}")
+    voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
+    facts = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
+    voice.end({**facts, **line, "notes": found.notes, "now": now})
 
 
 def predict(
     model: ModelFile,
     data: Data,
-    out: Annotated[Path, typer.Option(help="The CSV file to write predictions to.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet; - is standard output, as CSV.")],
     task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None,
     drop: Drop = None,
     unknown: Unknown = "error",
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Write only this column of the file beside the predictions [all]. May be repeated."),
+    ] = None,
+    only_predictions: Annotated[
+        bool, typer.Option("--only-predictions", help="Write no columns of the file beside the predictions.")
+    ] = False,
+    device: OneDevice = "cpu",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Predict every row of a file: its class, the class probabilities, how uncertain they are, how unfamiliar it is."""
-    from evcl import tables
+    """Predict every row of a file.
 
+    Writes the file's own columns and, beside them, the predicted class, the probability of each class, how uncertain
+    the prediction is, and how unfamiliar the row is.
+    """
+    from evcl import tables
+    from evcl.tables.output_file import STANDARD, check_ending
+
+    standard = out == STANDARD
+    if standard and as_json:
+        raise Usage("--out - and --json both write to standard output: name a file with --out")
+    if key and only_predictions:
+        raise Usage("--key and --only-predictions cannot be used together")
+    with usage():
+        check_ending(out)
+        device = checked_device(device)
+    voice = Voice(as_json, quiet, to_stderr=standard)
     one_thread()
-    found = tables.predict(model, data, out, task=task, drop=drop or [], lenient=_lenient(unknown))
+    keys = [] if only_predictions else key
+    options = {"task": task, "drop": drop or [], "lenient": _lenient(unknown), "keys": keys, "device": device}
+    found = tables.predict(model, data, out, **options)  # type: ignore[arg-type]
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
-    _say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
+    voice.say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
-        _say("there is no column unfamiliar: the version of evcl that created this model did not record what it needs")
+        why = "the version of evcl that created this model did not record what it needs"
+        voice.say(f"there is no column unfamiliar: {why}")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
-        _say(f"accuracy {_percent(found.right / found.labelled)} against {part}")
-    _say(f"predictions: {out}")
+        voice.say(f"accuracy {percent(found.right / found.labelled)} against {part}")
+    if not standard:
+        voice.say(f"predictions: {out}")
+    accuracy = found.right / found.labelled if found.labelled else None
+    means = {"entropy": found.entropy, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
+    voice.end({"predictions": out, "rows": found.rows, **means, "labelled": found.labelled, "accuracy": accuracy})
 
 
-def inspect(model: Annotated[Path, typer.Argument(help="A model file, of evcl learn or saved from Python.")]) -> None:
-    """Show what a model has learned, when, how accurate it is, and how certain."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from evcl import tables
-    from evcl.learner import read_card
-
-    card = read_card(model)
-    if not tables.is_table(model):
-        _inspect(model, card)
-        return
-    found = tables.load_model(model)
-    learner = found.learner
-    _head_lines(model, card)
-    _fact("columns", _columns(found))
-    _fact("target", found.target or "the folder of an image")
-    _fact("classes", _shortened(found.labels))
-    if found.drop:
-        _fact("drop", _shortened(list(found.drop)))
-    if learner.kept:
-        _fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
-    if len(learner.heads) > 1:
-        _fact("heads", _shortened(list(learner.heads)))
-    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
-    now = learner.evaluate_kept()
-    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "ECE", "entropy", "epistemic")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
-    for line in found.history:
-        measured = ["-"] * 4
-        if line["held_out"]:
-            ece = f"{line['ece']:.3f}" if "ece" in line else "-"  # files of earlier versions have none
-            measured = [_percent(line["accuracy"]), ece, f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
-        if now:
-            measured.insert(1, _percent(now[line["task"]]) if line["task"] in now else "-")
-        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
-    console().print(table)
-    console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
-    if now:
-        console().print("now: on the rows kept of each task, which the model has trained on.")
-    elif len(found.history) > 1:
-        console().print("No rows are kept, so what earlier tasks are at now is unknown.")
-
-
-def _head_lines(model: Path, card: dict[str, Any]) -> None:
-    """What the card of any model begins with."""
-    from evcl import methods
-
-    settings, tasks = card["settings"], len(card["tasks"])
-    known = methods.known_settings(methods.get(card["method"]), settings)
-    defaults = {name: setting.default for name, setting in known.items()}
-    changed = [f"{name}={value}" for name, value in settings.items() if value != defaults.get(name, value)]
-    _say(f"{model}: {model.stat().st_size / 1000:,.0f} kB, {tasks} task{'' if tasks == 1 else 's'}")
-    _fact("method", f"{card['method']}, seed {card['seed']}" + "".join(f", {one}" for one in changed))
-    if card["versions"]:
-        _fact("saved by", ", ".join(f"{name} {version}" for name, version in card["versions"].items()))
-
-
-def _inspect(model: Path, card: dict[str, Any]) -> None:
-    """Show the card of a model that was saved from Python."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    _head_lines(model, card)
-    _fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
-    for name, classes in list(card["heads"].items())[:12]:
-        _fact("head", f"{name}: {_shortened([str(label) for label in classes])}")
-    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
-    for i, column in enumerate(("task", "learned", "rows", "classes", "epochs", "accuracy", "NLL", "ECE")):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
-    for line in card["tasks"]:
-        held = line.get("validation")
-        measured = (
-            ["-"] * 3 if held is None else [_percent(held["accuracy"]), f"{held['nll']:.3f}", f"{held['ece']:.3f}"]
-        )
-        known = [f"{line[name]:,}" if name in line else "-" for name in ("examples", "classes", "epochs")]
-        table.add_row(escape(line["task"]), line.get("learned", "-").partition(" ")[0], *known, *measured)
-    console().print(table)
-    console().print("Measured on the validation part of each task, when it was learned. learner.card() says more.")
-
-
-def export(
-    model: Annotated[Path, typer.Argument(help="A model file of evcl learn, or of an evcl.nn.mlp.")],
-    out: Annotated[Path, typer.Argument(help="The file to write: .onnx, or .pt2 for torch.export.")],
-    task: Annotated[str | None, typer.Option(help="The task whose head predicts; needed if there are several.")] = None,
-    what: Annotated[
-        str, typer.Option(help="predictive, with its uncertainty, or mean, the mean network.")
-    ] = "predictive",
-    samples: Annotated[
-        int | None, typer.Option(help="Draws of the weights that the file holds [as many as predictions average].")
-    ] = None,
-) -> None:
-    """Write a network that predicts without evcl, as ONNX or a torch.export program. It takes encoded rows."""
-    from evcl import tables
-
-    one_thread()
-    tables.export(model, out, task=task, what=what, samples=samples)
-    _say(f"{out}: {out.stat().st_size / 1000:,.0f} kB")
-
-
-def _columns(model: tables.Model) -> str:
-    """How each column was read; for example, a number written with a decimal comma shows up as a category."""
-    from evcl.tables.encoding import Category
-
-    return _shortened(
-        [
-            f"{c.name} ({len(c.texts)} categories)" if isinstance(c, Category) else c.name + _shape(c.shape)
-            for c in model.encoder.columns
-        ]
-    )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f" ({' x '.join(map(str, shape))} numbers)" if shape else ""
-
-
-def _shortened(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _fact(name: str, text: str) -> None:
-    _say(f"{name:<8} {text}")
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f}%"
-
-
-def _say(text: str) -> None:
-    console().print(text, soft_wrap=True, markup=False)
+WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
 
 
 def _widths(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(Setting(1, "", low=1, high=100_000).check("--hidden", part)) for part in text.split(","))
-    except ValueError:
-        raise Usage(f"--hidden takes widths of at least 1, as in 100,100, not {text!r}") from None
+        return tuple(int(WIDTH.check("--hidden", part)) for part in text.split(","))
+    except EvclError:
+        wanted = f"widths from 1 to {int(WIDTH.high):,}, separated by commas, as in 100,100"
+        raise Usage(f"--hidden takes {wanted}, not {text!r}") from None
 
 
 def _lenient(unknown: str) -> bool:

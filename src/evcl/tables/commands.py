@@ -1,18 +1,16 @@
-"""The functions behind `evcl learn`, `evcl predict` and `evcl export`."""
+"""The functions behind `evcl learn` and `evcl export`."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evcl._core.errors import EvclError
-from evcl._core.files import check_regular, locked, write_atomically
+from evcl._core.files import check_regular, locked
 from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
@@ -64,6 +62,7 @@ def learn(
     lenient: bool = False,
     keep: int | None = None,
     callbacks: Sequence[Callback] = (),
+    device: str = "cpu",
     **new: Any,
 ) -> Model:
     """Learn a file as one more task, and write the model; `new` holds options for a model that is created now. `keep`:
@@ -88,6 +87,7 @@ def learn(
             source = open_source(data, found)
             found.check(source, drop)
             rows = read_rows(source, found.target)
+        found.learner.to(device)
         if keep is not None:
             found.learner.keep(keep)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
@@ -110,65 +110,6 @@ def _refuse(path: Path, model: Model, target: str | None, new: Mapping[str, Any]
         raise EvclError(f"{path} already exists, and --{option} is fixed when a model is created")
     if target is not None and target != model.target:
         raise EvclError(f"{path} learns {model.target or 'the folder of an image'!r}, not --target {target}")
-
-
-@dataclass
-class Predicted:
-    """How many rows were predicted, how many of them have a label, and how many of those were predicted correctly."""
-
-    rows: int = 0
-    labelled: int = 0
-    right: int = 0
-    entropy: float = 0.0  # mean
-    epistemic: float = 0.0
-    unfamiliar: float | None = None  # mean; None if the model cannot tell
-
-
-def predict(
-    model: Path, data: Path, out: Path, *, task: str | None = None, drop: Sequence[str] = (), lenient: bool = False
-) -> Predicted:
-    """Predict every row of a file, piece by piece, and write a CSV file."""
-    found = load_model(model)
-    source = open_source(data, found)
-    found.check(source, drop)
-    learner, total = found.learner, Predicted()
-    if task is None:
-        task = INFER if len(learner.heads) > 1 else learner.tasks[0]
-    for other in (model, data):
-        if other.exists() and out.exists() and out.samefile(other):
-            raise EvclError(f"--out {out} would overwrite a file that is read")
-    classes = [found.labels[int(code)] for code in learner.classes(task)]
-    header = [*(["file"] if source.images else []), "prediction", *(f"probability_{label}" for label in classes)]
-    knows = learner.knows_unfamiliar  # otherwise the column `unfamiliar` is left out
-    header += ["entropy", "epistemic", *(["unfamiliar"] if knows else []), *(["task"] if task == INFER else [])]
-    total.unfamiliar = 0.0 if knows else None
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            for piece, given, places in found.predict(source, task, lenient):
-                for i, code in enumerate(piece.labels.tolist()):
-                    label = found.labels[code]
-                    row = [label, *(f"{p:.6f}" for p in piece.probabilities[i].tolist())]
-                    row += [f"{piece.entropy[i]:.6f}", f"{max(piece.epistemic[i], 0):.6f}"]
-                    row += ["" if piece.unfamiliar is None else f"{piece.unfamiliar[i]:.3f}"] if knows else []
-                    writer.writerow(
-                        [*([places[i]] if source.images else []), *row, *([piece.tasks[i]] if task == INFER else [])]
-                    )
-                    total.labelled += given[i] is not None
-                    total.right += given[i] == label
-                total.rows += len(given)
-                total.entropy += float(piece.entropy.sum(dtype=float))
-                total.epistemic += float(piece.epistemic.sum(dtype=float))
-                if total.unfamiliar is not None and piece.unfamiliar is not None:
-                    total.unfamiliar += float(piece.unfamiliar.sum(dtype=float))
-
-    write_atomically(out, write)
-    total.entropy, total.epistemic = total.entropy / total.rows, total.epistemic / total.rows
-    if total.unfamiliar is not None:
-        total.unfamiliar /= total.rows
-    return total
 
 
 def export(

@@ -35,7 +35,7 @@ from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
-from evcl.tables.source import MOST_CLASSES, Source, bad
+from evcl.tables.source import MOST_CLASSES, Piece, Source, bad
 
 FORMAT = 1  # of the text in the metadata
 NOTE = "evcl.tables"
@@ -76,6 +76,9 @@ class Model:
         if name in self.learner.tasks:
             raise EvclError(f"{name!r} is already learned: if this is another task, name it with --task")
         started, earlier = time.perf_counter(), self.learner.tasks
+        if head not in (None, "new", *earlier):
+            known_heads = f"it has learned {', '.join(earlier[:8])}" if earlier else "this is its first task"
+            raise EvclError(f"--head {head}: the model has learned no such task; {known_heads}")
         shared = "new" if head == "new" or not earlier else head or earlier[-1]
         known = () if shared == "new" else self.learner.classes(shared)
         labels = [*self.labels, *sorted(set(rows.names) - set(self.labels))]
@@ -153,14 +156,16 @@ class Model:
     # --- prediction ------------------------------------------------------------------------------------------------
 
     def predict(
-        self, source: Source, task: str | None = None, lenient: bool = False
-    ) -> Iterator[tuple[Predictions, Sequence[str | None], list[str]]]:
-        """Yield, piece by piece, the predictions, the labels in the file (None if missing), and the rows' places."""
+        self, source: Source, task: str | None = None, lenient: bool = False, beside: Collection[str] = ()
+    ) -> Iterator[tuple[Predictions, Sequence[str | None], Piece]]:
+        """Yield, piece by piece, the predictions, the labels in the file (None if missing), and the piece itself, which
+        also has the columns `beside`.
+        """
         own = FOLDER if source.images else self.target
         there = source.images or own in source.shapes
         names = [*self.encoder.names, *([own] if there and own is not None else [])]
         rows = 0
-        for piece in source.pieces(names):
+        for piece in source.pieces({*names, *beside}):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, lenient)
             try:
@@ -168,7 +173,7 @@ class Model:
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
             given: Sequence[str | None] = labels_of(source, piece, str(own)) if there else [None] * piece.rows
-            yield found, given, [piece.place(i) for i in range(piece.rows)]
+            yield found, given, piece
             rows += piece.rows
         if not rows:
             bad(source.path, "it holds no rows")

@@ -1,0 +1,148 @@
+"""`evcl inspect` and `export`: what is in a model file, and the model in other forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evcl.cli.options import one_thread
+from evcl.cli.progress import console
+from evcl.cli.say import AsJson, Voice, columns_of, many, percent, shortened, size_of
+
+if TYPE_CHECKING:
+    from evcl import tables
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A model file, of evcl learn or saved from Python.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model has learned, when and how well."""
+    from evcl import tables
+    from evcl.learner import read_card
+
+    card, voice = read_card(model), Voice(as_json)
+    if tables.is_table(model):
+        found = tables.load_model(model)
+        if not as_json:
+            _head_lines(model, card, voice)
+            _show_table(found, voice)
+        voice.end(_facts(model, card, found))
+        return
+    if not as_json:
+        _head_lines(model, card, voice)
+        _show_learner(card, voice)
+    voice.end({"model": model, **card})
+
+
+def _show_table(found: tables.Model, voice: Voice) -> None:
+    """Show what is known of a model of evcl learn."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    learner = found.learner
+    voice.fact("columns", columns_of(found))
+    voice.fact("target", found.target or "the folder of an image")
+    voice.fact("classes", shortened(found.labels))
+    if found.drop:
+        voice.fact("drop", shortened(list(found.drop)))
+    if learner.kept:
+        voice.fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
+    if len(learner.heads) > 1:
+        voice.fact("heads", shortened(list(learner.heads)))
+    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
+    now = learner.evaluate_kept()
+    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "ECE", "entropy", "epistemic")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    for line in found.history:
+        measured = ["-"] * 4
+        if line["held_out"]:
+            ece = f"{line['ece']:.3f}" if "ece" in line else "-"  # files of earlier versions have none
+            measured = [percent(line["accuracy"]), ece, f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+        if now:
+            measured.insert(1, percent(now[line["task"]]) if line["task"] in now else "-")
+        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
+    console().print(table)
+    console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
+    if now:
+        console().print("now: on the rows kept of each task, which the model has trained on.")
+    elif len(found.history) > 1:
+        console().print("No rows are kept, so what earlier tasks are at now is unknown.")
+
+
+def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, Any]:
+    """What `inspect` shows, as a JSON object."""
+    learner = found.learner
+    now = learner.evaluate_kept()
+    return {
+        "model": path,
+        **{name: card[name] for name in ("method", "seed", "settings", "versions")},
+        "columns": found.encoder.names,
+        "target": found.target,
+        "classes": found.labels,
+        "drop": found.drop,
+        "kept": learner.kept,
+        "heads": learner.heads,
+        "tasks": [{**line, "now": now.get(line["task"])} for line in found.history],
+    }
+
+
+def _head_lines(model: Path, card: dict[str, Any], voice: Voice) -> None:
+    """What the card of any model begins with."""
+    from evcl import methods
+
+    settings, tasks = card["settings"], len(card["tasks"])
+    known = methods.known_settings(methods.get(card["method"]), settings)
+    defaults = {name: setting.default for name, setting in known.items()}
+    changed = [f"{name}={value}" for name, value in settings.items() if value != defaults.get(name, value)]
+    voice.say(f"{model}: {size_of(model)}, {many(tasks, 'task')}")
+    voice.fact("method", f"{card['method']}, seed {card['seed']}" + "".join(f", {one}" for one in changed))
+    if card["versions"]:
+        voice.fact("saved by", ", ".join(f"{name} {version}" for name, version in card["versions"].items()))
+
+
+def _show_learner(card: dict[str, Any], voice: Voice) -> None:
+    """Show the card of a model that was saved from Python."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    voice.fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
+    for name, classes in list(card["heads"].items())[:12]:
+        voice.fact("head", f"{name}: {shortened([str(label) for label in classes])}")
+    table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(("task", "learned", "rows", "classes", "epochs", "accuracy", "NLL", "ECE")):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    for line in card["tasks"]:
+        held = line.get("validation")
+        measured = (
+            ["-"] * 3 if held is None else [percent(held["accuracy"]), f"{held['nll']:.3f}", f"{held['ece']:.3f}"]
+        )
+        known = [f"{line[name]:,}" if name in line else "-" for name in ("examples", "classes", "epochs")]
+        table.add_row(escape(line["task"]), line.get("learned", "-").partition(" ")[0], *known, *measured)
+    console().print(table)
+    console().print("Measured on the validation part of each task, when it was learned. learner.card() says more.")
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A model file of evcl learn, or of an evcl.nn.mlp.")],
+    out: Annotated[Path, typer.Argument(help="The file to write: .onnx, or .pt2 for torch.export.")],
+    task: Annotated[str | None, typer.Option(help="The task whose head predicts; needed if there are several.")] = None,
+    what: Annotated[
+        str, typer.Option(help="predictive, with its uncertainty, or mean, the mean network.")
+    ] = "predictive",
+    samples: Annotated[
+        int | None, typer.Option(help="Draws of the weights that the file holds [as many as predictions average].")
+    ] = None,
+) -> None:
+    """Write a network that predicts without evcl.
+
+    The file is ONNX or a torch.export program. It takes encoded rows.
+    """
+    from evcl import tables
+
+    one_thread()
+    tables.export(model, out, task=task, what=what, samples=samples)
+    Voice().say(f"{out}: {size_of(out)}")

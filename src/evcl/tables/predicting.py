@@ -1,0 +1,136 @@
+"""The function behind `evcl predict`: every row of a file with its prediction beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evcl._core.errors import EvclError
+from evcl._core.files import write_atomically
+from evcl.learner import INFER, Predictions
+from evcl.tables.commands import open_source
+from evcl.tables.encoding import Number
+from evcl.tables.model import Model, load_model
+from evcl.tables.output_file import STANDARD, Column, check_ending, writing
+from evcl.tables.source import Source, bad
+
+
+@dataclass
+class Predicted:
+    """How many rows were predicted, how many of them have a label, and how many of those were predicted correctly."""
+
+    rows: int = 0
+    labelled: int = 0
+    right: int = 0
+    entropy: float = 0.0  # mean
+    epistemic: float = 0.0
+    unfamiliar: float | None = None  # mean; None if the model cannot tell
+
+    def add(self, found: Predictions, labels: Sequence[str], given: Sequence[str | None]) -> None:
+        """Count some rows. The means are sums until `end`."""
+        self.rows += len(given)
+        self.labelled += sum(label is not None for label in given)
+        self.right += sum(ours == label for ours, label in zip(labels, given, strict=True))
+        self.entropy += float(found.entropy.sum(dtype=float))
+        self.epistemic += float(found.epistemic.sum(dtype=float))
+        if self.unfamiliar is not None and found.unfamiliar is not None:
+            self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
+
+    def end(self) -> None:
+        self.entropy, self.epistemic = self.entropy / self.rows, self.epistemic / self.rows
+        self.unfamiliar = None if self.unfamiliar is None else self.unfamiliar / self.rows
+
+
+def predict(
+    model: Path,
+    data: Path,
+    out: Path,
+    *,
+    task: str | None = None,
+    drop: Sequence[str] = (),
+    lenient: bool = False,
+    keys: Sequence[str] | None = None,
+    device: str = "cpu",
+) -> Predicted:
+    """Predict every row of a file, piece by piece, and write a CSV or Parquet file. `out` - is standard output.
+
+    The file's own columns come first, in its order; those that hold arrays are left out. `keys` chooses some of them;
+    an empty list leaves out all of them.
+    """
+    check_ending(out)
+    found = load_model(model)
+    found.learner.to(device)
+    source = open_source(data, found)
+    found.check(source, drop)
+    learner, total = found.learner, Predicted()
+    if task is None:
+        task = INFER if len(learner.heads) > 1 else learner.tasks[0]
+    total.unfamiliar = 0.0 if learner.knows_unfamiliar else None
+    for other in (model, data):
+        if out != STANDARD and other.exists() and out.exists() and out.samefile(other):
+            raise EvclError(f"--out {out} would overwrite a file that is read")
+    beside = _beside(found, source, keys)
+    numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
+
+    def write(into: Path) -> None:
+        with writing(out, into) as writer:
+            for predictions, given, piece in found.predict(source, task, lenient, beside):
+                labels = [found.labels[code] for code in predictions.labels.tolist()]
+                ours = prediction_columns(found, predictions, task, labels)
+                if twice := [name for name in beside if name in ours]:
+                    fix = "--key chooses columns, --only-predictions leaves all out"
+                    bad(data, f"it has a column {twice[0]!r}, and so have the predictions; {fix}")
+                own = {name: Column(piece.columns[name], number=name in numeric) for name in beside}
+                place = {"file": Column([piece.place(i) for i in range(piece.rows)])} if source.images else {}
+                writer.write({**place, **own, **ours})
+                total.add(predictions, labels, given)
+
+    if out == STANDARD:
+        write(out)
+    else:
+        write_atomically(out, write)
+    total.end()
+    return total
+
+
+def prediction_columns(model: Model, found: Predictions, task: str, labels: Sequence[str]) -> Mapping[str, Column]:
+    """The columns of a prediction, for some rows. What they are depends on what the model predicts."""
+    classes = [model.labels[int(code)] for code in model.learner.classes(task)]
+    columns = {"prediction": Column(np.array(labels, dtype=object))}
+    columns |= {f"probability_{label}": Column(found.probabilities[:, i], 6) for i, label in enumerate(classes)}
+    columns["entropy"] = Column(found.entropy, 6)
+    columns["epistemic"] = Column(np.maximum(found.epistemic, 0), 6)
+    if found.unfamiliar is not None:
+        columns["unfamiliar"] = Column(found.unfamiliar, 3)
+    if task == INFER:
+        columns["task"] = Column(found.tasks.astype(object))
+    return columns
+
+
+def _beside(model: Model, source: Source, keys: Sequence[str] | None) -> list[str]:
+    """The file's columns that are written beside the predictions: all, or the keys."""
+    if source.images:
+        if keys:
+            raise EvclError("--key is for tables: predictions of images begin with the name of the file")
+        return []
+    for name in keys or ():
+        if source.shapes.get(name) != ():
+            has = ", ".join(repr(one) for one, shape in list(source.shapes.items())[:8] if shape == ())
+            bad(source.path, f"there is no column {name!r} to use as a key; it has {has or 'only arrays'}")
+    plain = [name for name, shape in source.shapes.items() if shape == ()]
+    if keys is not None:
+        return [name for name in plain if name in keys]
+    read = {*model.encoder.names, model.target}
+    return [name for name in plain if name in read or _readable(source, name)]
+
+
+def _readable(source: Source, name: str) -> bool:
+    """Whether a column that the model does not use holds values that can be written, such as text and numbers."""
+    try:
+        next(iter(source.pieces([name])), None)
+    except EvclError:
+        return False
+    return True
