@@ -42,6 +42,8 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from evcl.tables.earlier import standing
+
     learner = found.learner
     voice.fact("columns", columns_of(found))
     voice.fact("target", found.target or "the folder of an image")
@@ -53,8 +55,10 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     if len(learner.heads) > 1:
         voice.fact("heads", shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
-    now = learner.evaluate_kept()
-    columns = ("task", "learned", "rows", "accuracy", *(("now",) if now else ()), "ECE", "entropy", "epistemic")
+    now = standing(found)
+    wide = console().width >= 80 or not now
+    columns = ["task", "learned", "rows", "accuracy", *(["now"] if now else []), *(["ECE"] if wide else [])]
+    columns += ["entropy", "epistemic"]
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
     for line in found.history:
@@ -62,21 +66,29 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         if line["held_out"]:
             ece = f"{line['ece']:.3f}" if "ece" in line else "-"  # files of earlier versions have none
             measured = [percent(line["accuracy"]), ece, f"{line['entropy']:.3f}", f"{line['epistemic']:.3f}"]
+        if not wide:
+            del measured[1]
         if now:
-            measured.insert(1, percent(now[line["task"]]) if line["task"] in now else "-")
+            one = now.get(line["task"])
+            measured.insert(1, "-" if one is None else ("~" if one.estimated else "") + percent(one.accuracy))
         table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console().print(table)
     console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
-    if now:
+    if any(not one.estimated for one in now.values()):
         console().print("now: on the rows kept of each task, which the model has trained on.")
-    elif len(found.history) > 1:
-        console().print("No rows are kept, so what earlier tasks are at now is unknown.")
+    if any(one.estimated for one in now.values()):
+        console().print("now, with ~: estimated from a summary of the task's rows, which is usually right to 5 points.")
+    if len(found.history) > 1 and not now:
+        console().print("What earlier tasks are at now is not known: an earlier version of evcl learned them.")
 
 
 def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, Any]:
     """What `inspect` shows, as a JSON object."""
-    learner = found.learner
-    now = learner.evaluate_kept()
+    from evcl.tables.earlier import standing
+
+    learner, now = found.learner, standing(found)
+    known = {name: {"now": one.accuracy, "estimated": one.estimated} for name, one in now.items()}
+    unknown = {"now": None, "estimated": None}
     return {
         "model": path,
         **{name: card[name] for name in ("method", "seed", "settings", "versions")},
@@ -86,7 +98,7 @@ def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, A
         "drop": found.drop,
         "kept": learner.kept,
         "heads": learner.heads,
-        "tasks": [{**line, "now": now.get(line["task"])} for line in found.history],
+        "tasks": [{**line, **known.get(line["task"], unknown)} for line in found.history],
     }
 
 

@@ -128,13 +128,15 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         voice.say(f"on the held-out rows: accuracy {percent(line['accuracy'])}{was}, NLL {line['nll']:.3f}, {sure}")
     for note in found.notes:
         voice.say(f"note: {note}")
-    now = {name: part for name, part in found.learner.evaluate_kept().items() if name != line["task"]}
-    if now:
-        shown = [f"{name} {percent(part)}" for name, part in now.items()]
-        voice.say(f"earlier tasks now, on the rows kept of them: {shortened(shown)}")
+    now = {name: one for name, one in found.now.items() if name != line["task"]}
+    for estimated, how in ((False, "on the rows kept of them"), (True, "estimated")):
+        if shown := [f"{name} {percent(one.accuracy)}" for name, one in now.items() if one.estimated == estimated]:
+            voice.say(f"earlier tasks now, {how}: {shortened(shown)}")
+    if unknown := [one["task"] for one in found.history if one["task"] not in found.now]:
+        voice.say(f"what these tasks are at now is not known: {shortened(unknown)}")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
     facts = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
-    voice.end({**facts, **line, "notes": found.notes, "now": now})
+    voice.end({**facts, **line, "notes": found.notes, "now": {name: one._asdict() for name, one in now.items()}})
 
 
 def predict(

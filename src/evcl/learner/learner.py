@@ -244,6 +244,15 @@ class Learner(Predictor):
         return self
 
     @property
+    def can_keep(self) -> bool:
+        """Whether its method can keep examples: see `keep`."""
+        try:
+            known_settings(self.method, {**self.settings, "memory": 0})
+        except EvclError:
+            return False
+        return True
+
+    @property
     def lacking(self) -> tuple[Label, ...]:
         """The old classes of the last task's head that the task had no rows of, although it trained their softmax."""
         return tuple(self._session.lacking)
@@ -256,11 +265,8 @@ class Learner(Predictor):
         if not lacking or keeps or self.method.generative or self.method.replays:
             return None
         some = ", ".join(lacking[:SHOWN]) + (f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else "")
-        try:
-            known_settings(self.method, {**self.settings, "memory": 0})
-        except EvclError:
-            keep = None
-        advice = f"{keep} would keep rows of every class" if keep else "give every task rows of every class"
+        keeps_some = keep if self.can_keep else None
+        advice = f"{keeps_some} would keep rows of every class" if keeps_some else "give every task rows of every class"
         return f"task {task!r} has no rows of {some}, which its head knows, and may make it forget them: {advice}"
 
     # --- other forms -----------------------------------------------------------------------------------------------

@@ -194,8 +194,8 @@ class Predictor:
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
         return {task.name: self.measure(task).accuracy for task in tasks}
 
-    def evaluate_kept(self) -> dict[str, float]:
-        """The accuracy on the rows that are kept of each task; empty if none are."""
+    def evaluate_kept(self, least: int = 1) -> dict[str, float]:
+        """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
         right: dict[str, list[Tensor]] = {}
         places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
         for kept in self._run.kept_examples():
@@ -204,7 +204,8 @@ class Predictor:
                 columns = positions([places[kept.head][i] for i in kept.y[0].tolist()], self._heads[self._tasks[name]])
                 p = self._probabilities(kept.x[0], name)
                 right.setdefault(name, []).append(p.argmax(1).cpu() == columns)
-        return {name: float(torch.cat(right[name]).double().mean()) for name in self.tasks if name in right}
+        every = {name: torch.cat(right[name]).double() for name in self.tasks if name in right}
+        return {name: float(hits.mean()) for name, hits in every.items() if len(hits) >= least}
 
     def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Measures:
         """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.

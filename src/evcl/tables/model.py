@@ -33,12 +33,16 @@ from evcl.methods import get as get_method
 from evcl.methods import known_settings
 from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
+from evcl.tables.earlier import MOST_SUMMARIES, Now, Summary, advice, standing, summarised
 from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Piece, Source, bad
 
 FORMAT = 1  # of the text in the metadata
 NOTE = "evcl.tables"
+SUMMARY = (
+    "summary."  # in a file, the prefix of the tensors that summarise a task; then its number, and the tensor's name
+)
 BLOCK = 16_384  # bytes; the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MOST_HELD = 10_000  # at most this many rows are held out, however large the file
@@ -52,6 +56,8 @@ class Model:
     labels: list[str] = field(default_factory=list)  # the learner uses indices into this list as labels
     drop: tuple[str, ...] = ()  # columns to ignore in every file
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
+    summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
+    now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one; not saved
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
@@ -86,7 +92,9 @@ class Model:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
         train, held = self._inputs(source, y, validation, lenient)
-        before = None if held is None or shared == "new" else self._measured(held, shared, source)["accuracy"]
+        before: Mapping[str, Any] = {}
+        if held is not None and earlier:
+            before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ForgettingWarning)  # its labels are numbers: see `notes`
@@ -95,8 +103,6 @@ class Model:
         lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
         told = self.learner.forgetting(name, lacking, "--keep 200")
         self.notes = [] if told is None else [told]
-        if told is None and earlier and not self.learner.kept:
-            self.notes.append("no rows are kept, so what earlier tasks are at now is unknown; --keep 200 keeps some")
         self.history.append(
             {
                 "task": name,
@@ -107,10 +113,15 @@ class Model:
                 "held_out": 0 if held is None else len(held),
                 "classes": len(rows.names),
                 "known_before": known_before,  # number of labels before this task; later ones came with it
-                "accuracy_before": before,
+                "accuracy_before": None if shared == "new" else before.get("accuracy"),
                 **({} if held is None else self._measured(held, name, source)),
+                "unfamiliar": before.get("unfamiliar"),  # of its rows, before it was learned
             }
         )
+        if (summary := summarised(self, train.x, train.y, name)) is not None:
+            self.summaries = dict([*self.summaries.items(), (name, summary)][-MOST_SUMMARIES:])
+        self.now = standing(self)
+        self.notes += advice(self, self.now)
         return self.history[-1]
 
     def _inputs(self, source: Source, y: Tensor, validation: float, lenient: bool) -> tuple[Examples, Examples | None]:
@@ -137,9 +148,9 @@ class Model:
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
-    def _measured(self, held: Examples, task: str, source: Source) -> dict[str, float]:
+    def _measured(self, held: Examples, task: str, source: Source) -> dict[str, Any]:
         """The mean accuracy, NLL, entropy and epistemic uncertainty of a task's head on examples; the last three are in
-        nats.
+        nats. And how unfamiliar the examples are: the median, None if that is unknown.
         """
         try:
             found = self.learner.predictions(held.x, task)
@@ -151,7 +162,8 @@ class Model:
         means = ((found.labels == held.y).double(), nll, found.entropy.double(), found.epistemic.double())
         measured = {name: float(mean.mean()) for name, mean in zip(MEASURED, means, strict=True)}
         p_known = np.concatenate([found.probabilities.double().numpy(), np.zeros((len(columns), 1))], 1)
-        return {**measured, "ece": expected_calibration_error(p_known, columns.numpy())}
+        far = None if found.unfamiliar is None else float(found.unfamiliar.median())
+        return {**measured, "ece": expected_calibration_error(p_known, columns.numpy()), "unfamiliar": far}
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
@@ -204,7 +216,12 @@ class Model:
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         described = self.learner.described()
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
-        write(path, described, {NOTE: text + " " * (-size % BLOCK)})
+        own = {
+            f"{SUMMARY}{self.learner.tasks.index(name)}.{part}": tensor
+            for name, summary in self.summaries.items()
+            for part, tensor in summary.tensors().items()
+        }
+        write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
 
 
 @dataclass
@@ -292,6 +309,7 @@ def load_model(path: Path) -> Model:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(NOTE)
+            own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise EvclError(f"cannot load {path}: {error}") from error
     if text is None:
@@ -313,8 +331,24 @@ def load_model(path: Path) -> Model:
         if not 0 <= min(codes) <= max(codes) < len(labels):
             raise EvclError("its labels do not fit its heads")
         learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
+        model.summaries = _summaries(model, own)
     except EvclError as error:
         raise EvclError(f"cannot load {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
     return model
+
+
+def _summaries(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Summary]:
+    """The summaries of tasks that a file has; files of earlier versions have none."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, part = name.removeprefix(SUMMARY).partition(".")
+        parts.setdefault(int(number), {})[part] = tensor
+    tasks = model.learner.tasks
+    if not all(0 <= number < len(tasks) for number in parts):
+        raise EvclError("a summary is of a task that was not learned")
+    inputs = model.encoder.inputs
+    return {
+        tasks[number]: Summary.from_tensors(part, inputs, len(model.labels)) for number, part in sorted(parts.items())
+    }

@@ -1,0 +1,215 @@
+"""What earlier tasks are at now: measured on the rows that are kept of them or, without these, estimated.
+
+The estimate needs a small summary of each task: for each class, at most 16 means of similar rows, and the standard
+deviation of the rows about them. Pseudo-rows are drawn from it, and the model predicts them. With f the fraction that
+it gets right now, f_0 when the task was learned, and a_0 the accuracy on n held-out rows at that time,
+
+    estimate = f (1 + w (a_0 / f_0 - 1)),    w = b^2 / (b^2 + p (1 - p) / n),    p = (a_0 n + 1) / (n + 2)
+
+Pseudo-rows are not exactly as hard as real ones: f_0 is off by some b = 0.05. So the ratio a_0 / f_0 corrects them, as
+far as the held-out rows are enough to tell. `laws/earlier.py` measures the error of the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+
+if TYPE_CHECKING:
+    from evcl.tables.model import Model
+
+MEANS = 16  # at most this many means per class
+LEAST = 5  # rows per mean
+USUAL = 8  # rows per mean, on average
+NUMBERS, MOST_NUMBERS = 10_000, 40_000  # of all means: there are fewer of them; there is no summary
+ROWS = 5_000  # of a task that are summarised
+MOST_SUMMARIES = 100  # those of the last tasks are kept
+PSEUDO = 500  # pseudo-rows
+ROUNDS = 8  # of Lloyd's algorithm
+OFF = 0.05  # b
+KEPT = 20  # with fewer kept rows of a task, its accuracy is estimated
+
+
+class Now(NamedTuple):
+    """The accuracy of a task now, and whether it is an estimate."""
+
+    accuracy: float
+    estimated: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a task with K means of D inputs."""
+
+    means: Tensor  # [K, D], float32
+    std: Tensor  # [K, D]: of the rows of a mean's class about their means
+    codes: Tensor  # [K], int64: the class of each mean
+    counts: Tensor  # [K], int64: the number of its rows
+    right: Tensor  # [], float64: f_0
+
+    def pseudo_rows(self, inputs: int, seed: int, task: int) -> tuple[Tensor, Tensor]:
+        """Draw rows [N, inputs] and their classes [N]. Inputs that came later were 0."""
+        drawn = generator(seed, "pseudo-rows", task)
+        share = (self.counts * PSEUDO / self.counts.sum()).round().clamp_min(1).long()
+        place = torch.arange(len(share)).repeat_interleave(share)
+        noise = torch.randn(len(place), self.means.shape[1], generator=drawn)
+        x = torch.zeros(len(place), inputs)
+        x[:, : self.means.shape[1]] = self.means[place] + noise * self.std[place]
+        return x, self.codes[place]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors to save. Means of one class share a standard deviation, which is saved once."""
+        own = self.codes.unique()
+        first = torch.stack([(self.codes == code).nonzero()[0, 0] for code in own])
+        return {**{one.name: getattr(self, one.name) for one in fields(self)}, "std": self.std[first]}
+
+    @staticmethod
+    def from_tensors(given: Mapping[str, Tensor], inputs: int, classes: int) -> Summary:
+        """The inverse of `tensors`. Files are not trusted, so invalid values raise an EvclError."""
+        means, std, codes, counts, right = (given[one.name] for one in fields(Summary))
+        shaped = means.dim() == 2 and len(means) > 0 and 0 < means.shape[1] <= inputs
+        shaped = shaped and codes.shape == counts.shape == means.shape[:1] and right.shape == ()
+        kinds = (means.dtype, std.dtype, codes.dtype, counts.dtype, right.dtype)
+        if not shaped or kinds != (torch.float32, torch.float32, torch.int64, torch.int64, torch.float64):
+            raise EvclError("the summary of a task has tensors of other shapes or types")
+        own, place = codes.unique(return_inverse=True)
+        finite = bool(means.isfinite().all()) and bool(std.isfinite().all()) and 0 <= float(right) <= 1
+        inside = int(codes.min()) >= 0 and int(codes.max()) < classes and int(counts.min()) > 0
+        if std.shape != (len(own), means.shape[1]) or not finite or not inside or int(counts.max()) > 2**40:
+            raise EvclError("the summary of a task is damaged")
+        return Summary(means, std[place], codes, counts, right)
+
+
+def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:
+    """Summarise rows x [N, D] of classes y [N] of the last task; None if they have too many numbers or too few rows."""
+    learner = model.learner
+    drawn = generator(learner.seed, "summary", len(learner.tasks))
+    some = torch.randperm(len(x), generator=drawn)[:ROWS]
+    x, y = x[some].float(), y[some]
+    codes, rows = y.unique(return_counts=True)
+    codes = codes[rows >= LEAST]
+    if not len(codes) or len(codes) * x.shape[1] > MOST_NUMBERS:
+        return None
+    most = max(1, min(MEANS, NUMBERS // (len(codes) * x.shape[1])))
+    means, std, owners, counts = [], [], [], []
+    for code in codes.tolist():
+        own = x[y == code]
+        centres, place = _similar(own, min(most, max(1, len(own) // USUAL)), drawn)
+        means.append(centres)
+        std.append((own - centres[place]).square().mean(0).sqrt().expand_as(centres))
+        owners.append(torch.full((len(centres),), code))
+        counts.append(place.bincount(minlength=len(centres)))
+    unknown = torch.tensor(0.0, dtype=torch.float64)
+    found = Summary(torch.cat(means), torch.cat(std), torch.cat(owners), torch.cat(counts), unknown)
+    return replace(found, right=torch.tensor(_right(model, found, task), dtype=torch.float64))
+
+
+def _similar(x: Tensor, count: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
+    """At most `count` means of similar rows, by Lloyd's algorithm, and the position of each row's mean [N]. Each is
+    the mean of at least LEAST rows: a summary holds no row.
+    """
+    centres = x[torch.randperm(len(x), generator=drawn)[:count]]
+    for i in range(ROUNDS + count):
+        place = torch.cdist(x, centres).argmin(1)
+        rows = place.bincount(minlength=len(centres))
+        if i >= ROUNDS and int(rows.min()) >= LEAST:
+            break
+        if i >= ROUNDS or int(rows.min()) == 0:  # the smallest joins others
+            kept = torch.arange(len(centres)) != rows.argmin()
+            centres = centres[kept]
+            continue
+        centres = torch.zeros_like(centres).index_add_(0, place, x) / rows[:, None]
+    place = torch.cdist(x, centres).argmin(1)
+    rows = place.bincount(minlength=len(centres)).clamp_min(1)
+    return torch.zeros_like(centres).index_add_(0, place, x) / rows[:, None], place
+
+
+def _right(model: Model, summary: Summary, task: str) -> float:
+    """The fraction of a task's pseudo-rows that the model predicts correctly."""
+    x, y = summary.pseudo_rows(model.encoder.inputs, model.learner.seed, model.learner.tasks.index(task))
+    return float((model.learner.predict(x, task) == y).double().mean())
+
+
+def standing(model: Model) -> dict[str, Now]:
+    """For each task, what it is at now, if that is known: measured on its kept rows, or estimated."""
+    kept = {name: Now(part, False) for name, part in model.learner.evaluate_kept(KEPT).items()}
+    found = {}
+    for line in model.history:
+        name, summary = line["task"], model.summaries.get(line["task"])
+        if name in kept:
+            found[name] = kept[name]
+        elif summary is not None:
+            measured = line["accuracy"] if line["held_out"] else None
+            found[name] = Now(
+                estimate(_right(model, summary, name), float(summary.right), measured, line["held_out"]), True
+            )
+    return found
+
+
+def estimate(now: float, then: float, measured: float | None, rows: int) -> float:
+    """The estimated accuracy, from the fractions of pseudo-rows that are predicted correctly now and were then, and the
+    accuracy on this many rows then.
+    """
+    if measured is None or then == 0:
+        return now
+    p = (measured * rows + 1) / (rows + 2)
+    weight = OFF**2 / (OFF**2 + p * (1 - p) / rows)
+    return min(1.0, now * (1 + weight * (measured / then - 1)))
+
+
+# --- what to tell -----------------------------------------------------------------------------------------------------
+
+STRANGE = (
+    1.5  # median `unfamiliar` of a file's rows, from which on they are of another kind; usual rows have 0.7 to 1.1
+)
+FALL = 0.1  # of an accuracy that is worth a note
+
+
+def advice(model: Model, now: Mapping[str, Now]) -> list[str]:
+    """What the user should know after the last task, one line each, with what would help where something does."""
+    *earlier, line = model.history
+    found = []
+    strange = line.get("unfamiliar")
+    new = len(model.labels) - line["known_before"]  # classes, which are named already, and explain strange rows
+    if strange is not None and strange >= STRANGE and new < line["classes"]:
+        rows = f"its rows are unlike all earlier ones (unfamiliar {strange:.1f}, where 1 is usual)"
+        found.append(f"{rows}: what the model knew said little about them")
+    elif not new and (strange is None or strange < STRANGE) and _other_rule(earlier, line):
+        was, own = (f"{100 * line[key]:.0f}%" for key in ("accuracy_before", "accuracy"))
+        found.append(
+            f"similar rows have other labels than before ({was} right before it was learned, {own} after): if both "
+            "rules hold, learn it with --head new, which keeps them apart"
+        )
+    lost = [
+        f"{one['task']} {100 * now[one['task']].accuracy:.0f}% (was {100 * one['accuracy']:.0f}%)"
+        for one in earlier
+        if one["held_out"] and one["task"] in now and now[one["task"]].accuracy < one["accuracy"] - FALL
+    ]
+    if lost and not any("--head new" in one for one in found):
+        more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
+        found.append(f"earlier tasks have lost accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
+    return found
+
+
+def _help(model: Model) -> str:
+    """What would make later files cost less, if anything would."""
+    if model.learner.kept or not model.learner.can_keep:
+        return ""
+    return "; --keep 200 keeps rows, and later files then cost less"
+
+
+def _other_rule(earlier: list[dict[str, Any]], line: Mapping[str, Any]) -> bool:
+    """Whether the model was much worse on this file before it learned it than on the last one, and than it is now."""
+    before, last = line.get("accuracy_before"), earlier[-1] if earlier else {}
+    if before is None or not last.get("held_out"):
+        return False
+    noise = 2 * math.sqrt(0.25 / line["held_out"])
+    return bool(min(last["accuracy"], line["accuracy"]) > before + FALL + noise)
