@@ -49,7 +49,9 @@ MEASURES: dict[str, tuple[Callable[[Matrix], float], tuple[str, ...]]] = {
 
 
 def made(folder: Path = HERE / "results") -> str:
-    """A table per measure: a row per learner, a column per stream; the best of those without old rows in bold."""
+    """A table per measure: a row per learner, a column per stream; the best of those without old rows in bold. A cell
+    with fewer than two seeds is left empty.
+    """
     saved = {name: json.loads((folder / f"{name}.json").read_text("utf-8"))["learners"] for name in STREAMS}
     parts = []
     for title, (measure, streams) in MEASURES.items():
@@ -57,12 +59,16 @@ def made(folder: Path = HERE / "results") -> str:
         for stream in streams:
             for learner, runs in saved[stream].items():
                 values = 100 * np.array([measure(run["accuracy"]) for run in runs.values()])
-                cells.setdefault(learner, {})[stream] = float(values.mean()), float(values.std(ddof=1))
-        best = {s: max(cells[n][s][0] for n in cells if n not in KEEPS) for s in streams}
+                if len(values) > 1:
+                    cells.setdefault(learner, {})[stream] = float(values.mean()), float(values.std(ddof=1))
+        best = {s: max(row[s][0] for n, row in cells.items() if n not in KEEPS and s in row) for s in streams}
         lines = [["", *(f"`{s}`" for s in streams)], ["---", *["---:"] * len(streams)]]
         for learner, label in NAMES.items():
             row = [label]
             for s in streams:
+                if s not in cells.get(learner, {}):
+                    row.append("")
+                    continue
                 mean, deviation = cells[learner][s]
                 text = f"{mean:.1f} ± {deviation:.1f}"
                 row.append(f"**{text}**" if learner not in KEEPS and mean == best[s] else text)

@@ -63,3 +63,9 @@ def test_new_classes_are_learned_and_old_ones_kept(programs, tmp_path):
         found[name] = np.mean(learners.accuracies(learner, months)[-1])
     assert found["evcl"] > 0.9
     assert found["evcl"] > found["GaussianNB"] > found["naive"]
+
+
+def test_the_table_in_the_documents_is_the_one_of_the_results(programs):
+    _, _, write_table = programs
+    text = write_table.DOCUMENT.read_text("utf-8")
+    assert write_table.filled(text) == text, "run python experiments/months/write_table.py"
