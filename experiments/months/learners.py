@@ -63,14 +63,14 @@ class Evcl:
 
         first = self.options if self.months == 0 else {}
         data = self._written(month, f"month {self.months}")
-        tables.learn(self.place / "m.safetensors", data, lenient=True, **first)
+        tables.learn(self.place / "m.safetensors", data, **first)
         self.months += 1
 
     def predict(self, rows: pd.DataFrame) -> Labels:
         from evcl import tables
 
         data, out = self._written(rows.drop(columns=TARGET, errors="ignore"), "rows"), self.place / "out.csv"
-        tables.predict(self.place / "m.safetensors", data, out, lenient=True)
+        tables.predict(self.place / "m.safetensors", data, out)
         return np.asarray(pd.read_csv(out, dtype=str)["prediction"], dtype=object)
 
 

@@ -56,6 +56,12 @@ class Density:
         about = torch.stack([self.about[0] + other.about[0], a * self.about[1] + b * other.about[1]])
         return Density(about, self.mean + b * step, variance, _directions(torch.cat(parts), variance.sqrt(), most))
 
+    def with_inputs(self, count: int) -> Density:
+        """The summary with this many more columns, which were 0 in all rows so far."""
+        more = self.mean.new_zeros(count)
+        rows = torch.cat([self.rows, self.rows.new_zeros(len(self.rows), count)], 1)
+        return Density(self.about, torch.cat([self.mean, more]), torch.cat([self.variance, more]), rows)
+
     def unfamiliar(self, x: Tensor, doubt: Tensor) -> Tensor:
         """[N], at least 0: 0.7 to 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
 

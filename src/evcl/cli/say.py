@@ -44,21 +44,15 @@ class Voice:
 
 
 def columns_of(model: tables.Model) -> str:
-    """How each column was read; for example, a number written with a decimal comma shows up as a category."""
-    from evcl.tables.encoding import Category
-
-    return shortened(
-        [
-            f"{c.name} ({many(len(c.texts), 'category', 'categories')})"
-            if isinstance(c, Category)
-            else c.name + _shape(c.shape)
-            for c in model.encoder.columns
-        ]
-    )
+    """How each column was read; for example, a code that is text shows up as a category."""
+    encoder = model.encoder
+    return shortened([name + _kind(encoder.parts(name)[0], len(encoder.texts(name))) for name in encoder.names])
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return f" ({' x '.join(map(str, shape))} numbers)" if shape else ""
+def _kind(part: Any, texts: int) -> str:
+    if part.kind == "number":
+        return f" ({' x '.join(map(str, part.shape))} numbers)" if part.shape else ""
+    return " (dates)" if part.kind == "time" else f" ({many(texts, 'category', 'categories')})"
 
 
 def shortened(names: list[str], most: int = 12) -> str:

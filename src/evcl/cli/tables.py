@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,12 @@ SIDE = Setting(64, "longest side of images", low=1, high=1000)
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
 Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with one folder per class.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
-Unknown = Annotated[str, typer.Option(help="What a category is that the first task did not have: error or missing.")]
+Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [seen in the file].")]
+Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [seen in the file].")]
+MissingValue = Annotated[
+    list[str] | None, typer.Option("--missing", help="A text or number that means a missing value. May be repeated.")
+]
+Query = Annotated[str | None, typer.Option(help="SQL that selects the rows, if the data is a DuckDB database.")]
 
 
 def learn(
@@ -49,7 +54,13 @@ def learn(
         list[str] | None, typer.Option(help="Treat this column as categorical, even if it looks numeric.")
     ] = None,
     image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
-    unknown: Unknown = "error",
+    unknown: Annotated[
+        str, typer.Option(help="What becomes of new categories and columns: learn, missing or error.")
+    ] = "learn",
+    separator: Separator = None,
+    decimal: Decimal = None,
+    missing: MissingValue = None,
+    query: Query = None,
     device: OneDevice = "cpu",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -85,7 +96,8 @@ def learn(
         new = {name: value for name, value in options.items() if value is not None}
         device = checked_device(device)
     one_thread()
-    lenient = _lenient(unknown)
+    dialect = _dialect(separator, decimal, missing, query)
+    kind = _unknown(unknown, "learn", "missing", "error")
     try:
         with epochs_bar(task or data.stem, voice.silent) as callbacks:
             found = tables.learn(
@@ -97,7 +109,8 @@ def learn(
                 epochs=epochs,
                 validation=validation,
                 drop=drop or [],
-                lenient=lenient,
+                unknown=kind,
+                dialect=dialect,
                 keep=keep,
                 callbacks=callbacks,
                 device=device,
@@ -114,6 +127,8 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
     """Say what a file taught the model."""
     line, tasks = found.history[-1], len(found.history)
     new_labels = found.labels[line["known_before"] :] if tasks > 1 else []
+    for told in found.read:
+        voice.say(told)
     if tasks == 1:
         voice.fact("columns", columns_of(found))
     elif new_labels:
@@ -136,7 +151,8 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         voice.say(f"what these tasks are at now is not known: {shortened(unknown)}")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
     facts = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
-    voice.end({**facts, **line, "notes": found.notes, "now": {name: one._asdict() for name, one in now.items()}})
+    told = {"read": found.read, "notes": found.notes, "now": {name: one._asdict() for name, one in now.items()}}
+    voice.end({**facts, **line, **told})
 
 
 def predict(
@@ -145,7 +161,13 @@ def predict(
     out: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet; - is standard output, as CSV.")],
     task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None,
     drop: Drop = None,
-    unknown: Unknown = "error",
+    unknown: Annotated[
+        str, typer.Option(help="What becomes of categories and columns that are not known: missing or error.")
+    ] = "missing",
+    separator: Separator = None,
+    decimal: Decimal = None,
+    missing: MissingValue = None,
+    query: Query = None,
     key: Annotated[
         list[str] | None,
         typer.Option(help="Write only this column of the file beside the predictions [all]. May be repeated."),
@@ -176,8 +198,16 @@ def predict(
     voice = Voice(as_json, quiet, to_stderr=standard)
     one_thread()
     keys = [] if only_predictions else key
-    options = {"task": task, "drop": drop or [], "lenient": _lenient(unknown), "keys": keys, "device": device}
+    options = {"task": task, "drop": drop or [], "keys": keys, "device": device}
+    options |= {
+        "unknown": _unknown(unknown, "missing", "error"),
+        "dialect": _dialect(separator, decimal, missing, query),
+    }
     found = tables.predict(model, data, out, **options)  # type: ignore[arg-type]
+    for told in found.read:
+        voice.say(told)
+    for note in found.notes:
+        voice.say(f"note: {note}")
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
     voice.say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
@@ -190,7 +220,16 @@ def predict(
         voice.say(f"predictions: {out}")
     accuracy = found.right / found.labelled if found.labelled else None
     means = {"entropy": found.entropy, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
-    voice.end({"predictions": out, "rows": found.rows, **means, "labelled": found.labelled, "accuracy": accuracy})
+    voice.end(
+        {
+            "predictions": out,
+            "rows": found.rows,
+            **means,
+            "labelled": found.labelled,
+            "accuracy": accuracy,
+            "notes": found.notes,
+        }
+    )
 
 
 WIDTH = Setting(1, "units of a hidden layer", low=1, high=100_000)
@@ -204,7 +243,18 @@ def _widths(text: str) -> tuple[int, ...]:
         raise Usage(f"--hidden takes {wanted}, not {text!r}") from None
 
 
-def _lenient(unknown: str) -> bool:
-    if unknown not in ("error", "missing"):
-        raise Usage(f"--unknown must be error or missing, not {unknown!r}")
-    return unknown == "missing"
+def _unknown(given: str, *known: str) -> Any:
+    if given not in known:
+        raise Usage(f"--unknown must be {' or '.join((', '.join(known[:-1]), known[-1]))}, not {given!r}")
+    return given
+
+
+def _dialect(separator: str | None, decimal: str | None, missing: list[str] | None, query: str | None) -> Any:
+    from evcl.tables.source import Dialect
+
+    separator = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ","}.get(separator or "", separator)
+    if separator is not None and (len(separator) != 1 or separator.isalnum() or separator in '."\n'):
+        raise Usage(f"--separator takes one character, tab or space, not {separator!r}")
+    if decimal not in (None, ".", ","):
+        raise Usage(f"--decimal must be . or , not {decimal!r}")
+    return Dialect(separator, decimal, tuple(missing or ()), query)

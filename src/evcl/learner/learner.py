@@ -25,6 +25,7 @@ from evcl.learner.predictor import Predictor, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.saved import write
 from evcl.learner.truncation import truncated
+from evcl.learner.widening import with_inputs
 from evcl.methods import Method, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
@@ -35,6 +36,7 @@ from evcl.nn.lora import with_adapters
 from evcl.training import Run, Session
 
 SHOWN = 8  # of many classes, this many are named
+INPUTS = Setting(1, "inputs to add to a network", low=1, high=1_000_000)
 ACCUMULATE = Setting(1, "parts in which the gradient of a step is computed", low=1, high=1_000_000)
 
 
@@ -291,6 +293,14 @@ class Learner(Predictor):
         """A copy of the learner, with a layer of lower rank: see `evcl.nn.truncate`."""
         self._check_idle()
         return truncated(self, layer, rank)
+
+    def with_inputs(self, count: int) -> Learner:
+        """A copy of the learner whose network, an `evcl.nn.mlp`, has this many more inputs after those it has. For rows
+        in which they are 0, as if they had always been there, predictions stay the same. The weights of a new input
+        start at their prior. It is on the same device; its `history` is empty.
+        """
+        self._check_idle()
+        return with_inputs(self, int(INPUTS.check("count", count)))
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""

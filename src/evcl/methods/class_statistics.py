@@ -37,9 +37,9 @@ class Statistics:
 
     `classes` maps heads to [R, C, 1 + D]: for each class, the number of rows and the mean of their features. `common`
     holds what the classes share: the upper triangle of the scatter within classes, the centre and scale of the inputs,
-    the sum of squares of each input about the centre (files of earlier versions lack it), and the NLL of held-out rows
-    for each temperature. Both are empty until the first task, or if a network takes tokens, whose numbers have no
-    distances.
+    the sum of squares of each input about the centre (files of earlier versions lack it), the NLL of held-out rows
+    for each temperature and, if inputs were added, how many there were at first. Both are empty until the first
+    task, or if a network takes tokens, whose numbers have no distances.
     """
 
     classes: dict[int, Tensor] = per_task()
@@ -69,15 +69,27 @@ class Statistics:
         found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
         return found
 
+    def with_inputs(self, count: int) -> Statistics:
+        """The same statistics, with this many more inputs, which were 0 in all rows so far."""
+        if not self.classes:
+            return self
+        centre = self.common["centre"]
+        wider = {name: F.pad(t, (0, count)) for name, t in self.common.items() if name in ("centre", "squares")}
+        first = self.common.get("first", torch.full_like(centre[:, :1], centre.shape[1]))
+        return Statistics(self.classes, {**self.common, **wider, "first": first})
+
     def _check(self) -> None:
         """Files are not trusted: refuse tensors that do not belong together."""
         width = side_of(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
         sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
-        right = self.common.keys() - {"squares"} == {*sizes, "centre"} and all(
+        right = self.common.keys() - {"squares", "first"} == {*sizes, "centre"} and all(
             t.dim() == 2 for t in self.common.values()
         )
         right = right and all(self.common[name].shape[1] == size for name, size in sizes.items())
         right = right and self.common.get("squares", self.common["centre"]).shape == self.common["centre"].shape
+        if right and (first := self.common.get("first")) is not None:
+            right = first.shape == self.common["scale"].shape and bool((first >= 1).all())
+            right = right and bool((first <= self.common["centre"].shape[1]).all())
         shapes = {(one.dim(), one.shape[2:]) for one in self.classes.values()}
         if (
             not right
@@ -143,7 +155,7 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     """[N, D]: the random features of the rows x [N, ...] for replica r."""
     width = side_of(common["scatter"].shape[1])
     z = (x - common["centre"][r].view(x.shape[1:])).div_(common["scale"][r])
-    drawn = drawn_weights(x, x.shape[1:], width, seed)
+    drawn = drawn_weights(x, x.shape[1:], width, seed, first_inputs(common, r))
     if not drawn:
         return F.pad(z.flatten(1), (0, width - z[0].numel()))
     if len(drawn) == 1:
@@ -158,9 +170,15 @@ def units(x: Tensor, common: dict[str, Tensor], r: int, seed: int) -> Tensor:
     return (z.flatten(1) @ weight).add_(bias).relu_()
 
 
-def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int) -> list[Tensor]:
+def first_inputs(common: dict[str, Tensor], r: int) -> int | None:
+    """The number of inputs before others were added; None: none were."""
+    return int(common["first"][r]) if "first" in common else None
+
+
+def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, first: int | None = None) -> list[Tensor]:
     """The random weights for rows of this shape: the filters for images; or a matrix and biases; or none, if the
-    features are those of a base model themselves.
+    features are those of a base model themselves. Inputs that were added after the `first` ones change nothing for rows
+    in which they are 0.
     """
     source = generator(seed, "features")
     if width % GRID**2:  # no number of random units
@@ -169,8 +187,13 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int) -> 
         filters = torch.randn(width // GRID**2, shape[0], FIELD, FIELD, generator=source).to(like)
         return [filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)]
     inputs = math.prod(shape)
-    weight = (torch.randn(inputs, width, generator=source) / math.sqrt(inputs)).to(like)
-    return [weight, torch.randn(width, generator=source).to(like)]
+    at_first = inputs if first is None else first
+    weight = (torch.randn(at_first, width, generator=source) / math.sqrt(at_first)).to(like)
+    bias = torch.randn(width, generator=source).to(like)
+    if inputs > at_first:
+        more = [torch.randn(width, generator=generator(seed, "feature", i)) for i in range(at_first, inputs)]
+        weight = torch.cat([weight, (torch.stack(more) / math.sqrt(at_first)).to(like)])
+    return [weight, bias]
 
 
 def image(shape: Sequence[int]) -> bool:
@@ -239,7 +262,8 @@ class Likelihood(nn.Module):
         self.register_buffer("offset", torch.cat([part for _, part in parts]).clamp_min(least))
         self.register_buffer("centre", statistics.common["centre"][0].view(*shape))
         self.register_buffer("scale", statistics.common["scale"][0])
-        self.drawn = nn.ParameterList(drawn_weights(weight, shape, self.width, seed)).requires_grad_(False)
+        drawn = drawn_weights(weight, shape, self.width, seed, first_inputs(statistics.common, 0))
+        self.drawn = nn.ParameterList(drawn).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         z = (x - self.centre) / self.scale

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
@@ -55,9 +56,12 @@ class PerWeight(NamedTuple):
 
 
 class ByKey(NamedTuple):
-    """A dict of tensors [R, ...]; the other axes may have any size."""
+    """A dict of tensors [R, ...]; the other axes may have any size. `inputs`: whether that of a network's inputs is one
+    of them.
+    """
 
     key: type
+    inputs: bool = False
 
 
 class Kept(NamedTuple):
@@ -79,12 +83,14 @@ def per_weight(kind: type = Tensor, start: Start = "zero", low: float = -math.in
 
 def per_layer() -> Any:
     """A dict from weight names to tensors [R, ...], such as factors of the curvature."""
-    return field(default_factory=dict, metadata={HOW: ByKey(str)})
+    return field(default_factory=dict, metadata={HOW: ByKey(str, inputs=True)})
 
 
-def per_task() -> Any:
-    """A dict from task numbers to tensors [R, ...], such as masks of units."""
-    return field(default_factory=dict, metadata={HOW: ByKey(int)})
+def per_task(inputs: bool = False) -> Any:
+    """A dict from task numbers to tensors [R, ...], such as masks of units. `inputs`: whether their size depends on the
+    number of the network's inputs.
+    """
+    return field(default_factory=dict, metadata={HOW: ByKey(int, inputs)})
 
 
 def examples() -> Any:
@@ -211,6 +217,28 @@ def relaid(memory: M, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[M
         return _weights(how, value, fresh, fill) if isinstance(how, PerWeight) else value
 
     return each(memory, change)
+
+
+def with_inputs(memory: M, count: int) -> M:
+    """The memory for a network with this many more inputs, which were 0 in all rows so far; `relaid` adds the weights.
+
+    A memory with tensors that depend on the number of inputs has a method `with_inputs(count)`, or is refused.
+    """
+    if hasattr(memory, "with_inputs"):
+        found: M = memory.with_inputs(count)
+        return found
+    values: dict[str, Any] = {}
+    for name, how in hows(memory).items():
+        value = getattr(memory, name)
+        if how is None:
+            values[name] = with_inputs(value, count)
+        elif isinstance(how, Kept):
+            if any(task.x.dim() != 3 for task in value):
+                raise EvclError("its examples are not rows of numbers")
+            values[name] = tuple(replace(task, x=pad(task.x, (0, count))) for task in value)
+        elif isinstance(how, Another) or (isinstance(how, ByKey) and how.inputs and value):
+            raise EvclError(f"what it remembers as {name!r} depends on the number of inputs")
+    return replace(memory, **values)  # type: ignore[type-var]
 
 
 def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:

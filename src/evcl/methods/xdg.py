@@ -37,7 +37,7 @@ from evcl.nn.layers import Conv
 @dataclass(frozen=True)
 class Memory:
     base: ElasticMemory
-    gates: dict[int, Tensor] = per_task()  # task -> [R, inputs of all layers], 1 or 0
+    gates: dict[int, Tensor] = per_task(inputs=True)  # task -> [R, inputs of all layers], 1 or 0
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:

@@ -73,15 +73,17 @@ class Layout:
             self.view(flat, name).copy_(part.view(values, name))
 
     def extended(self, flat: Tensor, new: Layout, start: Tensor) -> Tensor:
-        """Move `flat` [R, P] to a layout in which names were added, or grew along their first axis.
+        """Move `flat` [R, P] to a layout in which names were added, or grew along some of their axes.
 
         New values come from `start` [R, P'], which has the new layout.
         """
-        parts = []
-        for name in new.shapes:
-            old = flat[:, self.spans[name]] if name in self.spans else flat[:, :0]
-            parts += [old, start[:, new.spans[name]][:, old.shape[1] :]]
-        return torch.cat(parts, 1)
+        found = start.clone()
+        for name, shape in self.shapes.items():
+            corner = new.view(found, name)
+            for axis, length in enumerate(shape):
+                corner = corner.narrow(1 + axis, 0, length)
+            corner.copy_(self.view(flat, name))
+        return found
 
 
 @dataclass

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,28 @@ from evcl.learner.export import export as export_learner
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
 from evcl.tables.image_folder import PIXELS, ImageFolder
-from evcl.tables.model import Model, create, is_table, load_model, read_rows
+from evcl.tables.model import Model, create, is_table, load_model
 from evcl.tables.npz_file import NpzFile
 from evcl.tables.parquet_file import ParquetFile
-from evcl.tables.source import Source, bad
+from evcl.tables.source import Dialect, Source, Unknown, bad
 
-READERS: dict[str, Callable[[Path], Source]] = {
+READERS: dict[str, Callable[[Path, Dialect], Source]] = {
     ".csv": CsvFile,
     ".tsv": CsvFile,
+    ".csv.gz": CsvFile,
+    ".tsv.gz": CsvFile,
     ".parquet": ParquetFile,
     ".npz": NpzFile,
 }
 
 
-def open_source(path: Path, model: Model | None = None, side: int | None = None) -> Source:
+def open_source(
+    path: Path, model: Model | None = None, side: int | None = None, dialect: Dialect | None = None
+) -> Source:
     """The reader for a file or an image folder. Images are scaled to the size of the model's first task."""
+    dialect = dialect or Dialect()
+    if model is not None:
+        dialect = replace(dialect, missing=tuple(dict.fromkeys((*model.missing, *dialect.missing))))
     try:
         if path.is_dir():
             size = None
@@ -39,12 +47,13 @@ def open_source(path: Path, model: Model | None = None, side: int | None = None)
                 if isinstance(column, Number) and column.name == PIXELS and len(column.shape) == 3:
                     size = (column.shape[0], column.shape[1], column.shape[2])
             return ImageFolder(path, size, **({} if side is None else {"side": side}))
-        if path.suffix.lower() not in READERS:
-            bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
         if not path.exists():
-            raise EvclError(f"there is no file {path}")
+            raise EvclError(f"there is no file {'' if path.suffix else 'or folder '}{path}")
+        ends = [end for end in READERS if path.name.lower().endswith(end)]
+        if not ends:
+            bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
         check_regular(path)
-        return READERS[path.suffix.lower()](path)
+        return READERS[max(ends, key=len)](path, dialect)
     except OSError as error:
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -59,7 +68,8 @@ def learn(
     epochs: int | None = None,
     validation: float = 0.1,
     drop: Sequence[str] = (),
-    lenient: bool = False,
+    unknown: Unknown = "learn",
+    dialect: Dialect | None = None,
     keep: int | None = None,
     callbacks: Sequence[Callback] = (),
     device: str = "cpu",
@@ -75,23 +85,26 @@ def learn(
         before = _fingerprint(model)
         side = new.pop("side", None)
         if before is None:
-            source = open_source(data, side=side)
+            source = open_source(data, side=side, dialect=dialect)
             if target is None and not source.images:
                 raise EvclError(f"there is no model {model} yet: to create one, name its label column with --target")
             if target is not None and source.images:
                 raise EvclError("--target is for tables: the class of an image is the name of its folder")
-            found, rows = create(source, target, drop=drop, **new)
+            missing = () if dialect is None else dialect.missing
+            found, rows = create(source, target, drop=drop, missing=missing, **new)
         else:
             found = load_model(model)
             _refuse(model, found, target, {**new, **({} if side is None else {"side": side})})
-            source = open_source(data, found)
-            found.check(source, drop)
-            rows = read_rows(source, found.target)
+            source = open_source(data, found, dialect=dialect)
+            rows = found.see(source, drop, unknown)
+            if dialect is not None:
+                found.missing = tuple(dict.fromkeys((*found.missing, *dialect.missing)))
         found.learner.to(device)
         if keep is not None:
             found.learner.keep(keep)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
-        found.learn(source, rows, name, head, epochs, validation, lenient, callbacks, checkpoint_folder(model))
+        found.learn(source, rows, name, head, epochs, validation, unknown, callbacks, checkpoint_folder(model))
+        found.read = [] if source.told is None else [source.told]
         if _fingerprint(model) != before:
             raise EvclError(f"{model} was changed by another process meanwhile: nothing is written; learn it again")
         found.save(model)

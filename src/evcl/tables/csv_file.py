@@ -1,30 +1,34 @@
-"""CSV files: UTF-8, with a header line. The header decides whether commas, semicolons or tabs separate the columns."""
+"""CSV files: UTF-8, with a header line, perhaps compressed (.gz). The first lines decide what separates the columns."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
+import zlib
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import numpy as np
+from evcl.tables.source import MOST_COLUMNS, MOST_LINE_BYTES, ROWS_A_PIECE, Dialect, Piece, bad
+from evcl.tables.survey import TextSource
 
-from evcl.tables.source import MISSING, MOST_COLUMNS, MOST_LINE_BYTES, ROWS_A_PIECE, Piece, Values, bad
+SEPARATORS = ",;\t|"
+TRIED = 20  # the rows after the header that decide on the separator
 
-SEPARATORS = ",;\t"
 
-
-class CsvFile:
-    untyped, images = True, False
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            first = next(_Lines(path, file), "")
-        self._separator = max(SEPARATORS, key=first.count)  # a single column has none: then a comma
-        with path.open("rb") as file:
-            header = next(self._rows(_Lines(path, file)), (1, []))[1]
+class CsvFile(TextSource):
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
+        super().__init__(path, dialect or Dialect())
+        with self._lines() as lines:
+            first = list(itertools.islice(lines.alone(), 1 + TRIED))
+        told = first[0].strip('\r\n"') if first else ""
+        self._above = int(told.lower().startswith("sep=") and len(told) == 5)  # Excel writes it above the header
+        self.separator = self.dialect.separator or (told[4] if self._above else _separator(first))
+        with self._lines() as lines:
+            header = next(self._rows(lines), (1, []))[1]
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
         if len(header) > MOST_COLUMNS:
@@ -40,18 +44,26 @@ class CsvFile:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return dict.fromkeys(self._names, ())
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
-        with self.path.open("rb") as file:
-            lines = _Lines(self.path, file)
+    @contextmanager
+    def _lines(self) -> Iterator[_Lines]:
+        packed = self.path.suffix.lower() == ".gz"
+        with gzip.open(self.path, "rb") if packed else self.path.open("rb") as file:
+            try:
+                yield _Lines(self.path, file)  # type: ignore[arg-type]
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                bad(self.path, f"it is truncated or not a gzip file ({str(error) or type(error).__name__})")
+
+    def cells(self, names: Collection[str]) -> Iterator[Piece]:
+        with self._lines() as lines:
             rows = self._rows(lines)
             next(rows, None)
             while True:
                 numbers: Sequence[int]
-                numbers, columns = lines.read_plain(self._separator, len(self._names)) or self._read(rows)
+                numbers, columns = lines.read_plain(self.separator, len(self._names)) or self._read(rows)
                 if not numbers:
                     return
-                found = {name: _values(c) for name, c in zip(self._names, columns, strict=True) if name in names}
-                yield Piece(found, lambda i, numbers=numbers: f"line {numbers[i]}", len(numbers))  # type: ignore[misc]
+                found = {n: list(map(str.strip, c)) for n, c in zip(self._names, columns, strict=True) if n in names}
+                yield Piece({}, lambda i, numbers=numbers: f"line {numbers[i]}", len(numbers), found)  # type: ignore[misc]
 
     def _read(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[list[int], Sequence[Sequence[str]]]:
         """Read some rows with `csv`, which handles quotes; returns their line numbers, and their cells by column."""
@@ -65,7 +77,9 @@ class CsvFile:
 
     def _rows(self, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
         """Yield each row with the number of its first line; blank lines are skipped."""
-        reader = csv.reader(lines, delimiter=self._separator, strict=True)
+        for _ in range(self._above):
+            next(lines, None)
+        reader = _reader(lines, self.separator)
         while True:
             lines.begin()
             try:
@@ -78,10 +92,25 @@ class CsvFile:
                 yield lines.start, row
 
 
-def _values(cells: Sequence[str]) -> Values:
-    found = np.empty(len(cells), dtype=object)
-    found[:] = [None if cell in MISSING else cell for cell in map(str.strip, cells)]
-    return found
+def _reader(lines: Iterator[str], separator: str) -> Iterator[list[str]]:
+    if separator == " ":  # any number of spaces or tabs
+        lines = (" ".join(line.split()) for line in lines)
+    return csv.reader(lines, delimiter=separator, strict=True)
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The separator with which most of the lines have as many cells as the header; a single column has none."""
+
+    def fit(separator: str) -> tuple[float, int]:
+        try:
+            header, *rows = [len(row) for row in _reader(iter(lines), separator) if row]
+        except (csv.Error, ValueError):  # a quote that ends below these lines; no line at all
+            return (0.5, lines[0].count(separator)) if lines else (0, 0)
+        same = sum(width == header for width in rows) / len(rows) if rows else 1.0
+        return (same, header) if header > 1 else (0, 0)
+
+    best = max(SEPARATORS, key=fit)
+    return " " if fit(best) == (0, 0) and fit(" ")[0] == 1 and len(lines) > 1 else best
 
 
 class _Lines:
@@ -91,17 +120,27 @@ class _Lines:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._number, self._left = path, file, 0, MOST_LINE_BYTES
+        self._back: deque[bytes] = deque()  # lines that were read too early
         self.start = 1
 
     def begin(self) -> None:
         """Start a new row at the next line."""
         self.start, self._left = self._number + 1, MOST_LINE_BYTES
 
+    def alone(self) -> Iterator[str]:
+        """The lines, each as a row of its own."""
+        for line in self:
+            yield line
+            self.begin()
+
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(self._left + 1)
+        line, part = b"", b" "
+        while part and not line.endswith(b"\n") and len(line) <= self._left:
+            part = self._back.popleft() if self._back else self._file.readline(self._left + 1 - len(line))
+            line += part
         if not line:
             raise StopIteration
         self._number += 1
@@ -119,7 +158,9 @@ class _Lines:
         their cells by column. Otherwise reads nothing and returns None. Most files are like this, and `csv` takes twice
         as long.
         """
-        start, most = self._file.tell(), csv.field_size_limit()
+        if self._back or separator == " ":
+            return None
+        most = csv.field_size_limit()
         lines = list(itertools.islice(iter(lambda: self._file.readline(most), b""), ROWS_A_PIECE))
         try:
             text = b"".join(lines).decode().replace("\r\n", "\n").removesuffix("\n")
@@ -131,7 +172,7 @@ class _Lines:
             or any(mark in text for mark in '"\r\0')
             or any(not row or row.count(separator) != width - 1 for row in rows)
         ):
-            self._file.seek(start)
+            self._back.extend(lines)
             return None
         cells = separator.join(rows).split(separator)
         first, self._number = self._number + 1, self._number + len(rows)

@@ -1,16 +1,21 @@
-"""The encoding of a table's columns as network inputs: fitted on the first task, and fixed from then on.
+"""The encoding of a table's columns as network inputs. It is fitted on the first task, and only ever extended.
 
-A numeric column is standardised with the mean and standard deviation of the first task. A missing value becomes the
-mean; if the first task had missing values, an extra input marks them. A categorical column becomes one input per
-category (one-hot), all 0 for a missing value. Images, and arrays of more than two axes, are scaled with one mean and
-standard deviation for all their values.
+A number is standardised with the mean and standard deviation of the first task. A missing one becomes the mean; if
+there were missing values, an extra input marks them. A category becomes one input per text (one-hot), all 0 for a
+missing value. A date becomes its distance from the first task's mean date, and points on circles: the year, the week,
+the day. Images, and arrays of more than two axes, have one mean and standard deviation for all their values.
+
+An encoder is a list of parts, in the order of the inputs. Each part encodes one column, and a column may have several:
+what a later file brings (texts, columns, missing values, numbers far outside) is a part at the end. Its inputs are 0
+for every row learned before, so it changes no prediction for those rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,11 +24,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
-from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Piece, Source, Values, as_number, bad
+from evcl.tables.source import INEXACT, MOST_INPUTS, WHOLE, Floats, Kind, Piece, Source, Values, as_number, bad, listed
 
-Floats = NDArray[np.float64]
-WHOLE = 2**53  # float64 represents every integer up to this exactly
-INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
+Inputs = NDArray[np.float32]
+DAY, YEAR = 86_400.0, 365.2425 * 86_400.0  # in seconds
+CYCLES = {"year": YEAR, "week": 7 * DAY, "day": DAY}
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a column's values are, for error messages. `known`: all texts that the column's parts encode; `unseen`
+    counts the others, as missing values; None: they are errors.
+    """
+
+    path: Path
+    piece: Piece
+    column: str
+    known: Collection[str] = ()
+    unseen: Counter[str] | None = None
+
+    def bad(self, row: int, what: str) -> NoReturn:
+        bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
 
 
 @dataclass(frozen=True)
@@ -33,23 +54,49 @@ class Number:
     mean: tuple[float, ...]  # one per value, or one for all
     std: tuple[float, ...]
     missing: bool  # whether the first task had missing values
+    seen: tuple[float, float] | None = None  # range of the values learned; None: arrays, and files of earlier versions
+    limits: tuple[float | None, float | None] = (None, None)  # values beyond are those of another part
+
+    kind = "number"
 
     @property
     def inputs(self) -> int:
         return math.prod(self.shape) + self.missing
 
-    def encode(self, values: Values, out: NDArray[np.float32], where: _Where) -> None:
-        numbers = _numbers(values, where).reshape(len(values), -1)
+    def encode(self, values: Values, out: Inputs, where: Where) -> None:
+        numbers = numbers_of(values, where).reshape(len(values), -1)
         absent = np.isnan(numbers)
+        mean, std = np.array(self.mean), np.array(self.std)
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = ((numbers - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+            scaled = ((numbers - mean) / std).astype(np.float32)
         scaled[absent] = 0.0
-        if not np.isfinite(scaled).all():
-            row = int((~np.isfinite(scaled)).any(1).argmax())
-            where.bad(row, f"{values[row] if values.ndim == 1 else 'a number'} is too large")
+        _check_finite(scaled, values, where)
+        if self.limits != (None, None):
+            scaled = np.where(absent, 0.0, (_within(numbers, self.limits) - mean) / std).astype(np.float32)
         out[:, : scaled.shape[1]] = scaled
         if self.missing:
             out[:, -1] = absent[:, 0]
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Numbers of a column that are far above, or below, all that were learned before: max(0, (x - start) / std)."""
+
+    name: str
+    start: float
+    std: float  # below 0 for numbers below
+    limit: float | None = None
+
+    kind, inputs = "beyond", 1
+
+    def encode(self, values: Values, out: Inputs, where: Where) -> None:
+        numbers = numbers_of(values, where)
+        limits = (None, self.limit) if self.std > 0 else (self.limit, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = np.maximum(0.0, (_within(numbers, limits) - self.start) / self.std).astype(np.float32)
+        scaled[np.isnan(numbers)] = 0.0
+        _check_finite(scaled[:, None], values, where)
+        out[:, 0] = scaled
 
 
 @dataclass(frozen=True)
@@ -57,11 +104,13 @@ class Category:
     name: str
     texts: tuple[str, ...]
 
+    kind = "category"
+
     @property
     def inputs(self) -> int:
         return len(self.texts)
 
-    def encode(self, values: Values, out: NDArray[np.float32], where: _Where) -> None:
+    def encode(self, values: Values, out: Inputs, where: Where) -> None:
         place = {text: k for k, text in enumerate(self.texts)}
         out[:] = 0.0
         for row, text in enumerate(as_text(values, where)):
@@ -69,48 +118,87 @@ class Category:
                 continue
             if text in place:
                 out[row, place[text]] = 1.0
-            elif not where.lenient:
-                known = ", ".join(self.texts[:5]) + (", ..." if len(self.texts) > 5 else "")
-                where.bad(row, f"{text!r} was not in the first task ({known}); --unknown missing treats it as missing")
+            elif text not in where.known:
+                if where.unseen is None:
+                    known = listed(list(self.texts))
+                    fix = "--unknown learn learns it, --unknown missing treats it as missing"
+                    where.bad(row, f"{text!r} was not in any earlier task ({known}); {fix}")
+                where.unseen[text] += 1
 
 
 @dataclass(frozen=True)
-class _Where:
-    """Where a column's values are, for error messages; `lenient`: treat an unknown category as missing."""
+class Time:
+    name: str
+    mean: float  # seconds since 1970
+    std: float
+    cycles: tuple[str, ...]  # those of CYCLES in which the first task's dates vary; each is a sine and a cosine
+    missing: bool
 
-    path: Path
-    piece: Piece
-    column: str
-    lenient: bool = False
+    kind = "time"
 
-    def bad(self, row: int, what: str) -> NoReturn:
-        bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
+    @property
+    def inputs(self) -> int:
+        return 1 + 2 * len(self.cycles) + self.missing
+
+    def encode(self, values: Values, out: Inputs, where: Where) -> None:
+        seconds = seconds_of(values, where)
+        absent = np.isnan(seconds)
+        out[:, 0] = (seconds - self.mean) / self.std
+        for i, cycle in enumerate(self.cycles):
+            angle = 2 * np.pi * (seconds % CYCLES[cycle]) / CYCLES[cycle]
+            out[:, 1 + 2 * i], out[:, 2 + 2 * i] = np.sin(angle), np.cos(angle)
+        out[absent] = 0.0
+        if self.missing:
+            out[:, -1] = absent
 
 
-def _numbers(values: Values, where: _Where) -> Floats:
+@dataclass(frozen=True)
+class Missing:
+    """Marks the missing values of a column that had none in the first task."""
+
+    name: str
+
+    kind, inputs = "missing", 1
+
+    def encode(self, values: Values, out: Inputs, where: Where) -> None:
+        if values.dtype == object:
+            out[:, 0] = [text is None for text in values]
+        else:
+            absent = np.isnat(values) if values.dtype.kind == "M" else np.isnan(numbers_of(values, where))
+            out[:, 0] = absent
+
+
+Part = Number | Category | Time | Missing | Beyond
+PARTS: dict[str, type[Part]] = {part.kind: part for part in (Number, Category, Time, Missing, Beyond)}
+
+
+def _within(numbers: Floats, limits: tuple[float | None, float | None]) -> Floats:
+    if limits == (None, None):
+        return numbers
+    return np.clip(numbers, *limits)
+
+
+def _check_finite(scaled: Inputs, values: Values, where: Where) -> None:
+    if not np.isfinite(scaled).all():
+        row = int((~np.isfinite(scaled)).any(1).argmax())
+        where.bad(row, f"{values[row] if values.ndim == 1 else 'a number'} is too large")
+
+
+def numbers_of(values: Values, where: Where) -> Floats:
     """The numbers as float64 (NaN: missing). Raises for an integer that float64 would change, such as a long id."""
-    if values.dtype == object and (plain := _plain_numbers(values)) is not None:
-        found = plain
-    elif values.dtype == object:
-        found = np.empty(len(values))
-        for row, text in enumerate(values):
-            number = np.nan if text is None else as_number(text)
-            if number is None:
-                where.bad(row, f"{text!r} is not a number, but the column is numeric")
-            if WHOLE <= abs(number) < math.inf and text.lstrip("+-").isdecimal() and int(text) != number:
-                where.bad(row, f"{text} {INEXACT}")
-            found[row] = number
-    else:
-        given = np.ma.getdata(values)
-        found = given.astype(np.float64, copy=False)
-        if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
-            with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, too large to convert back
-                other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
-            if other.any():
-                place = tuple(np.argwhere(other)[0])
-                where.bad(int(place[0]), f"{given[place]} {INEXACT}")
-        if np.ma.isMaskedArray(values):
-            found = np.where(np.ma.getmaskarray(values), np.nan, found)
+    if values.dtype.kind in "OM":
+        came = "text" if values.dtype == object else "dates"
+        where.bad(0, f"it holds {came}, but the model learned it as numbers")
+    given = np.ma.getdata(values)
+    found: Floats = given.astype(np.float64, copy=False)
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+        with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, too large to convert back
+            other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
+        if other.any():
+            place = tuple(np.argwhere(other)[0])
+            where.bad(int(place[0]), f"{given[place]} {INEXACT}")
+    if np.ma.isMaskedArray(values):
+        found = np.where(np.ma.getmaskarray(values), np.nan, found)
     if np.isinf(found).any():
         where.bad(
             int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
@@ -118,23 +206,23 @@ def _numbers(values: Values, where: _Where) -> Floats:
     return found
 
 
-def _plain_numbers(values: Values) -> Floats | None:
-    """Convert texts to numbers, all at once. None if a text is not a number, or must be checked on its own."""
-    texts = ["nan" if text is None else text for text in values]
-    try:
-        found = np.fromiter(map(float, texts), np.float64, len(texts))
-    except ValueError:
-        return None
-    odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
-    return None if odd else found
+def seconds_of(values: Values, where: Where) -> Floats:
+    """Dates as seconds since 1970 (NaN: missing)."""
+    if values.dtype.kind != "M":
+        came = "text" if values.dtype == object else "numbers"
+        where.bad(0, f"it holds {came}, but the model learned it as dates")
+    absent = np.isnat(values)
+    whole = np.where(absent, np.datetime64(0, "us"), values).astype("datetime64[us]").astype(np.int64)
+    return np.where(absent, np.nan, whole / 1e6)
 
 
-def as_text(values: Values, where: _Where) -> Sequence[str | None]:
+def as_text(values: Values, where: Where) -> Sequence[str | None]:
     """Categories and labels as text: text stays unchanged, integers become their digits."""
     if values.dtype == object:
         return values  # type: ignore[return-value]
-    if values.ndim > 1:
-        where.bad(0, f"text or a whole number is expected, not an array of shape {values.shape[1:]}")
+    if values.ndim > 1 or values.dtype.kind == "M":
+        came = "dates" if values.dtype.kind == "M" else f"an array of shape {values.shape[1:]}"
+        where.bad(0, f"text or a whole number is expected, not {came}")
     found: list[str | None] = []
     for row, value in enumerate(values.tolist()):
         if value is None or math.isnan(value):
@@ -148,7 +236,7 @@ def as_text(values: Values, where: _Where) -> Sequence[str | None]:
 
 def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
     """A piece's labels as text. 1.0 is class 1, however a file spells it; a number with a fraction is an error."""
-    where = _Where(source.path, piece, column)
+    where = Where(source.path, piece, column)
     found = list(as_text(piece.columns[column], where))
     for row, label in enumerate(found if source.untyped else ()):
         number = None if label is None or "." not in label else as_number(label)
@@ -161,162 +249,138 @@ def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]
     return found
 
 
-class Encoder:
-    """Encodes columns as inputs, in order."""
+@dataclass
+class Unseen:
+    """What a file had that the model does not know, while it is encoded leniently."""
 
-    def __init__(self, columns: Sequence[Number | Category]) -> None:
-        self.columns = tuple(columns)
-        self.inputs = sum(column.inputs for column in self.columns)
+    texts: dict[str, Counter[str]] = field(default_factory=dict)  # column -> unknown text -> rows
+
+    def of(self, column: str) -> Counter[str]:
+        return self.texts.setdefault(column, Counter())
+
+
+class Encoder:
+    """Encodes columns as inputs, in the order of its parts."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.columns = tuple(parts)
+        self.inputs = sum(part.inputs for part in self.columns)
         if not 0 < self.inputs <= MOST_INPUTS:
             raise EvclError(f"{self.inputs:,} inputs to the network, but only 1 to {MOST_INPUTS:,} are possible")
+        self._known: dict[str, set[str]] = {}
+        for part in self.columns:
+            if isinstance(part, Category):
+                self._known.setdefault(part.name, set()).update(part.texts)
 
     @property
     def names(self) -> list[str]:
-        return [column.name for column in self.columns]
+        return list(dict.fromkeys(part.name for part in self.columns))
 
-    def check(self, source: Source, extra: Collection[str]) -> None:
-        """Raise if a file's columns differ from the model's; it may also have the columns in `extra`."""
+    def parts(self, name: str) -> list[Part]:
+        """The parts of a column; the first one is what the column was when it came."""
+        return [part for part in self.columns if part.name == name]
+
+    def texts(self, name: str) -> set[str]:
+        """All texts of a category that have an input."""
+        return self._known.get(name, set())
+
+    def kinds(self) -> dict[str, Kind]:
+        """What each column holds."""
+        named: dict[str, Kind] = {"number": "number", "category": "text", "time": "date"}
+        return {name: named[self.parts(name)[0].kind] for name in self.names}
+
+    def check(self, source: Source, extra: Collection[str]) -> tuple[list[str], list[str]]:
+        """The model's columns that a file lacks, and the file's columns that the model does not know; those in `extra`
+        do not count. Raises if a column has another shape, or if the file has none of the model's columns.
+        """
         shapes = source.shapes
-        missing = [name for name in self.names if name not in shapes]
-        unknown = [name for name in shapes if name not in self.names and name not in extra]
-        if missing:
-            more = f" (it has {_listed(unknown)} instead)" if unknown else ""
-            bad(source.path, f"there is no column {_listed(missing)}, which the model learned from{more}")
-        if unknown:
-            bad(source.path, f"the model does not know column {_listed(unknown)}; --drop leaves one out")
-        for column in self.columns:
-            wanted = column.shape if isinstance(column, Number) else ()
-            if shapes[column.name] != wanted:
-                bad(
-                    source.path, f"column {column.name!r}", f"its values have shape {shapes[column.name]}, not {wanted}"
-                )
+        gone = [name for name in self.names if name not in shapes]
+        new = [name for name in shapes if name not in self.names and name not in extra]
+        if len(gone) == len(self.names):
+            bad(source.path, f"there is no column {lacking(gone, new)}")
+        for name in self.names:
+            first = self.parts(name)[0]
+            wanted = first.shape if isinstance(first, Number) else ()
+            if name in shapes and shapes[name] != wanted:
+                bad(source.path, f"column {name!r}", f"its values have shape {shapes[name]}, not {wanted}")
+        return gone, new
 
-    def encode(self, piece: Piece, source: Source, out: NDArray[np.float32], lenient: bool = False) -> None:
-        """Encode the rows of a piece as inputs, into `out` [rows, inputs]."""
-        start = 0
-        for column in self.columns:
-            values, where = piece.columns[column.name], _Where(source.path, piece, column.name, lenient)
-            if isinstance(column, Number) and values.dtype == object and not source.untyped:
-                where.bad(0, "it holds text, but the model learned it as numbers")
-            column.encode(values, out[:, start : start + column.inputs], where)
-            start += column.inputs
+    def encode(self, piece: Piece, source: Source, out: Inputs, unseen: Unseen | None = None) -> None:
+        """Encode the rows of a piece as inputs, into `out` [rows, inputs]. A column that the piece lacks is missing;
+        `unseen` counts unknown categories, which are missing too; without it, they are errors.
+        """
+        start, done = 0, set[str]()
+        for part in self.columns:
+            counted = None if unseen is None else Counter() if part.name in done else unseen.of(part.name)
+            done.add(part.name)
+            where = Where(source.path, piece, part.name, self.texts(part.name), counted)
+            into = out[:, start : start + part.inputs]
+            values = piece.columns.get(part.name)
+            if values is None:
+                into[:] = 0.0
+                if isinstance(part, (Number, Time)) and part.missing:
+                    into[:, -1] = 1.0
+                elif isinstance(part, Missing):
+                    into[:] = 1.0
+            else:
+                part.encode(values, into, where)
+            start += part.inputs
 
     def described(self) -> list[dict[str, Any]]:
-        return [{"kind": "number" if isinstance(c, Number) else "category", **asdict(c)} for c in self.columns]
+        """Its parts as JSON. Fields without a value are left out, so that a part is written as it always was."""
+        found = []
+        for part in self.columns:
+            told = {"kind": part.kind, **asdict(part)}
+            defaults = {"seen": None, "limits": (None, None), "limit": None}
+            found.append({key: value for key, value in told.items() if key not in defaults or value != defaults[key]})
+        return found
 
     @staticmethod
     def rebuilt(saved: Sequence[Mapping[str, Any]]) -> Encoder:
         """The encoder from its description. Raises EvclError, KeyError or TypeError if the description is invalid."""
-        columns: list[Number | Category] = []
-        for one in saved:
-            if one["kind"] == "category":
-                columns.append(Category(str(one["name"]), tuple(map(str, one["texts"]))))
-                continue
-            shape = tuple(int(n) for n in one["shape"])
-            mean, std = (tuple(float(v) for v in one[key]) for key in ("mean", "std"))
-            number = Number(str(one["name"]), shape, mean, std, bool(one["missing"]))
-            sizes = {1, math.prod(shape)}
-            if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
-                raise EvclError(f"the scale of column {number.name!r} does not fit it")
-            columns.append(number)
-        return Encoder(columns)
+        return Encoder([_rebuilt(one) for one in saved])
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+def lacking(gone: Sequence[str], new: Sequence[str]) -> str:
+    """The names of columns that a file lacks, and what it has in their place."""
+    more = f" (it has {listed([repr(name) for name in new])} instead)" if new else ""
+    return f"{listed([repr(name) for name in gone])}, which the model learned from{more}"
 
 
-class EncoderFitting:
-    """Fits an encoder on the first task, piece by piece."""
-
-    def __init__(self, source: Source, names: Sequence[str], categories: Collection[str]) -> None:
-        self._source, self.names = source, tuple(names)
-        self._fits = {name: _Fit(source.shapes[name], name in categories) for name in names}
-
-    def see(self, piece: Piece) -> None:
-        for name, fit in self._fits.items():
-            fit.see(piece.columns[name], _Where(self._source.path, piece, name), self._source.untyped)
-
-    def encoder(self) -> Encoder:
-        return Encoder([fit.column(name, self._source.path) for name, fit in self._fits.items()])
-
-
-class _Fit:
-    """Fits one column: numeric if all its values are numbers, categorical if none is; a mix is an error."""
-
-    def __init__(self, shape: tuple[int, ...], category: bool) -> None:
-        self._shape, self._category = shape, category
-        self._number: bool | None = None  # whether text values are numbers; None until known
-        self._texts: dict[str, None] = {}
-        self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self._missing = False
-
-    def see(self, values: Values, where: _Where, untyped: bool) -> None:
-        if values.dtype == object and not self._category:
-            numbers = _plain_numbers(values) if untyped and self._number is not False else None
-            if numbers is not None and not np.isnan(numbers).all():
-                self._number = True
-                self._add(numbers)
-                return
-            self._decide(values, where, untyped)
-        if self._category or self._number is False:
-            for row, text in enumerate(as_text(values, where)):
-                if text is not None:
-                    self._texts[text] = None
-                if len(self._texts) > MOST_CATEGORIES:
-                    where.bad(
-                        row, f"more than {MOST_CATEGORIES:,} distinct categories are too many; --drop leaves it out"
-                    )
-        elif values.dtype != object or self._number:
-            self._add(_numbers(values, where))
-        else:
-            self._missing = True  # no value so far
-
-    def _decide(self, values: Values, where: _Where, untyped: bool) -> None:
-        """Decide whether text is numeric: the first value that is not missing decides, and the others must agree."""
-        if not untyped:
-            self._category = True
-            return
-        for value in dict.fromkeys(values):
-            if value is None:
-                continue
-            number = as_number(value) is not None
-            if self._number is None:
-                self._number = number
-            elif number != self._number:
-                this, others = ("a number", "text") if number else ("text", "numbers")
-                fix = f"correct it, or use --category {where.column}"
-                where.bad(list(values).index(value), f"{value!r} is {this} where the column began with {others}; {fix}")
-
-    def _add(self, numbers: Floats) -> None:
-        """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""
-        with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
-            self._update(numbers)
-
-    def _update(self, numbers: Floats) -> None:
-        there = ~np.isnan(numbers)
-        self._missing |= not there.all()
-        count = there.sum(0)
-        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
-        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
-        total = self._count + count
-        apart = mean - self._mean
-        self._mean = self._mean + apart * count / np.maximum(total, 1)
-        self._squares = self._squares + squares + apart**2 * self._count * count / np.maximum(total, 1)
-        self._count = total
-
-    def column(self, name: str, path: Path) -> Number | Category:
-        if self._texts:
-            return Category(name, tuple(sorted(self._texts)))
-        if not self._count.any():
-            bad(path, f"column {name!r}", "all its values are missing; --drop leaves it out")
-        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
-        if len(self._shape) > 1:  # one scale for all values
-            middle = np.array([(count * mean).sum() / count.sum()])
-            squares = np.array([(squares + count * (mean - middle) ** 2).sum()])
-            count, mean = np.array([count.sum()]), middle
-        std = np.sqrt(squares / np.maximum(count, 1))
-        if not np.isfinite(std).all() or not np.isfinite(mean).all():
-            bad(path, f"column {name!r}", "it holds infinity, or numbers too large to scale")
-        std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1e-300), std, 1.0)  # a constant
-        return Number(name, self._shape, tuple(mean.tolist()), tuple(std.tolist()), self._missing and not self._shape)
+def _rebuilt(one: Mapping[str, Any]) -> Part:
+    name = str(one["name"])
+    if one["kind"] == "category":
+        return Category(name, tuple(map(str, one["texts"])))
+    if one["kind"] == "missing":
+        return Missing(name)
+    if one["kind"] == "beyond":
+        limit = one.get("limit")
+        part = Beyond(name, float(one["start"]), float(one["std"]), None if limit is None else float(limit))
+        if not math.isfinite(part.start) or not 0 < abs(part.std) < math.inf:
+            raise EvclError(f"the scale of column {name!r} does not fit it")
+        return part
+    if one["kind"] == "time":
+        cycles = tuple(map(str, one["cycles"]))
+        time = Time(name, float(one["mean"]), float(one["std"]), cycles, bool(one["missing"]))
+        if not set(cycles) <= set(CYCLES) or not 0 < time.std < math.inf or not math.isfinite(time.mean):
+            raise EvclError(f"the scale of column {name!r} does not fit it")
+        return time
+    if one["kind"] != "number":
+        raise EvclError(f"column {name!r} has the unknown kind {one['kind']!r}")
+    shape = tuple(int(n) for n in one["shape"])
+    mean, std = (tuple(float(v) for v in one[key]) for key in ("mean", "std"))
+    seen = one.get("seen")
+    low, high = one.get("limits", (None, None))
+    number = Number(
+        name,
+        shape,
+        mean,
+        std,
+        bool(one["missing"]),
+        None if seen is None else (float(seen[0]), float(seen[1])),
+        (None if low is None else float(low), None if high is None else float(high)),
+    )
+    sizes = {1, math.prod(shape)}
+    if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
+        raise EvclError(f"the scale of column {name!r} does not fit it")
+    return number

@@ -10,7 +10,7 @@ import numpy as np
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import check_regular
 from evcl.data.formats import quiet
-from evcl.tables.source import MOST_PIXELS, Piece, Values, bad
+from evcl.tables.source import MOST_PIXELS, Piece, TypedSource, Values, bad
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
 PIXELS, FOLDER = "pixels", "folder"  # the names of its columns
@@ -18,12 +18,12 @@ LARGEST_SIDE = 64  # default longest side of the inputs, in pixels
 IMAGES_A_PIECE = 256
 
 
-class ImageFolder:
+class ImageFolder(TypedSource):
     """`size` is the size to read images in: (height, width, 1 or 3 channels). None takes the first image's size, scaled
     down to at most `side` pixels per side.
     """
 
-    untyped, images = False, True
+    images = True
 
     def __init__(self, path: Path, size: tuple[int, int, int] | None = None, side: int = LARGEST_SIDE) -> None:
         self.path = path

@@ -34,11 +34,13 @@ from evcl.methods import known_settings
 from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
 from evcl.tables.earlier import MOST_SUMMARIES, Now, Summary, advice, standing, summarised
-from evcl.tables.encoding import Encoder, EncoderFitting, labels_of
+from evcl.tables.encoding import Encoder, Unseen, labels_of, lacking
+from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
-from evcl.tables.source import MOST_CLASSES, Piece, Source, bad
+from evcl.tables.rows import Rows, read_rows
+from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, bad, listed, plural
 
-FORMAT = 1  # of the text in the metadata
+FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 NOTE = "evcl.tables"
 SUMMARY = (
     "summary."  # in a file, the prefix of the tensors that summarise a task; then its number, and the tensor's name
@@ -58,7 +60,9 @@ class Model:
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
     summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
     now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one; not saved
+    missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
+    read: list[str] = field(default_factory=list)  # how its file was read; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -70,7 +74,7 @@ class Model:
         head: str | None = None,
         epochs: int | None = None,
         validation: float = 0.1,
-        lenient: bool = False,
+        unknown: Unknown = "learn",
         callbacks: Sequence[Callback] = (),
         checkpoint: Path | None = None,
     ) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Model:
         if len(labels) > MOST_CLASSES:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
-        train, held = self._inputs(source, y, validation, lenient)
+        train, held = self._inputs(source, y, validation, unknown)
         before: Mapping[str, Any] = {}
         if held is not None and earlier:
             before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
@@ -102,7 +106,7 @@ class Model:
         known_before, self.labels = len(self.labels), labels
         lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
         told = self.learner.forgetting(name, lacking, "--keep 200")
-        self.notes = [] if told is None else [told]
+        self.notes += [] if told is None else [told]
         self.history.append(
             {
                 "task": name,
@@ -124,7 +128,43 @@ class Model:
         self.notes += advice(self, self.now)
         return self.history[-1]
 
-    def _inputs(self, source: Source, y: Tensor, validation: float, lenient: bool) -> tuple[Examples, Examples | None]:
+    def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows:
+        """Read a later file's labels, and extend the encoder and the network by what is new in its columns."""
+        gone, new = self.check(source, drop, unknown)
+        if source.images:
+            return read_rows(source, self.target)
+        names = [name for name in self.encoder.names if name not in gone and source.shapes[name] == ()]
+        new = [name for name in new if source.shapes[name] == ()] if unknown == "learn" else []
+        fitting = EncoderFitting(source, [*names, *new], known=self.encoder)
+        rows = read_rows(source, self.target, fitting if unknown == "learn" else None)
+        if unknown == "learn":
+            self._extend(fitting)
+        return rows
+
+    def _extend(self, fitting: EncoderFitting) -> None:
+        """Extend the encoder, and give the network as many inputs. Predictions for earlier rows stay."""
+        encoder = fitting.encoder()
+        if more := encoder.inputs - self.encoder.inputs:
+            try:
+                self.learner = self.learner.with_inputs(more)
+            except EvclError as error:
+                self.notes.append(f"what is new counts as missing: {error}")
+                return
+        self.encoder = encoder
+        self.notes += fitting.notes
+
+    def _unseen(self, unseen: Unseen) -> list[str]:
+        """What a user should know of categories that counted as missing."""
+        return [
+            f"{listed([repr(text) for text in found])} of {name}: not known, and counted as missing in "
+            f"{plural(sum(found.values()), 'row')}"
+            for name, found in unseen.texts.items()
+            if found
+        ]
+
+    def _inputs(
+        self, source: Source, y: Tensor, validation: float, unknown: Unknown = "learn"
+    ) -> tuple[Examples, Examples | None]:
         """The file's training and held-out examples, each written directly to its part: nothing is in memory twice."""
         count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
@@ -132,9 +172,10 @@ class Model:
             held[stratified(y, count, generator(self.learner.seed, "validation", len(self.learner.tasks)))[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
-        for piece in source.pieces(self.encoder.names):
+        unseen = None if unknown == "error" else Unseen()
+        for piece in source.pieces([name for name in self.encoder.names if name in source.shapes]):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, lenient)
+            self.encoder.encode(piece, source, encoded, unseen)
             mine = held[start : start + piece.rows]
             if len(mine) != piece.rows:
                 bad(source.path, "it grew while it was being read")
@@ -145,6 +186,7 @@ class Model:
             start += piece.rows
         if start != len(y):
             bad(source.path, "it shrank while it was being read")
+        self.notes += [] if unseen is None else self._unseen(unseen)
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
@@ -168,18 +210,19 @@ class Model:
     # --- prediction ------------------------------------------------------------------------------------------------
 
     def predict(
-        self, source: Source, task: str | None = None, lenient: bool = False, beside: Collection[str] = ()
+        self, source: Source, task: str | None = None, unknown: Unknown = "missing", beside: Collection[str] = ()
     ) -> Iterator[tuple[Predictions, Sequence[str | None], Piece]]:
         """Yield, piece by piece, the predictions, the labels in the file (None if missing), and the piece itself, which
         also has the columns `beside`.
         """
         own = FOLDER if source.images else self.target
         there = source.images or own in source.shapes
-        names = [*self.encoder.names, *([own] if there and own is not None else [])]
-        rows = 0
+        names = [name for name in self.encoder.names if name in source.shapes]
+        names += [own] if there and own is not None else []
+        rows, unseen = 0, None if unknown == "error" else Unseen()
         for piece in source.pieces({*names, *beside}):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, lenient)
+            self.encoder.encode(piece, source, encoded, unseen)
             try:
                 found = self.learner.predictions(encoded, task)
             except BadExample as error:
@@ -189,15 +232,31 @@ class Model:
             rows += piece.rows
         if not rows:
             bad(source.path, "it holds no rows")
+        self.notes += [] if unseen is None else self._unseen(unseen)
 
-    def check(self, source: Source, drop: Collection[str]) -> None:
-        """Raise if a file's columns are not those learned from; it may also have the target and dropped columns."""
+    def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str]]:
+        """The columns that a file lacks, and those that are new: errors if `unknown` is "error". It may also have the
+        target and dropped columns. From here on, its columns are read as what the model has learned them as.
+        """
         if source.images != (self.target is None):
             wanted, came = ("images", "a table") if self.target is None else ("tables", "a folder of images")
             bad(source.path, f"the model learns from {wanted}, but this is {came}")
         if wrong := sorted({*drop} & {*self.encoder.names, str(self.target)}):
             raise EvclError(f"--drop {wrong[0]}: the model learns from this column")
-        self.encoder.check(source, {*self.drop, *drop, *([] if self.target is None else [self.target])})
+        own = [] if self.target is None else [self.target]
+        gone, new = self.encoder.check(source, {*self.drop, *drop, *own})
+        source.expect({**self.encoder.kinds(), **dict.fromkeys(own, "text")})
+        if unknown == "error" and gone:
+            bad(source.path, f"there is no column {lacking(gone, new)}")
+        if unknown == "error" and new:
+            names = listed([repr(name) for name in new])
+            bad(source.path, f"the model does not know column {names}; --unknown learn learns it, --drop leaves it out")
+        if gone:
+            more = f" (new: {listed(new)})" if new else ""
+            self.notes.append(f"there is no column {listed(gone)}{more}: its values count as missing")
+        if new and unknown == "missing":
+            self.notes.append(f"column {listed(new)} is not used: the model has not learned it")
+        return gone, new
 
     # --- the file --------------------------------------------------------------------------------------------------
 
@@ -208,6 +267,7 @@ class Model:
                 "target": self.target,
                 "labels": self.labels,
                 "drop": self.drop,
+                "missing": self.missing,
                 "columns": self.encoder.described(),
                 "history": self.history,
             }
@@ -224,42 +284,6 @@ class Model:
         write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
 
 
-@dataclass
-class Rows:
-    """The labels of a file's rows."""
-
-    names: list[str]  # the distinct labels
-    codes: list[int]  # per row, the index of its label in `names`
-
-    def numbers(self, labels: Sequence[str]) -> Tensor:
-        return positions(self.names, labels)[torch.tensor(self.codes)]
-
-
-def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None = None) -> Rows:
-    """Read a file's labels in one pass and, for the first task, fit the encoder in the same pass."""
-    own = FOLDER if source.images else str(target)
-    if not source.images and own not in source.shapes:
-        bad(
-            source.path,
-            f"there is no column {own!r}, the target; it has {', '.join(map(repr, list(source.shapes)[:8]))}",
-        )
-    place: dict[str, int] = {}
-    codes: list[int] = []
-    for piece in source.pieces([own] if fitting is None else [*fitting.names, own]):
-        if fitting is not None:
-            fitting.see(piece)
-        for row, label in enumerate(labels_of(source, piece, own)):
-            if label is None:
-                what = "the image is not in the folder of a class" if source.images else "the label is missing"
-                bad(source.path, piece.place(row), what)
-            codes.append(place.setdefault(label, len(place)))
-        if len(place) > MOST_CLASSES:
-            bad(source.path, f"column {own!r}", f"more than {MOST_CLASSES:,} different labels are too many classes")
-    if not codes:
-        bad(source.path, "it holds no rows")
-    return Rows(list(place), codes)
-
-
 def create(
     source: Source,
     target: str | None,
@@ -269,6 +293,7 @@ def create(
     seed: int = 0,
     drop: Sequence[str] = (),
     categories: Sequence[str] = (),
+    missing: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Model, Rows]:
     """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
@@ -285,13 +310,16 @@ def create(
     names = [name for name in source.shapes if name != target and name not in drop]
     if not names:
         bad(source.path, "no column is left to learn from")
+    source.expect(dict.fromkeys([*categories, *([] if target is None else [target])], "text"))
     fitting = EncoderFitting(source, names, categories)
     rows = read_rows(source, target, fitting)
     if len(rows.names) < 2:
         bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
     encoder = fitting.encoder()
     learner = Learner(mlp(encoder.inputs, hidden), method, seed=seed, **(settings or {}))
-    return Model(learner, encoder, None if source.images else target, drop=tuple(drop)), rows
+    made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
+    made.notes = fitting.notes
+    return made, rows
 
 
 def is_table(path: Path) -> bool:
@@ -316,11 +344,12 @@ def load_model(path: Path) -> Model:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
     try:
         saved = parsed(text)
-        if saved["format"] != FORMAT:
-            raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads {FORMAT}")
+        if saved["format"] not in READ:
+            raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
-        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
-        texts = [*labels, *drop, *([] if target is None else [target])]
+        missing = tuple(saved.get("missing", ()))
+        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history, missing=missing)
+        texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
             texts += [line["task"], line["learned"]]
             _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]

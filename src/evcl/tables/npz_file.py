@@ -12,13 +12,21 @@ from typing import IO, Any
 import numpy as np
 
 from evcl.data.formats import BROKEN
-from evcl.tables.source import MOST_COLUMNS, MOST_INPUTS, MOST_TEXT, ROWS_A_PIECE, Piece, Values, bad
+from evcl.tables.source import (
+    MOST_COLUMNS,
+    MOST_INPUTS,
+    MOST_TEXT,
+    ROWS_A_PIECE,
+    Dialect,
+    Piece,
+    TypedSource,
+    Values,
+    bad,
+)
 
 
-class NpzFile:
-    untyped, images = False, False
-
-    def __init__(self, path: Path) -> None:
+class NpzFile(TypedSource):
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from evcl._core.errors import extra
-from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Piece, Values, bad
+from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Dialect, Piece, TypedSource, Values, bad
 
 
-class ParquetFile:
-    untyped, images = False, False
-
-    def __init__(self, path: Path) -> None:
+class ParquetFile(TypedSource):
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
         with extra("tables", f"{path}: Parquet needs pyarrow"):
             import pyarrow as pa
             import pyarrow.parquet as pq

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from evcl.tables.commands import open_source
 from evcl.tables.encoding import Number
 from evcl.tables.model import Model, load_model
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
-from evcl.tables.source import Source, bad
+from evcl.tables.source import Dialect, Source, Unknown, bad
 
 
 @dataclass
@@ -28,6 +28,8 @@ class Predicted:
     entropy: float = 0.0  # mean
     epistemic: float = 0.0
     unfamiliar: float | None = None  # mean; None if the model cannot tell
+    read: list[str] = field(default_factory=list)  # how the file was read
+    notes: list[str] = field(default_factory=list)  # what the user should know of it
 
     def add(self, found: Predictions, labels: Sequence[str], given: Sequence[str | None]) -> None:
         """Count some rows. The means are sums until `end`."""
@@ -51,7 +53,8 @@ def predict(
     *,
     task: str | None = None,
     drop: Sequence[str] = (),
-    lenient: bool = False,
+    unknown: Unknown = "missing",
+    dialect: Dialect | None = None,
     keys: Sequence[str] | None = None,
     device: str = "cpu",
 ) -> Predicted:
@@ -63,8 +66,9 @@ def predict(
     check_ending(out)
     found = load_model(model)
     found.learner.to(device)
-    source = open_source(data, found)
-    found.check(source, drop)
+    source = open_source(data, found, dialect=dialect)
+    _, new = found.check(source, drop, unknown)
+    source.expect(dict.fromkeys(new, "text"))  # written as they are
     learner, total = found.learner, Predicted()
     if task is None:
         task = INFER if len(learner.heads) > 1 else learner.tasks[0]
@@ -77,13 +81,13 @@ def predict(
 
     def write(into: Path) -> None:
         with writing(out, into) as writer:
-            for predictions, given, piece in found.predict(source, task, lenient, beside):
+            for predictions, given, piece in found.predict(source, task, unknown, beside):
                 labels = [found.labels[code] for code in predictions.labels.tolist()]
                 ours = prediction_columns(found, predictions, task, labels)
                 if twice := [name for name in beside if name in ours]:
                     fix = "--key chooses columns, --only-predictions leaves all out"
                     bad(data, f"it has a column {twice[0]!r}, and so have the predictions; {fix}")
-                own = {name: Column(piece.columns[name], number=name in numeric) for name in beside}
+                own = {name: Column(source.written(piece, name), number=name in numeric) for name in beside}
                 place = {"file": Column([piece.place(i) for i in range(piece.rows)])} if source.images else {}
                 writer.write({**place, **own, **ours})
                 total.add(predictions, labels, given)
@@ -93,6 +97,7 @@ def predict(
     else:
         write_atomically(out, write)
     total.end()
+    total.read, total.notes = [] if source.told is None else [source.told], found.notes
     return total
 
 

@@ -6,11 +6,12 @@ A reader knows nothing about the model. Every error names the file and the place
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
@@ -24,10 +25,25 @@ MOST_CLASSES = 1_000
 MOST_INPUTS = 20_000  # inputs per example: one per numeric column, pixel and category
 MOST_TEXT = 10_000  # characters per text in an NPZ file, where every text takes the space of the longest
 MOST_PIXELS = 16_000_000  # per image, before scaling
-MISSING = frozenset(("", "NA", "NaN", "nan", "null", "NULL"))  # texts in a CSV file that mean a missing value
+WHOLE = 2**53  # float64 represents every integer up to this exactly
+INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
 
-# Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); or text [n] as objects (None: missing).
+# Numbers [n, ...], kept as integers if they are whole (NaN or masked: missing); text [n] as objects (None: missing);
+# or dates [n] as datetime64 (NaT: missing).
 Values = NDArray[Any]
+Floats = NDArray[np.float64]
+Kind = Literal["number", "date", "text"]  # what a column holds
+Unknown = Literal["learn", "missing", "error"]  # what becomes of columns and categories that a model does not know
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the user says of a file. None: decided from the file itself."""
+
+    separator: str | None = None
+    decimal: str | None = None  # "." or ","
+    missing: tuple[str, ...] = ()  # texts or numbers that mean a missing value, beside the usual ones
+    query: str | None = None  # SQL, for a database
 
 
 @dataclass(frozen=True)
@@ -37,14 +53,28 @@ class Piece:
     columns: Mapping[str, Values]
     place: Callable[[int], str]
     rows: int
+    cells: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the texts that they were read from, if any
 
 
 class Source(Protocol):
     """A file that can be read from the beginning any number of times."""
 
     path: Path
-    untyped: bool  # whether numbers are read as text
+    untyped: bool  # whether its cells are text, and what they mean is decided from the file: see survey.py
     images: bool  # whether it is an image folder; the target is then the name of an image's subfolder
+
+    @property
+    def told(self) -> str | None:
+        """One line that says how the file was read; None if there is nothing to say."""
+        ...
+
+    def expect(self, kinds: Mapping[str, Kind]) -> None:
+        """Read these columns as numbers, dates or text, whatever their cells look like."""
+        ...
+
+    def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
+        """A column as it is written beside predictions: as in the file, except for decimal commas and the like."""
+        ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -56,9 +86,37 @@ class Source(Protocol):
         ...
 
 
+class TypedSource:
+    """What sources share whose columns have types."""
+
+    path: Path
+    untyped, images = False, False
+
+    @property
+    def told(self) -> str | None:
+        return None
+
+    def expect(self, kinds: Mapping[str, Kind]) -> None:
+        """The file itself says what its columns hold."""
+
+    def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
+        return piece.columns[name]
+
+
 def bad(path: Path, *what: str) -> NoReturn:
     """Raise an error about a file: the place in it, then what is wrong."""
     raise EvclError(f"{path}: {': '.join(what)}")
+
+
+def plural(count: int, what: str) -> str:
+    """The number of things, in words: 1 row, 2 rows, 3 classes, 4 categories."""
+    if count != 1:
+        what = f"{what}es" if what.endswith("s") else f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def as_number(text: str) -> float | None:

@@ -45,6 +45,20 @@ class Growing(Replicas):
         features = self.network.layout.shapes[f"head {k}.weight"][1]
         self._grow([head(k, classes, features)])
 
+    def grow_inputs(self, count: int) -> None:
+        """Give the first layer of the trunk, an mlp, this many more inputs. Their weights have the first prior, and
+        start at its mean, 0. The module itself stays as it is.
+        """
+        network = self.network
+        weight, bias = network.trunk_names[:2]
+        width, inputs = network.layout.shapes[weight]
+        remembered = tuple(memories.with_inputs(memory, count) for memory in self.memories)
+        old, new = network.layout, Layout({**network.layout.shapes, weight: (width, inputs + count)})
+        network.scales |= dict.fromkeys((weight, bias), he_std(inputs + count))
+        none = network.posterior.mean.new_zeros(len(self.seeds), new.size)
+        self.memories = remembered
+        self._relay(old, new, self._around(network, none, none, new, self.settings), lambda group, model: model)
+
     def grow_trunk(self, rounds: int) -> None:
         """If the network grows, have the trunk of this many rounds; weights that it had before keep their values."""
         network = self.network

@@ -1,0 +1,41 @@
+"""A learner whose network has more inputs than before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from evcl._core.errors import EvclError
+from evcl.nn import MLP
+
+if TYPE_CHECKING:
+    from evcl.learner.learner import Learner
+
+
+@torch.no_grad()
+def with_inputs(learner: Learner, count: int) -> Learner:
+    """A copy with this many more inputs, after those it has. The weights of a new input start at their prior, with
+    mean 0. All else is what it would be if the new inputs had been 0 in every row learned, so predictions for such rows
+    stay.
+    """
+    from evcl.learner.loading import rebuilt
+
+    plain, method = learner._plain, learner.method
+    what = "its network is not an evcl.nn.mlp" if not isinstance(plain, MLP) else ""
+    what = what or ("it has a column of layers for each task" if method.trunk is not None else "")
+    what = what or ("it has scales and shifts of each task" if learner._run.network.film is not None else "")
+    what = what or ("its first prior is its own" if learner._run.prior != "zero" else "")
+    if what:
+        raise EvclError(f"{method.name} cannot have more inputs: {what}")
+    assert isinstance(plain, MLP)
+    inputs, made = plain.inputs + count, rebuilt(*learner.described())
+    try:
+        made._run.grow_inputs(count)
+    except EvclError as error:
+        raise EvclError(f"{method.name} cannot have more inputs: {error}") from None
+    made._plain.inputs = inputs  # type: ignore[assignment]
+    made._shape = None if made._shape is None else (inputs,)
+    if made._session.density is not None:
+        made._session.density = made._session.density.with_inputs(count)
+    return rebuilt(*made.described()).to(learner._run.network.posterior.mean.device)

@@ -1,0 +1,249 @@
+"""Fitting an encoder: on the first task, and on what is new in a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from evcl.tables.encoding import (
+    CYCLES,
+    DAY,
+    YEAR,
+    Beyond,
+    Category,
+    Encoder,
+    Missing,
+    Number,
+    Part,
+    Time,
+    Where,
+    as_text,
+    numbers_of,
+    seconds_of,
+)
+from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
+
+HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
+FAR = 10.0  # a file whose mean is this many standard deviations from the known ones gets a scale of its own
+EDGE = 3.0  # which begins this many standard deviations below the file's mean
+A_SEASON = 45 * DAY  # dates within less time than this do not show a year's cycle
+LEAST_SCALE = 1e-3  # of the standard deviation before
+
+
+class EncoderFitting:
+    """Looks at the columns of a file, piece by piece. `known`: the encoder so far, if there is one."""
+
+    def __init__(
+        self, source: Source, names: Sequence[str], categories: Collection[str] = (), known: Encoder | None = None
+    ) -> None:
+        self._source, self._encoder, self.names = source, known, tuple(names)
+        kinds = {} if known is None else known.kinds()
+        self._fits = {
+            name: _Fit(
+                source.shapes[name],
+                name in categories or kinds.get(name) == "text",
+                None if known is None or name not in kinds else known.texts(name),
+            )
+            for name in names
+        }
+        self.notes: list[str] = []  # what the user should know of the columns
+
+    def see(self, piece: Piece) -> None:
+        for name, fit in self._fits.items():
+            fit.see(piece.columns[name], Where(self._source.path, piece, name))
+
+    def encoder(self) -> Encoder:
+        """The encoder for these columns; or the known one, extended by what is new in them."""
+        if self._encoder is None:
+            for name, fit in self._fits.items():
+                if not fit.values:
+                    bad(self._source.path, f"column {name!r}", "all its values are missing; --drop leaves it out")
+            return Encoder([self._new(name) for name in self.names])
+        parts, known = list(self._encoder.columns), self._encoder
+        for name in known.names:
+            if name in self._fits:
+                parts = self._extended(parts, name, known.parts(name))
+        columns = [name for name in self.names if name not in known.names and self._fits[name].values]
+        for name in columns:
+            parts = self._with(parts, [self._new(name)], f"column {name!r} is new, but there is")
+        if added := [name for name in columns if any(part.name == name for part in parts)]:
+            self.notes.append(f"new column{'' if len(added) == 1 else 's'}: {listed(added)}")
+        return Encoder(parts)
+
+    def _with(self, parts: list[Part], more: list[Part], what: str) -> list[Part]:
+        """These parts with more of them, if there is room."""
+        if sum(part.inputs for part in (*parts, *more)) > MOST_INPUTS:
+            self.notes.append(
+                f"{what} no room left: the network has {MOST_INPUTS:,} inputs at most; it counts as missing"
+            )
+            return parts
+        return [*parts, *more]
+
+    def _new(self, name: str) -> Part:
+        fit = self._fits[name]
+        if told := fit.warning():
+            self.notes.append(f"column {name!r} {told}: --drop {name} leaves it out")
+        return fit.column(name, self._source.path)
+
+    def _extended(self, parts: list[Part], name: str, own: list[Part]) -> list[Part]:
+        """These parts with what is new in a column that has the parts `own`."""
+        fit, first = self._fits[name], own[0]
+        if isinstance(first, Category):
+            if fit.texts:
+                texts = tuple(sorted(fit.texts))
+                before = len(parts)
+                parts = self._with(parts, [Category(name, texts)], f"column {name!r} has new categories, but there is")
+                if len(parts) > before:
+                    self.notes.append(f"new categories of {name}: {listed(list(texts))}")
+            if fit.full:
+                self.notes.append(
+                    f"column {name!r} has {MOST_CATEGORIES:,} categories, the maximum; others count as missing"
+                )
+            return parts
+        flagged = (isinstance(first, (Number, Time)) and first.missing) or any(isinstance(p, Missing) for p in own)
+        if fit.missing and not flagged and fit.values:
+            parts = self._with(parts, [Missing(name)], f"column {name!r} has missing values now, but there is")
+        if isinstance(first, Number) and first.seen is not None and fit.values:
+            parts = self._rescaled(parts, first, [part for part in own if isinstance(part, Beyond)])
+        return parts
+
+    def _rescaled(self, parts: list[Part], first: Number, beyond: list[Beyond]) -> list[Part]:
+        """These parts with the range of a numeric column widened. If the file is far outside it, its values get an
+        input of their own, with their own scale, that begins where the known values end.
+        """
+        fit, (low, high) = self._fits[first.name], first.seen or (0.0, 0.0)
+        (mean,), (std,) = fit.moments()
+        wider = replace(first, seen=(min(low, fit.low), max(high, fit.high)))
+        for side, edge in ((1.0, high), (-1.0, low)):
+            last = next((part for part in reversed(beyond) if part.std * side > 0), None)
+            centre, scale = (first.mean[0], first.std[0]) if last is None else (last.start + EDGE * last.std, last.std)
+            if side * (mean - centre) <= FAR * abs(scale):
+                continue
+            own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
+            start = side * max(side * edge, side * mean - EDGE * own)
+            before = len(parts)
+            parts = self._with(
+                parts, [Beyond(first.name, start, side * own)], f"column {first.name!r} moved far, but there is"
+            )
+            if len(parts) == before:
+                continue
+            if last is None:
+                limits = (wider.limits[0], edge) if side > 0 else (edge, wider.limits[1])
+                wider = replace(wider, limits=limits)
+            else:
+                parts = [replace(last, limit=edge) if part is last else part for part in parts]
+            self.notes.append(
+                f"column {first.name!r} moved far from what was learned before: it gets a new scale there"
+            )
+        return [wider if part is first else part for part in parts]
+
+
+class _Fit:
+    """Looks at one column. `known`: the texts that have an input already; None: the column is new."""
+
+    def __init__(self, shape: tuple[int, ...], category: bool, known: Collection[str] | None) -> None:
+        self._shape, self._category = shape, category
+        self._known: Collection[str] = known or ()
+        self._old = known is not None
+        self.texts: dict[str, None] = {}
+        self.values, self.missing, self.full = 0, False, False  # rows with a value; whether some have none
+        self.low, self.high = np.inf, -np.inf
+        self._count, self._mean, self._squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._dates: tuple[set[int], set[int]] | None = None  # for dates, some of their weekdays and times of the day
+        self._next: float | None = None  # what follows in a column that counts rows
+        self._counts = True  # whether it does so far
+
+    def see(self, values: Values, where: Where) -> None:
+        if self._category or values.dtype == object:
+            self._see_texts(values, where)
+            return
+        if values.dtype.kind == "M":
+            numbers = seconds_of(values, where)
+            self._see_dates(numbers[~np.isnan(numbers)])
+        else:
+            numbers = numbers_of(values, where)
+            if not self._shape:
+                self._see_range(numbers)
+        with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
+            self._update(numbers)
+
+    def _see_texts(self, values: Values, where: Where) -> None:
+        self._category = True
+        for row, text in enumerate(as_text(values, where)):
+            if text is None:
+                self.missing = True
+                continue
+            self.values += 1
+            if text in self._known or text in self.texts:
+                continue
+            if len(self._known) + len(self.texts) < MOST_CATEGORIES:
+                self.texts[text] = None
+            elif self._old:
+                self.full = True
+            else:
+                where.bad(row, f"more than {MOST_CATEGORIES:,} distinct categories are too many; --drop leaves it out")
+
+    def _see_dates(self, seconds: Floats) -> None:
+        self._dates = self._dates or (set(), set())
+        if len(seconds):
+            self.low, self.high = min(self.low, seconds.min()), max(self.high, seconds.max())
+            for found, of_cycle in zip(self._dates, (seconds // DAY % 7, seconds % DAY), strict=True):
+                found.update(np.unique(of_cycle)[:2].astype(int).tolist())
+
+    def _see_range(self, numbers: Floats) -> None:
+        there = numbers[~np.isnan(numbers)]
+        if len(there):
+            self.low, self.high = min(self.low, float(there.min())), max(self.high, float(there.max()))
+        if self._counts:
+            first = numbers[0] if self._next is None else self._next
+            self._counts = len(there) == len(numbers) and bool((numbers == first + np.arange(len(numbers))).all())
+            self._next = first + len(numbers)
+
+    def _update(self, numbers: Floats) -> None:
+        """Update the mean and the sum of squared deviations (Chan, Golub and LeVeque), without missing values."""
+        there = ~np.isnan(numbers)
+        self.missing |= not there.all()
+        self.values += int(there.reshape(len(there), -1).any(1).sum())
+        count = there.sum(0)
+        mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
+        total = self._count + count
+        apart = mean - self._mean
+        self._mean = self._mean + apart * count / np.maximum(total, 1)
+        self._squares = self._squares + squares + apart**2 * self._count * count / np.maximum(total, 1)
+        self._count = total
+
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The means and standard deviations; 1 for a constant."""
+        count, mean, squares = (np.atleast_1d(a).reshape(-1) for a in (self._count, self._mean, self._squares))
+        if len(self._shape) > 1:  # one scale for all values
+            middle = np.array([(count * mean).sum() / count.sum()])
+            squares = np.array([(squares + count * (mean - middle) ** 2).sum()])
+            count, mean = np.array([count.sum()]), middle
+        std = np.sqrt(squares / np.maximum(count, 1))
+        std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1e-300), std, np.where(np.isfinite(std), 1.0, std))
+        return tuple(mean.tolist()), tuple(std.tolist())
+
+    def warning(self) -> str | None:
+        """What is strange about the column, such as an id's; None: nothing."""
+        if self._category and len(self.texts) >= HARDLY and 2 * len(self.texts) > self.values:
+            return f"has {len(self.texts):,} different texts in {self.values:,} rows, which hardly repeat"
+        if not self._category and self._dates is None and not self._shape and self._counts and self.values >= HARDLY:
+            return "only counts the rows"
+        return None
+
+    def column(self, name: str, path: Path) -> Part:
+        if self._category:
+            return Category(name, tuple(sorted(self.texts)))
+        mean, std = self.moments()
+        if not np.isfinite([*mean, *std]).all():
+            bad(path, f"column {name!r}", "it holds infinity, or numbers too large to scale")
+        if self._dates is not None:
+            varies = (self.high - self.low > A_SEASON, *(len(found) > 1 for found in self._dates))
+            cycles = tuple(cycle for cycle, does in zip(CYCLES, varies, strict=True) if does)
+            return Time(name, mean[0], max(std[0], YEAR), cycles, self.missing)
+        seen = None if self._shape else (self.low, self.high)
+        return Number(name, self._shape, mean, std, self.missing and not self._shape, seen)

@@ -1,0 +1,248 @@
+"""Files whose cells are text: what each column holds is decided on all its values, before the first one is used.
+
+A column holds numbers if all its values are numbers or missing, dates if all are dates or missing, and otherwise text.
+If most are numbers and some are words, the first word is an error. Each file is surveyed by itself, so a later one may
+use another decimal sign, another form of dates and other marks for missing values. What a model's columns are stays:
+`expect` says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Values, as_number, bad, listed
+from evcl.tables.texts import (
+    ABSENT,
+    COMMA,
+    DATE,
+    DAY_FIRST,
+    IS_ABSENT,
+    IS_MARK,
+    IS_WORD,
+    MARKS,
+    MISSING,
+    MONTH_FIRST,
+    NUMBER,
+    POINT,
+    date_of,
+    grouped,
+    meanings,
+    number_of,
+)
+
+SEPARATORS = {"\t": "tabs", " ": "spaces"}  # those that need a name
+SHOWN = 1000  # at most this many different texts of a column are remembered, as examples
+_POINT_ALONE = re.compile(r"\.(?!\d{3}(?:\D|$))")  # a point that groups no thousands
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the texts of one column are read."""
+
+    kind: Kind
+    decimal: str = "."
+    day_first: bool = False
+    missing: frozenset[str] = ABSENT  # texts that mean a missing value in this column
+    never: tuple[float, ...] = ()  # numbers that do, however they are written
+
+    def values(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Values:
+        if self.kind == "text":
+            found = np.empty(len(cells), dtype=object)
+            found[:] = [None if cell in self.missing else cell for cell in cells]
+            return found
+        if self.kind == "number":
+            plain = plain_numbers(cells, self.missing) if self.decimal == "." else None
+            found = self._numbers(cells, path, piece, column) if plain is None else plain
+            if self.never:
+                found[np.isin(found, self.never)] = np.nan
+            return found
+        dates = [None if c in self.missing else date_of(c, self.day_first) for c in cells]
+        for row, (cell, date) in enumerate(zip(cells, dates, strict=True)):
+            if date is None and cell not in self.missing:
+                self._wrong(cell, "a date", "dates", path, piece.place(row), column)
+        return np.array(["NaT" if date is None else date for date in dates], dtype="datetime64[s]")
+
+    def _numbers(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Floats:
+        found = np.empty(len(cells))
+        for row, text in enumerate(cells):
+            number = np.nan if text in self.missing else number_of(text, self.decimal)
+            if number is None:
+                self._wrong(text, "a number", "numeric", path, piece.place(row), column)
+            if WHOLE <= abs(number) < np.inf and text.lstrip("+-").isdecimal() and int(text) != number:
+                bad(path, f"{piece.place(row)}, column {column!r}", f"{text} {INEXACT}")
+            found[row] = number
+        return found
+
+    @staticmethod
+    def _wrong(text: str, what: str, kind: str, path: Path, place: str, column: str) -> NoReturn:
+        fix = f"correct it, or use --missing {text!r}, or --category {column} when the model is created"
+        bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but the column is {kind}: {fix}")
+
+
+def plain_numbers(cells: Sequence[str], missing: Collection[str]) -> Floats | None:
+    """Convert texts to numbers, all at once. None if a text is not a number, or must be checked on its own."""
+    texts = ["nan" if cell in missing else cell for cell in cells]
+    try:
+        found = np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        return None
+    odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
+    return None if odd else found
+
+
+class _Column:
+    """What the values of one column were so far."""
+
+    def __init__(self, missing: Collection[str]) -> None:
+        self._given = frozenset(missing)
+        self._known = ABSENT | MARKS | self._given  # texts that may mean a missing value, as far as they have come
+        self.counts: Counter[int] = Counter()  # number of values, by what they can mean
+        self.tokens: dict[str, None] = {}  # those of `_known` that are in the column
+        self.shown: dict[str, None] = {}  # some of the other texts
+
+    def see(self, cells: Sequence[str]) -> None:
+        numbers = plain_numbers(cells, self._known)
+        if numbers is not None and not (absent := np.isnan(numbers)).all():
+            joined, empty = "\n".join(cells), int(absent.sum())
+            self.counts[POINT if _POINT_ALONE.search(joined) else NUMBER] += len(cells) - empty
+            if empty:
+                self.counts[IS_ABSENT] += empty
+                self.tokens.update(dict.fromkeys(sorted(self._known.intersection(cells))))
+            if "." in joined and len(self.shown) < SHOWN:
+                self.shown.update(dict.fromkeys(cell for cell in cells[:SHOWN] if "." in cell))
+            return
+        for text, count in Counter(cells).items():
+            means = IS_ABSENT if text in self._given else meanings(text)
+            self.counts[means] += count
+            if means & MISSING:
+                self.tokens[text] = None
+                self._known |= {text}
+            elif len(self.shown) < SHOWN:
+                self.shown[text] = None
+
+    def total(self, bits: int) -> int:
+        return sum(count for means, count in self.counts.items() if means & bits)
+
+    @property
+    def values(self) -> int:
+        """The number of values that are not missing, if words such as None mean a missing value."""
+        return sum(count for means, count in self.counts.items() if not means & MISSING)
+
+    def kind(self, decimal: str | None) -> Kind:
+        """What the column holds; `decimal` is the decimal sign, if the user says it."""
+        numbers = max(self.total(bit) for bit, sign in ((POINT, "."), (COMMA, ",")) if decimal in (None, sign))
+        dates = max(self.total(DAY_FIRST), self.total(MONTH_FIRST))
+        if not self.values:
+            return "text" if self.total(IS_WORD) else "number"
+        if 2 * max(numbers, dates) <= self.values:
+            return "text"
+        return "number" if numbers >= dates else "date"
+
+    def missing(self, kind: Kind) -> frozenset[str]:
+        found = {text for text in self.tokens if text in self._given or meanings(text) & (IS_ABSENT | IS_MARK)}
+        if kind != "text":
+            found |= {text for text in self.tokens if meanings(text) & IS_WORD}
+        elif "+" in self.shown:
+            found -= {"-"} - self._given  # a result, positive or negative
+        return frozenset(found | self._given | {""})
+
+
+class TextSource:
+    """A source whose cells are text. A subclass has `shapes`, and `cells`, which yields pieces of stripped texts."""
+
+    untyped, images = True, False
+    separator = ","
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self.path, self.dialect = path, dialect
+        self._expected: dict[str, Kind] = {}
+        self._readings: dict[str, Reading] = {}
+        self._columns: dict[str, _Column] = {}
+
+    def cells(self, names: Collection[str]) -> Iterator[Piece]:
+        raise NotImplementedError
+
+    def expect(self, kinds: Mapping[str, Kind]) -> None:
+        """Read these columns as numbers, dates or text, whatever they look like."""
+        self._expected.update(kinds)
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        if any(name not in self._readings for name in names):
+            self._survey(names)
+        readings = {name: self._readings[name] for name in names if name in self._readings}
+        for piece in self.cells(names):
+            found = {n: readings[n].values(c, self.path, piece, n) for n, c in piece.cells.items()}
+            yield Piece(found, piece.place, piece.rows, piece.cells)
+
+    def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
+        reading, cells = self._readings[name], piece.cells[name]
+        plain = reading.kind != "number" or (
+            reading.decimal == "." and plain_numbers(cells, reading.missing) is not None
+        )
+        return [None if cell in reading.missing else cell for cell in cells] if plain else piece.columns[name]
+
+    def _survey(self, names: Collection[str]) -> None:
+        self._columns |= {name: _Column(self.dialect.missing) for name in names}
+        for piece in self.cells(names):
+            for name, cells in piece.cells.items():
+                self._columns[name].see(cells)
+        kinds = {
+            name: self._expected.get(name, column.kind(self.dialect.decimal)) for name, column in self._columns.items()
+        }
+        decimal = self.dialect.decimal or self._usual_decimal(kinds)
+        never = tuple(n for n in map(as_number, self.dialect.missing) if n is not None)
+        for name, column in self._columns.items():
+            point, comma = column.total(POINT), column.total(COMMA)
+            own = self.dialect.decimal or (decimal if point == comma else "." if point > comma else ",")
+            day, month = column.total(DAY_FIRST), column.total(MONTH_FIRST)
+            first = day > month or (day == month and (decimal == "," or not any("/" in text for text in column.shown)))
+            self._readings[name] = Reading(kinds[name], own, first, column.missing(kinds[name]), never)
+
+    def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str:
+        """The decimal sign of most columns that tell; if none does, a comma goes with semicolons."""
+        points = commas = 0
+        for name, column in self._columns.items():
+            if kinds[name] == "number":
+                points += column.total(POINT) > column.total(COMMA)
+                commas += column.total(COMMA) > column.total(POINT)
+        if points == commas:
+            return "," if self.separator == ";" and not points else "."
+        return "," if commas > points else "."
+
+    @property
+    def told(self) -> str | None:
+        """One line that says how the file was read; None if there is nothing to say."""
+        parts = [f"with {SEPARATORS.get(self.separator, self.separator)}"] if self.separator != "," else []
+        of = {kind: [n for n, r in self._readings.items() if r.kind == kind] for kind in ("number", "date", "text")}
+        commas = [name for name in of["number"] if self._readings[name].decimal == "," and self._has_mark(name, ",")]
+        groups = [n for n in of["number"] if any(grouped(t, self._readings[n].decimal) for t in self._columns[n].shown)]
+        if commas:
+            parts.append(f"decimal commas: {listed(commas)}")
+        if groups:
+            parts.append(f"grouped thousands: {listed(groups)}")
+        if of["date"]:
+            parts.append(f"dates: {listed([name + self._order(name) for name in of['date']])}")
+        tokens = {t: None for n, r in self._readings.items() for t in self._columns[n].tokens if t and t in r.missing}
+        if tokens:
+            parts.append(f"missing: {listed(list(tokens))}")
+        words = [n for n in of["text"] if n not in self._expected and self._columns[n].total(IS_WORD)]
+        if words:
+            found = next(t for n in words for t in self._columns[n].tokens if meanings(t) & IS_WORD)
+            parts.append(f"{found} is a category of {listed(words)} (--missing {found} if it means missing)")
+        return f"read {'; '.join(parts)}" if parts else None
+
+    def _has_mark(self, name: str, mark: str) -> bool:
+        return any(mark in text for text in self._columns[name].shown)
+
+    def _order(self, name: str) -> str:
+        """How a date was read that could mean two: 03/04/2024."""
+        column = self._columns[name]
+        unsure = any(date_of(t, True) != date_of(t, False) for t in column.shown if meanings(t) & DATE)
+        return "" if not unsure else " (day first)" if self._readings[name].day_first else " (month first)"
