@@ -27,7 +27,8 @@ from evcl.tables.encoding import (
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
 
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
-FAR = 10.0  # a file whose mean is this many standard deviations from the known ones gets a scale of its own
+FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,
+ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much
 EDGE = 3.0  # which begins this many standard deviations below the file's mean
 A_SEASON = 45 * DAY  # dates within less time than this do not show a year's cycle
 LEAST_SCALE = 1e-3  # of the standard deviation before
@@ -120,7 +121,8 @@ class EncoderFitting:
         for side, edge in ((1.0, high), (-1.0, low)):
             last = next((part for part in reversed(beyond) if part.std * side > 0), None)
             centre, scale = (first.mean[0], first.std[0]) if last is None else (last.start + EDGE * last.std, last.std)
-            if side * (mean - centre) <= FAR * abs(scale):
+            outside = side * (mean - edge) > std or std <= ALIKE * abs(scale)
+            if side * (mean - centre) <= FAR * abs(scale) or not outside:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
             start = side * max(side * edge, side * mean - EDGE * own)
