@@ -2,7 +2,9 @@
 
 Plain PyTorch trains in the same precision (by autocast, with images in channels-last order) on data that are on the
 device, with no other work. An epoch is timed as the difference between tasks of 3 epochs and of 1, so that captures and
-the end of a task do not count; `task end` is what a task costs beyond its epochs, in plain epochs.
+the end of a task do not count; `task end` is what a task costs beyond its epochs, in plain epochs. `--peers` adds
+bayesian-torch: its `dnn_to_bnn` replaces the convolutions and linear layers of the same network, which trains in the
+same loop as plain PyTorch, with its KL added to the loss.
 
     python perf/networks.py --device cuda --precision bf16    (or tf32, fp32)
 """
@@ -42,6 +44,8 @@ class ViT(nn.Module):
         return found
 
 
+KL = Callable[[nn.Module], Tensor]
+PEERS = {"bayesian-torch": "Reparameterization", "bayesian-torch, flipout": "Flipout"}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {"resnet-18": (resnet18, 512), "vit": (ViT, 192)}
 
 
@@ -65,10 +69,10 @@ class Clock:
         self.gigabytes = torch.cuda.max_memory_allocated() / 1e9 if self.device == "cuda" else float("nan")
 
 
-def plain(network: nn.Module, features: int, x: Tensor, y: Tensor, precision: str) -> tuple[float, float]:
-    """Seconds per epoch, and memory, of an ordinary training loop."""
+def plain(model: nn.Module, x: Tensor, y: Tensor, precision: str, kl: KL | None = None) -> tuple[float, float]:
+    """Seconds per epoch, and memory, of an ordinary training loop; `kl` is a term of the loss that the model has."""
     device = x.device.type
-    model = nn.Sequential(network, nn.Linear(features, 10)).to(device)
+    model = model.to(device)
     if device == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
@@ -82,6 +86,7 @@ def plain(network: nn.Module, features: int, x: Tensor, y: Tensor, precision: st
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext():
                 loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+                loss = loss if kl is None else loss + kl(model) / len(x)
             loss.backward()
             optimizer.step()
 
@@ -90,6 +95,15 @@ def plain(network: nn.Module, features: int, x: Tensor, y: Tensor, precision: st
         for _ in range(EPOCHS):
             epoch()
     return clock.seconds / EPOCHS, clock.gigabytes
+
+
+def bayesian_torch(model: nn.Module, kind: str) -> tuple[nn.Module, KL]:
+    """The model with bayesian-torch's layers in it, as its documentation describes, and its KL."""
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    options = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
+    dnn_to_bnn(model, {**options, "type": kind, "moped_enable": False, "moped_delta": 0.5})
+    return model, get_kl_loss
 
 
 def learner(method: str, network: nn.Module, x: Tensor, y: Tensor, precision: str) -> tuple[float, float, float]:
@@ -108,6 +122,11 @@ def learner(method: str, network: nn.Module, x: Tensor, y: Tensor, precision: st
     return each, max(clock.gigabytes for clock in found), found[0].seconds - each
 
 
+def whole(network: nn.Module, features: int) -> nn.Module:
+    """The network with a linear layer for 10 classes on it."""
+    return nn.Sequential(network, nn.Linear(features, 10))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -115,6 +134,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--methods", nargs="+", default=["naive", "ewc", "evcl"])
     parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--peers", action="store_true", help="also bayesian-torch, if it is installed")
     args = parser.parse_args()
     source = torch.Generator().manual_seed(0)
     x = torch.randn(args.rows, 3, 32, 32, generator=source).to(args.device)
@@ -123,8 +143,13 @@ def main() -> None:
     print("|---|---|---:|---:|---:|---:|---:|")
     for name in args.networks:
         make, features = NETWORKS[name]
-        base, memory = plain(make(), features, x, y, args.precision)
+        base, memory = plain(whole(make(), features), x, y, args.precision)
         print(f"| {name} | plain PyTorch | {base:.2f} | 1.00 | {memory:.2f} | 1.00 | - |", flush=True)
+        for peer, kind in PEERS.items() if args.peers else ():
+            model, kl = bayesian_torch(whole(make(), features), kind)
+            each, size = plain(model, x, y, args.precision, kl)
+            row = f"{each:.2f} | {each / base:.2f} | {size:.2f} | {size / memory:.2f} | -"
+            print(f"| {name} | {peer} | {row} |", flush=True)
         for method in args.methods:
             each, size, end = learner(method, make(), x, y, args.precision)
             row = f"{each:.2f} | {each / base:.2f} | {size:.2f} | {size / memory:.2f} | {end / base:.1f}"

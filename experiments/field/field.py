@@ -16,7 +16,7 @@ FIELD: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text("utf-8"))
 BENCHMARKS: list[str] = list(FIELD["benchmarks"])
 SCENARIOS: list[str] = list(FIELD["scenarios"])  # benchmarks by another name, with a scenario and a memory
 OF_A_CONFIG = ("scenario", "network")  # these are settings of a run, not of a method
-OF_A_TEST = ("network", "memory")  # what differs from the benchmark of `settings_of`
+OF_A_TEST = ("scenario", "network", "memory")  # what differs from the benchmark of `settings_of`
 RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
 
 

@@ -114,7 +114,10 @@ def title(benchmark: str) -> str:
     """A scenario as the head of a column: split-mnist class, 200 kept."""
     own = about(benchmark)
     words = " ".join(
-        filter(None, [own["stream"].replace("permuted-mnist:10", "permuted-mnist-10"), own.get("scenario")])
+        filter(
+            None,
+            [own["stream"].replace("permuted-mnist:10", "permuted-mnist-10"), own.get("network"), own.get("scenario")],
+        )
     )
     return f"{words}, {own['memory']:,} kept" if "memory" in own else words
 

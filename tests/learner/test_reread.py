@@ -212,9 +212,9 @@ def test_accumulate_is_saved_and_checked(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("method", ["naive", "evcl"])
 def test_on_a_gpu(method):
-    """Reread steps run eagerly there, those in parts as a CUDA graph; accuracy is that of a CPU."""
+    """Reread steps run eagerly there, those in parts as a CUDA graph. Only EVCL remembers the first task."""
     for options, data, more in (({}, loader(shuffle=True), {"reread": 100}), ({"accumulate": 3}, (X, Y), {})):
         learner = made(method, device="cuda", epochs=20, **options)
         for _ in range(2):
             learner.learn(data, **more)
-        assert learner.measure((X, Y), task=0).accuracy > 0.75
+        assert learner.measure((X, Y), task=0 if method == "evcl" else 1).accuracy > 0.75

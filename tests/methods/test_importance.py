@@ -7,9 +7,11 @@ import torch
 from small_runs import TASKS, run_of
 
 import evcl
+from evcl._core.randomness import generator
 from evcl._core.settings import ELASTIC
 from evcl.methods import TaskData
-from evcl.methods.importance import IMPORTANCE
+from evcl.methods.importance import IMPORTANCE, _drawn
+from evcl.nn import Gaussian, Layout
 
 METHODS, OTHERS = ["ewc", "evcl", "ewc-offline"], ["si", "mas"]
 
@@ -124,3 +126,15 @@ def test_coresets_and_tasks_learned_jointly(importance):
 def test_an_unknown_measure_is_refused():
     with pytest.raises(evcl.EvclError, match="importance must be one of fisher, si, mas"):
         evcl.Learner(evcl.nn.mlp(3, [3]), "evcl", importance="no")
+
+
+def test_posterior_draws_do_not_depend_on_padding():
+    """On a GPU, the buffers of a fit are padded; the weights that are drawn must be those of a CPU."""
+    plain = Layout({"weight": (2, 3), "bias": (2,)})
+    padded = plain.part(["weight", "bias"], {"weight": (2, 4)}, align=16)
+    q = Gaussian(torch.arange(8.0).unsqueeze(0), torch.zeros(1, 8))
+    wide = q.map(lambda flat: plain.gather(flat, padded))
+    ours, theirs = (_drawn(*given, 2, [generator(0, "draw")]) for given in ((q, plain), (wide, padded)))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(padded.gather(b, plain), a)
+        assert not torch.equal(a, q.mean)

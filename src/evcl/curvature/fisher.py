@@ -80,7 +80,7 @@ class Sample:
             return forward_pass(network, some.unsqueeze(0), [], lambda _: [], self.from_below)
 
         size = network.size(x, run, f"fisher {self.from_below}")
-        return CHUNK_ROWS[1] if size is None else max(1, size.backward_rows(x.is_cuda) // len(x))
+        return CHUNK_ROWS[1] if size is None else max(1, size.backward_rows(x.is_cuda, len(x)) // len(x))
 
     def passes(self, targets: Targets) -> Iterator[Pass]:
         """The forward passes of this process's share of the examples."""

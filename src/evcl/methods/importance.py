@@ -31,7 +31,7 @@ from evcl.methods.data import TaskData
 from evcl.methods.method import Fitted, Round, Tracker
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Gradients
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, Layout
 
 T = TypeVar("T")
 XI = 4.0  # xi over the mean of Delta^2: on permuted digits, values from 1 to 16 differed by 2 points
@@ -93,17 +93,18 @@ def estimates(
     sample = _sampled(fitted, task, s.fisher_examples, generators, round_)
     options = (s.fisher, generators, s.fisher_temperature, s.fisher_spread, round_.likelihood)
     drawn = s.fisher_draws and fitted.own.log_std is not None
-    points = _drawn(fitted.own, s.fisher_draws, generators) if drawn else [fitted.own.mean]
+    points = _drawn(fitted.own, fitted.layout, s.fisher_draws, generators) if drawn else [fitted.own.mean]
     return [measure(replace(sample, mean=point), *options) for point in points]
 
 
-def _drawn(q: Gaussian, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
-    mean, log_std = q.mean, q.log_std
+def _drawn(q: Gaussian, layout: Layout, draws: int, generators: list[torch.Generator]) -> list[Tensor]:
+    """Posterior draws [R, P]. No number is drawn for padding, so that every device draws the same weights."""
+    mean, log_std, plain = q.mean, q.log_std, Layout(layout.shapes)
     assert log_std is not None
     points = []
     for _ in range(draws):
-        rows = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in generators]
-        points.append(mean + log_std.exp() * torch.stack(rows).to(mean.device))
+        noise = torch.stack([torch.randn(plain.size, generator=g, dtype=mean.dtype) for g in generators])
+        points.append(mean + log_std.exp() * plain.gather(noise.to(mean.device), layout))
     return points
 
 

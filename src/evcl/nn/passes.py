@@ -40,7 +40,7 @@ def outputs(
         plain = x.dim() == 3 and (network.fixed == WHOLE if from_below else network.dense)
         chunk = 500_000 if plain and x.is_cuda else MOST_ROWS
         size = None if plain else network.size(x, partial(network, from_below=from_below), f"forward {from_below}")
-        chunk = chunk if size is None else size.forward_rows(x.is_cuda)
+        chunk = chunk if size is None else size.forward_rows(x.is_cuda, r)
     network.bind(weights, None, layout)
     network.weights.noise = None
     pieces = []

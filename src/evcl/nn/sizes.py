@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 PASS_NUMBERS = 2**22  # in the largest activation of a forward pass: 16 MB in float32, about what a cache holds
 KEPT_NUMBERS = 2**27  # in all activations of a pass that keeps them for a backward pass: 512 MB in float32
-ON_GPU = 8, 2  # times as many on a GPU, in a forward pass and in one that keeps them: small passes cost more time there
+# On a GPU this many times as many, in a forward pass and in one that keeps them, and for each replica as many: small
+# passes cost more time there, and training holds the activations of all replicas too.
+ON_GPU = 8, 2
 MOST_ROWS = 4096  # in a forward pass, however small they are
 
 
@@ -26,13 +28,14 @@ class Size(NamedTuple):
     largest: int
     total: int
 
-    def forward_rows(self, on_gpu: bool) -> int:
-        """How many examples may go through a forward pass at once."""
-        return min(MOST_ROWS, max(1, (ON_GPU[0] if on_gpu else 1) * PASS_NUMBERS // max(1, self.largest)))
+    def forward_rows(self, on_gpu: bool, replicas: int = 1) -> int:
+        """How many examples may go through a forward pass at once, counted over all replicas."""
+        more = ON_GPU[0] * replicas if on_gpu else 1
+        return min(MOST_ROWS * (replicas if on_gpu else 1), max(1, more * PASS_NUMBERS // max(1, self.largest)))
 
-    def backward_rows(self, on_gpu: bool) -> int:
-        """How many examples may go through a pass at once whose activations are kept."""
-        return max(1, (ON_GPU[1] if on_gpu else 1) * KEPT_NUMBERS // max(1, self.total))
+    def backward_rows(self, on_gpu: bool, replicas: int = 1) -> int:
+        """How many examples may go through a pass at once whose activations are kept, counted over all replicas."""
+        return max(1, (ON_GPU[1] * replicas if on_gpu else 1) * KEPT_NUMBERS // max(1, self.total))
 
 
 class _Counted(TorchDispatchMode):
