@@ -94,7 +94,7 @@ class Sample:
         network.bind(self.mean, None, self.layout)
         network.weights.noise = None
         y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if self.y is None else self.y
-        counts = torch.ones_like(y, dtype=x.dtype) if self.weights is None else self.weights
+        counts = x.new_ones(x.shape[:2]) if self.weights is None else self.weights
         for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):
             if ranks is not None and turn % ranks.size != ranks.rank:
                 if targets.skip is not None:
@@ -163,7 +163,7 @@ def likelihood_targets(
 
     def skip(y: Tensor) -> None:
         classes = sum(sample.layout.shapes[head_names(k)["bias"]][0] for k in sample.heads)
-        likelihood.skip_labels(sample.mean.new_empty(*y.shape, classes), generators)
+        likelihood.skip_labels(sample.mean.new_empty(*y.shape[:2], classes), generators)
 
     return Targets(targets, skip if kind == "sampled" else None)
 

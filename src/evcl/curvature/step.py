@@ -17,6 +17,7 @@ from evcl._core.randomness import Noise
 from evcl.curvature.fisher import Call, add, gradient_of, output_gradients, record, uses_of
 from evcl.curvature.kfac import FactorSums, Kronecker
 from evcl.likelihoods.categorical import foreign
+from evcl.likelihoods.likelihood import own_columns
 from evcl.nn import BayesianNetwork, Layout
 
 
@@ -80,10 +81,13 @@ class StepCurvature:
         outputs = network.apply_heads(batch.through(network), pool.heads)
         columns = None if pool.columns is None else pool.columns[rows.flatten()]
         nll = pool.likelihood.nll(outputs, batch.y.flatten(0, 1), columns).view(rows.shape)
+        pool.follow(network, outputs, batch.y, columns, weights)
         counts = torch.ones_like(nll) if weights is None else weights
         if self.kind == "empirical":
             return counts * nll, [(counts.sqrt() * nll).sum()]
-        if columns is not None:  # not infinite: p log p is 0
+        if columns is not None and batch.y.is_floating_point():
+            outputs = own_columns(outputs, columns)
+        elif columns is not None:  # not infinite: p log p is 0
             outputs = outputs.masked_fill(foreign(columns, outputs.shape[1]), -1e30)
         shaped = outputs.unflatten(0, rows.shape)
         return counts * nll, pool.likelihood.fisher_targets(shaped, batch.y, counts, self.kind, None, 1.0)

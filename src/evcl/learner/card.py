@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
@@ -36,11 +37,13 @@ def now() -> str:
 def record(task: Given, epochs: int) -> Record:
     """The record of a task that has just been learned. It says nothing of this machine."""
     rows = task.rows()
+    if isinstance(task.y, Tensor):  # targets that are not classes
+        rows = {0: task.y.shape[0] * task.y.shape[1]}
     return {
         "task": task.name,
         "learned": now(),
         "examples": sum(rows.values()) // max(1, len(task.y) if task.counts is None else 1),
-        "classes": len(rows),
+        "classes": 0 if isinstance(task.y, Tensor) else len(rows),
         "epochs": epochs,
     }
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.learner import card
 from evcl.learner.saved import FORMAT
+from evcl.learner.scales import scale_described
+from evcl.likelihoods import CATEGORICAL
 from evcl.nn import MLP, Prior, head_names
 from evcl.nn.lora import adapter_tensors, base_hash
 
@@ -76,6 +78,9 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         description |= {"records": learner._records, "versions": card.versions()}
     if learner._shape is not None:
         description["shape"] = list(learner._shape)
+    if run.likelihood is not CATEGORICAL:
+        told = {name: scale_described(scale) for name, scale in session.scales.items()}
+        description |= {"likelihood": run.likelihood.name, "scales": told}
     if learner._accumulate != 1:
         description["accumulate"] = learner._accumulate
     description |= _groups(learner)

@@ -16,10 +16,10 @@ from evcl.benchmarks.benchmark import stratified
 from evcl.training import TaskData
 
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)
-HeldOut = float | tuple[Tensor, list[Label]]  # the fraction to hold out, or validation examples of their own
+HeldOut = float | tuple[Tensor, Any]  # the fraction to hold out, or validation examples of their own
 
 
-def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor, list[Label]]]) -> HeldOut:
+def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor, Any]]) -> HeldOut:
     """The validation part that these options of `learn` request; `read` reads examples. Raises if one is invalid."""
     if patience is not None:
         PATIENCE.check("patience", patience)
@@ -35,7 +35,7 @@ def requested(validation: Any, patience: Any, read: Callable[[Any], tuple[Tensor
         raise EvclError(f"validation: {error}") from None
 
 
-def among(held: tuple[Tensor, list[Label]], classes: Sequence[Label], head: Sequence[Label]) -> HeldOut:
+def among(held: tuple[Tensor, Any], classes: Sequence[Label], head: Sequence[Label]) -> HeldOut:
     """The validation examples of these classes, out of all that their head has. Other labels stay, to be refused."""
     others = set(head) - set(classes)
     rows = [i for i, label in enumerate(held[1]) if label not in others]
@@ -53,13 +53,19 @@ def hold_out(
         if x.shape[1:] != task.x.shape[2:]:
             shapes = tuple(x.shape[1:]), tuple(task.x.shape[2:])
             raise EvclError(f"validation: its inputs have shape {shapes[0]}, but the task's have {shapes[1]}")
+        if isinstance(y, Tensor):  # targets other than classes
+            return task, TaskData(x.unsqueeze(0), y.unsqueeze(0).to(x), task.head, task=task.task)
         try:
             places = positions(y, classes).to(x.device)
         except EvclError as error:
             raise EvclError(f"validation: {error}") from None
         return task, TaskData(x.unsqueeze(0), places.unsqueeze(0), task.head, task=task.task)
     count = max(1, round(held * task.y.shape[1]))
-    rows = stratified(task.y[0].cpu(), count, generator)
+    if task.y.is_floating_point():
+        order = torch.randperm(task.y.shape[1], generator=generator)
+        rows = order[count:].sort().values, order[:count].sort().values
+    else:
+        rows = stratified(task.y[0].cpu(), count, generator)
     kept, measured = (part.to(task.y.device) for part in rows)
     learned, held_out = (task.select(part.unsqueeze(0)) for part in (kept, measured))
     return learned, held_out

@@ -26,7 +26,8 @@ from evcl.learner.reading import Reader
 from evcl.learner.saved import write
 from evcl.learner.truncation import truncated
 from evcl.learner.widening import with_inputs
-from evcl.methods import Method, known_settings
+from evcl.likelihoods import get as get_likelihood
+from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
@@ -61,6 +62,9 @@ class Learner(Predictor):
     output of a Hugging Face model, or a dict, `pooler_output` is used by default; if there is none, the mean of
     `last_hidden_state` over the steps that the mask keeps; if there is none, `logits`. A Hugging Face model for
     classification is used without its last layer, whose place the heads take, unless `output` is given.
+    `likelihood` says what the targets are: "categorical", one of several classes; "gaussian", numbers, with a noise that
+    is learned (see `evcl.likelihoods.gaussian`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
+    Targets other than classes are [N], or [N, D] for D of them.
     `accumulate=k` computes the gradient of each step in k parts of batch_size / k examples: it needs less memory.
 
     The learner neither needs nor keeps data of earlier tasks. With `coreset="random"` or `"kcenter"` it keeps
@@ -86,6 +90,7 @@ class Learner(Predictor):
         skip: Names = None,
         prior: Literal["zero", "network"] | Prior = "zero",
         output: Output = None,
+        likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson"] = "categorical",
         accumulate: int = 1,
         adapters: LoRA | None = None,
         device: torch.device | str = "cpu",
@@ -108,6 +113,8 @@ class Learner(Predictor):
             raise EvclError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         if not isinstance(prior, Prior) and prior not in ("zero", "network"):
             raise EvclError(f"prior must be 'zero', 'network' or an evcl.nn.Prior, not {prior!r}")
+        found = get_likelihood(likelihood)
+        check_targets(self.method, self.settings, found)
         self._unsupported, self._only, self._skip, self._adapters = unsupported, only, skip, adapters
         self._accumulate = int(ACCUMULATE.check("accumulate", accumulate))
         call, arguments = Call(output), network
@@ -130,14 +137,16 @@ class Learner(Predictor):
             skip=skip,
             prior=prior,
             precision=precision,
+            likelihood=found,
             call=call,
             accumulate=self._accumulate,
         )
-        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "")
+        self._reader = Reader(arguments, call, dtype, self.method.name if copies else "", found.name)
         self._run.network.merges = adapters is not None and adapters.tasks == "merged"
         self._plain = self.method.changed(network, [self.settings])
         self._session = Session(self._run)
         self._busy = False
+        self._trial = False  # whether it is a copy that learns a part of a task
         self._records: list[Record] = []  # one per task
         self._shape: tuple[int, ...] | None = None  # of an example of the last task, as it is computed with
         self.history: dict[str, tuple[Epoch, ...]] = {}
@@ -168,7 +177,7 @@ class Learner(Predictor):
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be passed as two
+        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, or other targets [N] or [N, D], which may also be passed as two
         arguments, learn(x, y); a pandas or polars frame of numbers with a column `label`, or the one that `label=`
         names; a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
         benchmark's task, which has its own name and head. `task` is the task's name, which may also take the place of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import warnings
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from evcl import metrics
@@ -23,9 +25,11 @@ from evcl.benchmarks import Task
 from evcl.callbacks import Callback
 from evcl.learner import card, held_out, resumable
 from evcl.learner.held_out import HeldOut
+from evcl.learner.numbers import moments, new_errors
 from evcl.learner.predictor import INFER, normalised_entropy
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
+from evcl.likelihoods import CATEGORICAL, Bernoulli
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
 
@@ -35,7 +39,15 @@ if TYPE_CHECKING:
 DOUBTED = 1000  # at most this many rows of a task are predicted to measure its typical entropy
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
+FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
 MOST_HEADS = 10_000  # that a learner or a file may have
+
+
+def copied(learner: Learner) -> Learner:
+    """A copy that learns on its own, for trials."""
+    found = copy.deepcopy(learner)
+    found._trial = True
+    return found
 
 
 class Options(NamedTuple):
@@ -80,9 +92,13 @@ class Learning:
         know.
         """
         learner = self.learner
+        classes = learner._run.likelihood is CATEGORICAL
+        if not classes and (known or self.options.class_weight is not None or self.options.reread):
+            what = "classes" if known else "class_weight" if self.options.class_weight is not None else "reread"
+            raise EvclError(f"{what} is for targets that are classes, not for {learner._run.likelihood.name} targets")
         if isinstance(data, Task):
             task = data.name if task is None else task
-            known = known or [c if isinstance(c, str) else int(c) for c in data.classes]
+            known = known or ([c if isinstance(c, str) else int(c) for c in data.classes] if classes else [])
         name = str(len(learner.tasks)) if task is None else task
         if not isinstance(name, str) or not name or name in (NEW, INFER):
             raise EvclError(f"a task's name must be text other than {NEW!r} and {INFER!r}, not {name!r}")
@@ -100,7 +116,8 @@ class Learning:
             if self.options.sample_weight is not None:
                 check_order(data)
             x, y = learner._examples(data, "learn")
-        given = Given(name, head, known, x.unsqueeze(0), [y], counts, reread=counts is not None)
+        each = y.unsqueeze(0) if isinstance(y, Tensor) else [y]
+        given = Given(name, head, known, x.unsqueeze(0), each, counts, reread=counts is not None)
         return with_weights(given, self.options.sample_weight)
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
@@ -133,6 +150,7 @@ class Learning:
         held = held_out.requested(
             options.validation, options.patience, lambda data: learner._examples(data, "validation")
         )
+        errors = self._new_errors(given)
         before, learner._busy = (learner.history, learner._records, learner._shape), True
         validation: Validation | None = None
         measured: TaskData | None = None
@@ -145,14 +163,18 @@ class Learning:
 
         try:
             with session.round(given, ended) as tasks:
+                session.scales = {**session.scales, **{k: session.scales[k].tested_on(e) for k, e in errors.items()}}
                 if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
                     warnings.warn(told, ForgettingWarning, stacklevel=3)
                 tasks, held = self._of_one_length(tasks, held)
                 classes = session.group_of(given[0], tasks[0])
                 tasks = self._reread(tasks, classes)
-                if options.validation is not None and len(classes) > 1:  # a single class trains nothing
+                classified = run.likelihood is CATEGORICAL
+                if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
                     drawn = generator(learner.seed, "validation", run.rounds)
-                    if not isinstance(held, float):  # those of the classes that are learned together
+                    if not isinstance(held, float) and not classified:
+                        held = held[0], session.scales[given[0].head].standardised(held[1])
+                    elif not isinstance(held, float):  # those of the classes that are learned together
                         held = held_out.among(held, classes, session.heads[given[0].head])
                     tasks[0], measured = held_out.hold_out(tasks[0], held, classes, drawn)
                     validation = Validation(self._weighted(measured, given[0], classes), options.patience)
@@ -173,6 +195,41 @@ class Learning:
             learner._busy = False
         return names
 
+    def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
+        """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if its
+        head was used before, else those of parts of the task that copies of the learner learn without.
+        """
+        learner, found = self.learner, {}
+        if self.run.likelihood is CATEGORICAL or isinstance(self.run.likelihood, Bernoulli):
+            return {}
+        for task in given:
+            assert isinstance(task.y, Tensor)
+            known = self.session.heads.get(task.head)
+            if known is None and not learner._trial and len(given) == 1:
+                found |= self._trials(task)
+            elif known is not None and task.y.shape[2] == len(known):
+                found[task.head] = new_errors(learner, task.x[0], task.y[0], task.head)
+        return found
+
+    def _trials(self, task: Given) -> dict[str, Tensor]:
+        """The errors on parts of a first task, each predicted by a copy of the learner that learns the other rows."""
+        n, errors = task.x.shape[1], []
+        if not FEWEST <= n <= MOST_TRIED or self.options.validation is not None:
+            return {}
+        order = torch.randperm(n, generator=generator(self.learner.seed, "trial", self.run.rounds))
+        folds = order.chunk(FOLDS)
+        for fold in folds if n <= ALL_TRIED else folds[:1]:
+            rest = order[~torch.isin(order, fold)].sort().values
+            other = copied(self.learner)
+            weights = None if task.weights is None else task.weights[:, rest]
+            part = task._replace(x=task.x[:, rest.to(task.x.device)], y=task.y[:, rest], weights=weights)  # type: ignore[call-overload]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the task itself warns
+                Learning(other, Options(self.options.epochs, ())).learn([part])
+            rows = fold.to(task.x.device)
+            errors.append(new_errors(other, task.x[0, rows], task.y[0, fold], task.head))  # type: ignore[call-overload]
+        return {task.head: torch.cat(errors)}
+
     def _fit(
         self, tasks: list[TaskData], epochs: int, names: list[str], report: History, validation: Validation | None
     ) -> None:
@@ -191,7 +248,12 @@ class Learning:
         learner = self.learner
         learner._shape = tuple(given[-1].x.shape[2:])
         found = [card.record(task, epochs) for task in given]
-        if data is not None:
+        if data is not None and self.run.likelihood is not CATEGORICAL:
+            y = self.session.scales[given[0].head].restored(data.y[0].double())
+            measures = learner._number_measures(data.x[0], y, given[0].name)
+            found[0]["examples"] -= len(y) if part else 0
+            found[0]["validation"] = {"examples": len(y), **measures._asdict()}
+        elif data is not None:
             task, classes = given[0], self.session.group_of(given[0], data)
             y = positions([classes[i] for i in data.y[0].tolist()], self.session.heads[task.head]).numpy()
             p = learner._probabilities(data.x[0], task.name).cpu().double().numpy()
@@ -237,6 +299,17 @@ class Learning:
             given = {label: weight for label, weight in given.items() if label not in others}
         return weighted(data, given, classes)
 
+    def _doubt(self, predicted: Tensor, head: int) -> Tensor:
+        """[n]: how unsure these predictions are, from 0 to 1."""
+        if self.run.likelihood is CATEGORICAL:
+            return normalised_entropy(predicted)
+        if isinstance(self.run.likelihood, Bernoulli):
+            p = predicted.chunk(2, 1)[0]
+            return (torch.special.entr(p) + torch.special.entr(1 - p)).mean(1) / math.log(2)
+        name = next(name for name, groups in self.session.groups.items() if groups[0].number == head)
+        found = moments(self.learner, predicted, self.session.scales[name])
+        return (found.epistemic / found.variance.clamp_min(1e-300)).mean(1).to(predicted)
+
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""
         first = next((module for module in self.learner._plain.modules() if not list(module.children())), None)
@@ -268,6 +341,6 @@ class Learning:
             step = math.ceil(len(x) / DOUBTED)
             some = task.x if step == 1 else task.x[:, ::step]  # what is known of all rows of a frozen trunk is reused
             p = self.run.predict(some, task.head, task=task.task)[0]
-            one = density(x, normalised_entropy(p), room(columns, weights))
+            one = density(x, self._doubt(p, task.head), room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found

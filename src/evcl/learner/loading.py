@@ -20,6 +20,8 @@ from evcl.learner.describing import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, bas
 from evcl.learner.learner import Learner
 from evcl.learner.learning import MOST_HEADS
 from evcl.learner.saved import reading, upgraded
+from evcl.learner.scales import scales_in
+from evcl.likelihoods import CATEGORICAL
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA
@@ -89,6 +91,7 @@ def rebuilt(
     session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         session.density = Density.from_tensors(seen)
+    session.scales = scales_in(saved, heads) if run.likelihood is not CATEGORICAL else {}
     run.load_tensors(tensors, saved["memory"], saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():
@@ -118,6 +121,7 @@ def _learner(
         "only": saved.get("only"),
         "skip": saved.get("skip"),
         "prior": "network" if saved.get("prior") == "network" else "zero",  # one of the user's own is restored later
+        "likelihood": saved.get("likelihood", CATEGORICAL.name),
         "accumulate": saved.get("accumulate", 1),
         "adapters": _adapters(saved),
         "dtype": dtypes[saved["dtype"]],

@@ -25,6 +25,7 @@ class LearnerOptions(TypedDict, total=False):
     skip: Names
     prior: Literal["zero", "network"] | Prior
     output: Output
+    likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson"]
     accumulate: int
     adapters: LoRA | None
     device: torch.device | str

@@ -15,7 +15,9 @@ from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.learner.numbers import Moments, NumberMeasures, Numbers, label_measures, measured, moments
 from evcl.learner.reading import Reader, like
+from evcl.likelihoods import CATEGORICAL, Bernoulli, Poisson
 from evcl.training import Run, Session
 
 INFER = "infer"  # the value of `task` that infers the head for each example
@@ -36,6 +38,8 @@ class Predictions(NamedTuple):
             whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
             input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
             release, and for inputs that are tokens or have several shapes
+
+    With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
     """
 
     labels: Any
@@ -109,7 +113,7 @@ class Predictor:
         if self._busy:
             raise EvclError("a task is being learned: the learner can be used after it has ended, or in end_task")
 
-    def _examples(self, data: Any, verb: str) -> tuple[Tensor, list[Label]]:
+    def _examples(self, data: Any, verb: str) -> tuple[Tensor, Any]:
         if isinstance(data, (Task, Examples)):
             data = tuple(data.train if isinstance(data, Task) else data)
         x, y = self._reader.examples(data, verb, self._run.network.posterior.mean.device)
@@ -127,18 +131,27 @@ class Predictor:
         be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
         `predictions`).
         """
+        if isinstance(self._run.likelihood, Bernoulli):
+            return self.predictions(x, task).probabilities
+        if self._run.likelihood is not CATEGORICAL:
+            raise EvclError("numbers have no class probabilities: use predict, or predictions for their uncertainty")
         if task == INFER:
             return self.predictions(x, task).probabilities
         return _like(x, self._probabilities(self._inputs(x), task))
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
-        """The most probable label of each input, [N], in the form in which labels were given to `learn`."""
+        """The most probable label of each input, [N], in the form in which labels were given to `learn`.
+
+        Of targets other than classes, the expected numbers or counts, or labels 0 and 1; [N, D] if there are several.
+        """
+        if self._run.likelihood is not CATEGORICAL:
+            return self.predictions(x, task)[0]
         if task == INFER:
             return self.predictions(x, task).labels
         return self._labels(x, self._probabilities(self._inputs(x), task), self.classes(task))
 
-    def predictions(self, x: Any, task: str | int | None = None) -> Predictions:
-        """Labels and probabilities, how uncertain they are, and why.
+    def predictions(self, x: Any, task: str | int | None = None) -> Any:
+        """`Predictions`: labels and probabilities, how uncertain they are, and why. Of numbers and counts, `Numbers`.
 
         With task="infer", each example is predicted by one of the heads: the one with the largest likelihood of the
         example, if the method has a likelihood per class; otherwise the least uncertain one, with the smallest entropy
@@ -146,6 +159,8 @@ class Predictor:
         `classes("infer")`; classes that the example's head does not know have probability 0.
         """
         self._check_idle()
+        if self._run.likelihood is not CATEGORICAL:
+            return self._number_predictions(x, task)
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
         asked = self._asked(task)
@@ -178,7 +193,8 @@ class Predictor:
         return sum(task.y.shape[1] for task in self._run.kept_examples())
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task] | None = None) -> dict[str, float]:
-        """The accuracy on the test set of each of these tasks. All of them must have been learned.
+        """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
+        counts, the root of the mean squared error.
 
         Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
         It has trained on these rows, so the accuracy on new ones may be lower.
@@ -192,11 +208,13 @@ class Predictor:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
-        return {task.name: self.measure(task).accuracy for task in tasks}
+        return {task.name: self.measure(task)[0] for task in tasks}
 
     def evaluate_kept(self, least: int = 1) -> dict[str, float]:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
         right: dict[str, list[Tensor]] = {}
+        if self._run.likelihood is not CATEGORICAL:
+            return self._kept_numbers()
         places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
         for kept in self._run.kept_examples():
             name = self.tasks[kept.task]
@@ -207,8 +225,9 @@ class Predictor:
         every = {name: torch.cat(right[name]).double() for name in self.tasks if name in right}
         return {name: float(hits.mean()) for name, hits in every.items() if len(hits) >= least}
 
-    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Measures:
-        """Accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a task.
+    def measure(self, data: Any, task: str | int | None = None, *, label: str | None = None) -> Any:
+        """`Measures`: accuracy, NLL and expected calibration error on any data: a pair (x, y), a Dataset, batches, or a
+        task. Of numbers and counts, `NumberMeasures`.
 
         A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
         wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
@@ -218,6 +237,8 @@ class Predictor:
             data = data.test
         with self._reader.reading(label):
             x, y = self._examples(data, "measure")
+        if self._run.likelihood is not CATEGORICAL:
+            return self._number_measures(x, y, task)
         p = self._probabilities(x, task)
         classes = self.classes(task)
         columns = positions(y, classes, unknown=len(classes)).numpy()
@@ -236,6 +257,58 @@ class Predictor:
 
         (p,) = self._tried(x, predict)
         return p
+
+    # --- targets other than classes --------------------------------------------------------------------------------
+
+    def _predicted(self, x: Tensor, task: str | int | None) -> Tensor:
+        """[N, ...]: what the likelihood predicts, averaged over draws (see `Likelihood.predict`)."""
+        self._check_idle()
+        if task == INFER:
+            raise EvclError("the task can be inferred from class probabilities only: choose a task")
+        head, number = self._session.groups[self._head(task)][0].number, self._number(task)
+        (found,) = self._tried(x, lambda x: [self._run.predict(x, head, task=number)])
+        return found
+
+    def _moments(self, x: Tensor, task: str | int | None) -> Moments:
+        predicted = self._predicted(x, task)
+        return moments(self, predicted, self._session.scales[self._head(task)])
+
+    def _number_predictions(self, x: Any, task: str | int | None) -> Any:
+        checked = self._inputs(x)
+        first = {head: name for name, head in reversed(self._tasks.items())}
+        tasks = np.full(len(checked), first[self._head(None if task == INFER else task)])
+        parts: list[Tensor]
+        if isinstance(self._run.likelihood, Bernoulli):
+            p, within = self._predicted(checked, task).chunk(2, 1)
+            entropy = torch.special.entr(p) + torch.special.entr(1 - p)
+            parts, doubt = [(p > 0.5).long(), p, entropy, torch.minimum(within, entropy)], entropy.mean(1) / math.log(2)
+            parts.append(entropy - parts[-1])
+        else:
+            found = self._moments(checked, task)
+            parts = [found.mean, *(one.sqrt() for one in (found.variance, found.noise, found.epistemic))]
+            doubt = (found.epistemic / found.variance.clamp_min(1e-300)).mean(1)
+        shaped = [_like(x, one[:, 0] if one.shape[1] == 1 else one) for one in parts]
+        seen, unfamiliar = self._session.density, None
+        if seen is not None and len(seen.mean) == checked[0].numel():
+            unfamiliar = _like(x, seen.unfamiliar(checked, doubt.to(checked)))
+        if isinstance(self._run.likelihood, Bernoulli):
+            return Predictions(*shaped, tasks, unfamiliar)
+        return Numbers(*shaped, tasks, unfamiliar, isinstance(self._run.likelihood, Poisson))
+
+    def _number_measures(self, x: Tensor, y: Tensor, task: str | int | None) -> Measures | NumberMeasures:
+        if y.shape[1] != (wanted := len(self._heads[self._head(task)])):
+            raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
+        if isinstance(self._run.likelihood, Bernoulli):
+            return Measures(*label_measures(self._predicted(x, task), y))
+        return measured(self._moments(x, task), y, isinstance(self._run.likelihood, Poisson))
+
+    def _kept_numbers(self) -> dict[str, float]:
+        found = {}
+        for kept in self._run.kept_examples():
+            name = self.tasks[kept.task]
+            y = self._session.scales[self._tasks[name]].restored(kept.y[0].double())
+            found[name] = self._number_measures(kept.x[0], y, name)[0]
+        return found
 
     def _asked(self, task: str | int | None) -> list[tuple[str, int | None]]:
         """The heads that predict, each with the number of the task whose weights it uses."""

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from evcl._core.errors import EvclError
 from evcl._core.forms import Key, pack, ragged, widened
 from evcl._core.inputs import Label, inputs, labels
+from evcl._core.targets import targets
 from evcl.nn.inputs import Arguments, Call
 
 LABELS = ("label", "labels")  # the columns of labels, if none is named
@@ -30,9 +31,11 @@ class Reader:
     `label` names the column of labels in data of dicts; None: `label` or `labels`.
     """
 
-    def __init__(self, network: nn.Module, call: Call, dtype: torch.dtype, copied: str = "") -> None:
+    def __init__(
+        self, network: nn.Module, call: Call, dtype: torch.dtype, copied: str = "", likelihood: str = "categorical"
+    ) -> None:
         """`copied`: the name of the method, if it takes networks of one input only."""
-        self.call, self.dtype, self.copied = call, dtype, copied
+        self.call, self.dtype, self.copied, self.likelihood = call, dtype, copied, likelihood
         self.arguments = Arguments.of(network)
         embeddings = [m for m in network.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
         self.tokens = bool(embeddings)
@@ -135,11 +138,14 @@ class Reader:
 
     # --- examples --------------------------------------------------------------------------------------------------
 
-    def examples(self, data: Any, verb: str, device: torch.device | str) -> tuple[Tensor, list[Label]]:
-        """Inputs as one tensor on this device, and labels."""
+    def examples(self, data: Any, verb: str, device: torch.device | str) -> tuple[Tensor, Any]:
+        """Inputs as one tensor on this device, and labels, or targets [N, D] if they are not classes."""
         x, y = self._read(data, verb)
         packed = x.x.to(device) if isinstance(x, _Packed) else self.tensor(x, device)
-        return packed, labels(y, len(packed))
+        return packed, self._targets(y, len(packed))
+
+    def _targets(self, y: Any, examples: int) -> Any:
+        return labels(y, examples) if self.likelihood == "categorical" else targets(y, examples, self.likelihood)
 
     def _read(self, data: Any, verb: str) -> tuple[Any, Any]:
         """Inputs, as `tensor` takes them or packed already, and labels."""
@@ -257,7 +263,8 @@ class Reader:
                 task = number if k == 0 else task
                 _check_constant(number, task)
                 piece = self.tensor(x, "cpu").clone()  # a loader may reuse its memory
-                yield piece, labels(y, len(piece))
+                found = self._targets(y, len(piece))
+                yield piece, found.tolist() if isinstance(found, Tensor) else found
             except EvclError as error:
                 raise EvclError(f"batch {k}: {error}") from None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 class Categorical:
     """One of several classes: `p(y | outputs) = softmax(outputs)[y]`."""
 
-    compiled = True
+    name, compiled, beside = "categorical", True, False
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: the cross-entropy over the classes of each example's head."""

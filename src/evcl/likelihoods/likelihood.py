@@ -26,14 +26,28 @@ class Objective(Protocol):
 
 
 class Likelihood(Objective, Protocol):
-    """p(y | outputs), for outputs that predictions and the Fisher are made from."""
+    """p(y | outputs), for outputs that predictions and the Fisher are made from.
+
+    Targets other than classes are y [..., D], and D outputs of a head explain them. If `beside` is True, D further
+    columns follow the head's own: numbers that are measured instead of learned by gradients (see `nn/number_head.py`).
+    """
+
+    @property
+    def name(self) -> str:
+        """What `evcl.Learner` and files call it."""
+        ...
+
+    @property
+    def beside(self) -> bool:
+        """Whether each output has a measured number beside it."""
+        ...
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""
         ...
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N]."""
+        """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
         ...
 
     def fisher_targets(
@@ -51,3 +65,21 @@ class Likelihood(Objective, Protocol):
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
         """Advance the generators as `fisher_targets` of kind `sampled` would for outputs of this shape."""
         ...
+
+
+def own_columns(outputs: Tensor, columns: Tensor | None) -> Tensor:
+    """[M, o of one head]: the outputs of each example's head, out of those of all heads; all have equally many."""
+    if columns is None:
+        return outputs
+    width = int(columns[0, 1] - columns[0, 0])
+    if bool((columns[:, 1] - columns[:, 0] != width).any()):
+        raise ValueError("heads that are learned together must have equally many outputs")
+    return outputs.gather(1, columns[:, :1] + torch.arange(width, device=outputs.device))
+
+
+def draw(shape: tuple[int, ...], like: Tensor, generators: Sequence[torch.Generator] | None, normal: bool) -> Tensor:
+    """Standard normal or uniform draws [R, ...], one generator per replica; on the CPU, whatever the device."""
+    if generators is None:
+        raise ValueError("a sampled Fisher needs generators")
+    make = torch.randn if normal else torch.rand
+    return torch.stack([make(shape[1:], generator=g, dtype=like.dtype) for g in generators]).to(like.device)

@@ -40,6 +40,7 @@ from evcl.methods.method import (
     Round,
     Taught,
     Tracker,
+    check_targets,
     get,
     register,
 )
@@ -142,6 +143,7 @@ __all__ = [
     "Term",
     "Tracker",
     "autograd_gradients",
+    "check_targets",
     "collapse",
     "elastic",
     "examples",

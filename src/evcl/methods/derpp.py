@@ -112,6 +112,7 @@ def _said(fitted: Fitted, task: TaskData) -> Tensor:
 DERPP = Method(
     name="derpp",
     summary=METHOD_SUMMARIES["derpp"],
+    only_classes="it distils class probabilities",
     bayesian=False,
     learn=learn,
     memory=Memory,

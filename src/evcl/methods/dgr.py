@@ -104,6 +104,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 DGR = Method(
     name="dgr",
     summary=METHOD_SUMMARIES["dgr"],
+    only_classes="the labels of its generated rows are classes",
     bayesian=False,
     learn=learn,
     replays=True,

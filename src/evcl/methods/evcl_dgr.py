@@ -90,6 +90,7 @@ EVCL_DGR = replace(
     EVCL,
     name="evcl-dgr",
     summary=METHOD_SUMMARIES["evcl-dgr"],
+    only_classes="the labels of its generated rows are classes",
     learn=learn,
     memory=Memory,
     replays=True,

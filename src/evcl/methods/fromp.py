@@ -196,6 +196,7 @@ def clipping(norm: Number) -> list[Tracker]:
 FROMP = Method(
     name="fromp",
     summary=METHOD_SUMMARIES["fromp"],
+    only_classes="it protects class probabilities",
     bayesian=False,
     learn=learn,
     memory=Memory,

@@ -33,12 +33,15 @@ UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for
 COLUMNS = 4096  # added to the kernel at a time: large images would need gigabytes at once
 ENOUGH = 10_000  # beyond this many rows beta does not grow
 BETAS = (0.001, 0.03)  # limits of beta
+NUMBERS, OF_NUMBERS = ("gaussian", "poisson"), 0.3  # beta for targets that are numbers
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
+    if round_.likelihood.name in NUMBERS:
+        return OF_NUMBERS
     noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)

@@ -24,6 +24,7 @@ def learn(memory: object, round_: Round, s: Settings) -> Learning:
 LWF = Method(
     name="lwf",
     summary=METHOD_SUMMARIES["lwf"],
+    only_classes="it distils class probabilities",
     bayesian=False,
     learn=learn,
     settings={

@@ -297,3 +297,30 @@ def _stored_as(kind: type, memory: Any) -> list[Any]:
         value = getattr(memory, name)
         found += _stored_as(kind, value) if how is None else [value] if isinstance(how, kind) else []
     return found
+
+
+def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskData], TaskData]) -> Any:
+    """A posterior and memories after each weight w, [1, P] of them, has become factor * w + shift: means and standard
+    deviations follow, importances, which are squares of gradients, are divided by factor^2, and `change` does what it
+    must to kept examples.
+    """
+
+    def weights(how: PerWeight, value: Any) -> Any:
+        if isinstance(value, Gaussian):
+            log_std = None if value.log_std is None else value.log_std + factor.log()
+            return Gaussian(factor * value.mean + shift, log_std, value.layout)
+        if isinstance(value, Mapping):
+            return {key: weights(how, one) for key, one in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(weights(how, one) for one in value)
+        if how.start != "zero":  # values of weights
+            return factor * value + shift
+        return value if how.high == 1 else value / factor.square()  # or marks of weights
+
+    def one(how: Any, value: Any) -> Any:
+        if isinstance(how, PerWeight):
+            return weights(how, value)
+        return tuple(map(change, value)) if isinstance(how, Kept) else value
+
+    posterior, *memories = values
+    return [weights(PerWeight(Gaussian, "posterior", 0, 0), posterior), *(each(memory, one) for memory in memories)]

@@ -27,7 +27,7 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl.likelihoods import Likelihood, Objective
+from evcl.likelihoods import CATEGORICAL, Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
@@ -317,6 +317,7 @@ class Method:
             own, so that a task which lacks them does no harm
         needs_task: True if the weights that predict differ from task to task, also for tasks that share a head
         no_memory: why it cannot be given a memory of examples (the setting `memory`); empty if it can
+        only_classes: why it learns only classes, and no other targets; empty if it learns any
         kept_as: how examples that it is given a memory of are used. "rows": they join the data of its fits; "evidence":
             as in evcl-er, whose `learn` takes the place of EVCL's. A method made from EVCL with a `learn` of its own
             sets "rows"
@@ -343,6 +344,7 @@ class Method:
     replays: bool = False
     needs_task: bool = False
     no_memory: str = ""
+    only_classes: str = ""
     kept_as: Literal["rows", "evidence"] = "rows"
     stages: int = 1
     apart: bool = False
@@ -359,6 +361,17 @@ class Method:
         """All settings that it takes, by name."""
         found = {**TRAINING, **({**BAYESIAN, **CORESET} if self.bayesian else {}), **self.settings}
         return {name: setting for name, setting in found.items() if setting is not None}
+
+
+def check_targets(method: Method, settings: Settings, likelihood: Likelihood) -> None:
+    """Refuse a method, or settings of it, that cannot learn targets of this likelihood."""
+    if likelihood is CATEGORICAL:
+        return
+    why = method.only_classes or ("its memory keeps equally many rows of each class" if settings.get("memory") else "")
+    if not why and settings.get("importance") == "kfac":
+        why = "Kronecker factors are measured on class probabilities"
+    if why:
+        raise EvclError(f"{method.name} learns classes only: {why}. For {likelihood.name} targets use evcl, vcl or ewc")
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -211,6 +211,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 NOISY_KFAC = Method(
     name="noisy-kfac",
     summary=METHOD_SUMMARIES["noisy-kfac"],
+    only_classes="Kronecker factors are measured on class probabilities",
     bayesian=True,
     learn=learn,
     memory=Memory,

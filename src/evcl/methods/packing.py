@@ -188,12 +188,17 @@ def _check_model(value: Any, own: Model, name: str) -> None:
 def _check_examples(one: Any, name: str, fits: Fits) -> None:
     if not isinstance(one, TaskData) or one.x.dtype != fits.like.dtype or not finite(one.x):
         raise EvclError(f"the inputs of {name} must be {fits.like.dtype} and finite")
-    right = one.y.dtype == torch.long and one.y.shape == one.x.shape[:2] and len(one.y) == len(fits.like)
-    if not right or not bool(((one.y >= 0) & (one.y < fits.classes(one.head))).all()):
+    right = one.y.shape[:2] == one.x.shape[:2] and len(one.y) == len(fits.like)
+    if right and one.y.is_floating_point():  # targets that are not classes
+        right = one.y.dtype == fits.like.dtype and one.y.shape[2:] == (fits.classes(one.head),) and finite(one.y)
+    elif right:
+        right = one.y.dtype == torch.long and one.y.dim() == 2
+        right = right and bool(((one.y >= 0) & (one.y < fits.classes(one.head))).all())
+    if not right:
         raise EvclError(f"the labels of {name} do not fit its inputs or its head")
     if not 0 <= one.task < fits.tasks:
         raise EvclError(f"{name} belongs to task {one.task}, but only {fits.tasks} tasks were learned")
-    if one.weights is not None and (one.weights.shape != one.y.shape or not finite(one.weights)):
+    if one.weights is not None and (one.weights.shape != one.y.shape[:2] or not finite(one.weights)):
         raise EvclError(f"the weights of {name} do not fit its inputs")
 
 

@@ -88,6 +88,7 @@ def taught(active: Model, round_: Round) -> Loss:
 PROGRESS_COMPRESS = Method(
     name="progress-compress",
     summary=METHOD_SUMMARIES["progress-compress"],
+    only_classes="it distils class probabilities",
     bayesian=False,
     learn=learn,
     memory=Memory,

@@ -313,6 +313,7 @@ def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian
 SCOMMER = Method(
     name="scommer",
     summary=METHOD_SUMMARIES["scommer"],
+    only_classes="it distils class probabilities",
     bayesian=False,
     learn=learn,
     memory=Memory,

@@ -161,6 +161,27 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
     return Agreement((1 - nll / most).clamp(0, 1), ((nll - entropy) / most).clamp(0, 1))
 
 
+@torch.no_grad()
+def believed(rows: Mapping[int, Tensor], round_: Round) -> Number:
+    """How much of what was learned the new rows of targets other than classes leave standing: 1, or [R, 1].
+
+    If their squared errors are z times what the likelihood expects, the old rows count 1 / z times: they would have to
+    be that much noisier for the new ones to fit. Only what this head has learned counts less.
+    """
+    task = round_.tasks[0]
+    if len(round_.tasks) != 1 or task.head not in rows:
+        return 1.0
+    mean, network = round_.posterior.mean, round_.network
+    drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
+    at = drawn.to(task.y.device)
+    (shown, below), y = task.seen_by(network), task.take(at)[1]
+    last = round_.last_task(task.head)
+    z = outputs(network, mean, network.layout, shown.take(at)[0], [task.head], task=last, from_below=below)
+    surprise = round_.likelihood.surprise(z, y).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
+    share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
+    return 1 - share * (1 - 1 / surprise)
+
+
 class Past(NamedTuple):
     """How a round protects what was learned before."""
 
@@ -181,8 +202,11 @@ def protection(
     learned is always protected.
     """
     likelihood = round_.likelihood
-    if likelihood is not CATEGORICAL or (not isinstance(s.distill, Tensor) and s.distill == 0):
+    if not isinstance(s.distill, Tensor) and s.distill == 0:
         return Past([], 1.0, 1.0)
+    if likelihood is not CATEGORICAL:
+        kept = believed(rows, round_)
+        return Past([], kept, kept)
     n, strengths = round_.n, {}
     head, familiar = round_.tasks[0].head, familiar or {}
     whole = s.distill / USUAL

@@ -12,6 +12,7 @@ from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Embedding, Linear
 from evcl.nn.lora import BayesianUp
+from evcl.nn.number_head import NumberHead
 from evcl.nn.posterior import Gaussian, Layout, log_stds
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.nn.slots import Slot, head_names
@@ -71,6 +72,7 @@ class BayesianNetwork(Trunk):
         self.merges = False  # whether adapters are merged into the trunk after each round
         self.rounds = 1  # the number of rounds that the trunk is made for, if it grows
         self.width: Tensor | None = None  # [1, P] of the trunk: log sigma of its first prior, if that is the user's own
+        self.beside_outputs = False  # whether new heads have a measured number beside each output: see number_head.py
         self.whole = 0  # if the trunk has its own classifier, the number of its outputs: the logits of head 0
         self._places = [(module, key) for module, key, _ in owned]
         self._sizes, self._fixed, self._below = {}, None, None
@@ -128,6 +130,8 @@ class BayesianNetwork(Trunk):
         if self.whole or not heads:
             return features
         outputs: list[Tensor] = [self.heads[k](features) for k in heads]
+        if self.beside_outputs:
+            outputs = [self.number_head(k).with_beside(one) for k, one in zip(heads, outputs, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def names_of(self, heads: Sequence[int]) -> list[str]:
@@ -152,10 +156,16 @@ class BayesianNetwork(Trunk):
         layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.bayesian_layers())
         return layers and self.call.form is None and not any(True for _ in self.trunk.parameters())
 
-    def add_head(self) -> int:
+    def number_head(self, k: int) -> NumberHead:
+        """Head k, whose outputs have measured numbers beside them."""
+        found = self.heads[k]
+        assert isinstance(found, NumberHead)
+        return found
+
+    def add_head(self, outputs: int = 0) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
         k = len(self.heads)
-        head = Linear(nn.Identity())
+        head = NumberHead(k, outputs, self.posterior.mean) if self.beside_outputs else Linear(nn.Identity())
         head.names, head.weights = head_names(k), self.weights
         self.heads.append(head)
         return k

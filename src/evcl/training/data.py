@@ -9,11 +9,13 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl.likelihoods import CATEGORICAL, Objective
+from evcl.likelihoods import CATEGORICAL, Gaussian, Objective
 from evcl.methods import NO_HEAD, Minibatch, TaskData
 from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
 from evcl.nn.film import Mixture
+
+SLOWEST, FASTEST = 0.02, 0.5  # the fraction by which the noise of numbers follows a batch: one epoch, within limits
 
 
 class Pool:
@@ -32,13 +34,14 @@ class Pool:
         augment: bool = False,
     ) -> None:
         self.likelihood, self.augment = likelihood, augment
+        self.beside = bool(getattr(likelihood, "beside", False))  # the outputs have measured numbers beside them
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
         for k in self.heads:
             starts[k] = total
-            total += classes(k)
-        self.classes = total
+            total += classes(k) * (2 if self.beside else 1)
+        self.classes, self._starts = total, starts
         self.first = starts.get(tasks[0].head, 0)  # the first class of the first task's head
         self.own = None if len({len(task.y) for task in tasks}) == 1 else _own(tasks, replicas)
         if self.own is not None:
@@ -47,14 +50,19 @@ class Pool:
         if augment:
             check_images(self.x)
         several = len(self.heads) > 1
-        self.y = torch.cat([task.y + starts[task.head] if several else task.y for task in tasks], 1)
+        if len({task.y.shape[2:] for task in tasks}) > 1:
+            raise EvclError("tasks that are learned together must have equally many targets")
+        shifted = several and not tasks[0].y.is_floating_point()  # classes are numbered over all heads
+        self.y = torch.cat([task.y + starts[task.head] if shifted else task.y for task in tasks], 1)
+        self.rows_of = {k: sum(task.n for task in tasks if task.head == k) for k in self.heads}
         self.weights: Tensor | None = None
         if any(task.weights is not None for task in tasks):
-            counts = [torch.ones_like(t.y, dtype=t.x.dtype) if t.weights is None else t.weights for t in tasks]
+            counts = [t.x.new_ones(t.y.shape[:2]) if t.weights is None else t.weights for t in tasks]
             self.weights = torch.cat(counts, 1)
         self.columns: Tensor | None = None
         if several:  # an example is classified among the classes of its own head
-            own = [(starts[task.head], starts[task.head] + classes(task.head)) for task in tasks]
+            wide = 2 if self.beside else 1
+            own = [(starts[task.head], starts[task.head] + wide * classes(task.head)) for task in tasks]
             sizes = torch.tensor([task.y.shape[1] for task in tasks])
             self.columns = torch.tensor(own).repeat_interleave(sizes, 0).to(self.y.device)
         self._data = TaskData(self.x, self.y, -1, self.weights)
@@ -131,14 +139,30 @@ class Pool:
         outputs = batch.logits(network, self.heads).flatten(0, 1)
         columns = None if self.columns is None else self.columns[rows.flatten()]
         nll = self.likelihood.nll(outputs, y.flatten(0, 1), columns).view(rows.shape)
+        self.follow(network, outputs, y, columns, weights)
         return nll.mean(1) if weights is None else (weights * nll).mean(1)
+
+    @torch.no_grad()
+    def follow(
+        self, network: BayesianNetwork, outputs: Tensor, y: Tensor, columns: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """Let the noise of each head follow the squared errors of a batch y [R, B, D], if the likelihood has noise."""
+        if not isinstance(self.likelihood, Gaussian):
+            return
+        squares = self.likelihood.squares(outputs, y.flatten(0, 1), columns).view(y.shape)
+        rate = min(FASTEST, max(SLOWEST, y.shape[1] / len(self)))
+        for k in self.heads:
+            counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)
+            if columns is not None:
+                counts = counts * (columns[:, 0] == self._starts[k]).view(*y.shape[:2], 1)
+            network.number_head(k).follow((counts * squares).sum(1) / counts.sum(1), self.rows_of[k], rate)
 
 
 def _own(tasks: Sequence[TaskData], replicas: int) -> Tensor:
     """[R, n]: the positions of each replica's examples in a single row that holds all of them."""
     parts, start = [], 0
     for task in tasks:
-        u, n = task.y.shape
+        u, n = task.y.shape[:2]
         first = start + n * (torch.arange(replicas) % u)
         parts.append(first.unsqueeze(1) + torch.arange(n))
         start += u * n

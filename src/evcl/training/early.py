@@ -24,7 +24,8 @@ class Validation:
 
     def measure(self, p: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         """[R] each: the NLL (the weighted mean) and the accuracy of the predictions p [R, M, classes]."""
-        nll, right = likelihood.score(p, self.data.y.repeat(len(p) // len(self.data.y), 1))
+        y = self.data.y
+        nll, right = likelihood.score(p, y.repeat(len(p) // len(y), *[1] * (y.dim() - 1)))
         if self.data.weights is not None:
             nll = nll * self.data.weights
         return nll.mean(1), right.mean(1)

@@ -33,7 +33,7 @@ class Growing(Replicas):
     def add_heads(self, features: int, classes: Sequence[int]) -> list[int]:
         """Add a head for each number of classes; the layout is extended only once."""
         others = [model.network for memory in self.memories for model in memories.models(memory)]
-        numbers = [self.network.add_head() for _ in classes]
+        numbers = [self.network.add_head(count) for count in classes]
         for other in others:
             for _ in classes:
                 other.add_head()

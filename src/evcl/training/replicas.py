@@ -84,6 +84,7 @@ class Replicas:
         convert["init_std"] = self._start(settings) if bayesian else None
         self._convert = convert
         self.network = self._first(network, only, skip)
+        self.network.beside_outputs = likelihood.beside
         if precision not in ("fp32", "tf32", "bf16"):
             raise EvclError(f"precision must be fp32, tf32 or bf16, not {precision!r}")
         if precision == "bf16":

@@ -54,6 +54,9 @@ class Run(Predicting):
                     self.check_independent(network, tasks[0].x)  # before a method uses the network
                 learned = self._drive(round_, fitting, epochs)
                 self._take(learned, len(seen) + len(tasks))
+                if self.likelihood.beside:
+                    for task in tasks:
+                        network.number_head(task.head).count(task.n)
             self.rounds, self.seen = self.rounds + 1, (*seen, *(task.head for task in tasks))
         except BaseException:
             self.restore(state)

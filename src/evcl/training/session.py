@@ -17,9 +17,11 @@ from evcl._core.density import Density
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
+from evcl.likelihoods import CATEGORICAL
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
+from evcl.training import targets
 from evcl.training.run import Run
 
 MOST_DOMAINS = 100  # that a head may have; a task after these joins the domain that it resembles most
@@ -27,7 +29,8 @@ LIKELY = 10  # a task of at least this many rows per class would have rows of ev
 
 
 class Given(NamedTuple):
-    """A task as the caller passes it: inputs [U, N, ...] (see TaskData), and U lists of labels.
+    """A task as the caller passes it: inputs [U, N, ...] (see TaskData), and U lists of labels or, if the likelihood is
+    not that of classes, targets [U, N, D].
 
     `counts` has the number of rows of each label. A stream gives it, since it may give only some of the rows.
     """
@@ -36,13 +39,15 @@ class Given(NamedTuple):
     head: str
     classes: Sequence[Label]  # classes that its head must have, even if no label uses them
     x: Tensor
-    y: Sequence[Sequence[Label]]
+    y: Sequence[Sequence[Label]] | Tensor
     counts: Mapping[Label, int] | None = None
     weights: Tensor | None = None  # [U, N]: those of the examples; None: all 1
     reread: bool = False  # its rows are read anew in every epoch, and so must all be learned in one softmax
 
     def rows(self) -> Mapping[Label, int]:
         """The number of rows of each label."""
+        if isinstance(self.y, Tensor):
+            return {}
         return Counter(label for row in self.y for label in row) if self.counts is None else self.counts
 
 
@@ -78,6 +83,7 @@ class Session:
         self.domains: dict[str, int] = {}  # task -> its domain; known in advance for tasks of a resumed stream
         self.seen: list[int] = []  # the network's heads that tasks have used, in order
         self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
+        self.scales: dict[str, targets.Scale] = {}  # head -> the scale of its targets, if they are not classes
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
@@ -110,6 +116,8 @@ class Session:
 
     def _prepared(self, task: Given, number: int) -> list[TaskData]:
         """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
+        if self.run.likelihood is not CATEGORICAL:
+            return [targets.prepared(self, task, number)]
         run, name = self.run, task.head
         known, rows = self.heads.get(name, []), task.rows()
         present = set(rows)
@@ -119,10 +127,10 @@ class Session:
         every = [*self.shown.get(name, []), set()]  # a new domain is the last
         shown = every[domain]
         if not groups:
-            groups = [Group(run.add_head(self._features(task), len(classes)), classes)]
+            groups = [Group(run.add_head(self.features(task), len(classes)), classes)]
         elif self._apart(task, present, shown) and (domain > 0 or self._tells_apart(task, groups)):
             own = [label for label in classes if label in present - shown]
-            groups.append(Group(run.add_head(self._features(task), len(own)), own, domain))
+            groups.append(Group(run.add_head(self.features(task), len(own)), own, domain))
         here = {label for group in groups if group.domain == domain for label in group.classes}
         new = [label for label in classes if label not in here and (label in present or label not in known)]
         self._add(groups, domain, new, rows)
@@ -187,7 +195,10 @@ class Session:
         x = task.x[:, :1].to(self.run.network.posterior.mean)
         return self.run.evidence(x, [group.number for group in groups]) is not None
 
-    def _features(self, task: Given) -> int:
+    group = Group
+
+    def features(self, task: Given) -> int:
+        """The width of the trunk's output for a task's inputs."""
         return self.run.features(task.x[:1, 0].to(self.run.network.posterior.mean))
 
     def owners(self, name: str, domain: int) -> dict[Label, tuple[int, int]]:
@@ -202,6 +213,8 @@ class Session:
 
     def _used(self, task: Given) -> list[int]:
         """The network's heads that a task uses, that with the most rows first."""
+        if isinstance(task.y, Tensor):
+            return [self.groups[task.head][0].number]
         owner = {label: g for label, (g, _) in self.owners(task.head, self.domains[task.name]).items()}
         rows: Counter[int] = Counter()
         for label, count in task.rows().items():

@@ -1,0 +1,55 @@
+"""Intervals and log-likelihoods of counts with this mean and standard deviation.
+
+A Poisson rate that is itself uncertain, with a gamma distribution, makes a negative binomial: its variance is above its
+mean. With mean m and variance s^2 > m, its parameters are r = m^2 / (s^2 - m) and p = m / s^2.
+"""
+
+from __future__ import annotations
+
+from math import lgamma
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+LARGE = 1000.0  # beyond this mean or deviation, a normal distribution is as good
+MOST = 5000  # the largest count that is added up: 4 deviations above both
+LEAST = 1e-4  # the smallest excess of the variance over the mean, relative to the mean: a Poisson distribution
+
+_log_factorial = np.vectorize(lambda value: lgamma(value + 1), otypes=[float])
+
+
+def _parameters(mean: Any, std: Any) -> tuple[Any, Any]:
+    mean = np.maximum(np.asarray(mean, dtype=float), 1e-12)
+    variance = np.maximum(np.asarray(std, dtype=float) ** 2, mean * (1 + LEAST))
+    return mean**2 / (variance - mean), mean / variance
+
+
+def count_interval(mean: Any, std: Any, level: float) -> tuple[Any, Any]:
+    """The smallest and largest count of intervals that contain the count with at least this probability."""
+    mean, std = np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
+    wide = NormalDist().inv_cdf(0.5 + level / 2) * std
+    low, high = np.maximum(0, np.floor(mean - wide)), np.ceil(mean + wide)
+    small = (mean < LARGE) & (std < LARGE)
+    if small.any():
+        r, p = (one[small] for one in _parameters(mean, std))
+        below = (1 - level) / 2
+        ends = [np.zeros(len(r)), np.zeros(len(r))]
+        probability = np.exp(r * np.log(p))
+        total = probability.copy()
+        for k in range(1, MOST):
+            for end, wanted in zip(ends, (below, 1 - below), strict=True):
+                end[total < wanted] = k
+            if bool((total >= 1 - below).all()):
+                break
+            probability = probability * (k - 1 + r) / k * (1 - p)
+            total += probability
+        low[small], high[small] = ends
+    return low, high
+
+
+def count_nll(mean: Any, std: Any, y: Any) -> Any:
+    """-log p(y), in nats."""
+    r, p = _parameters(mean, std)
+    chosen = _log_factorial(y + r - 1) - _log_factorial(y) - _log_factorial(r - 1)
+    return -(chosen + r * np.log(p) + y * np.log1p(-p))

@@ -1,0 +1,60 @@
+"""Several labels at once: p(y | outputs) = prod_d p_d^y_d (1 - p_d)^(1 - y_d), p = sigmoid(outputs)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evcl.likelihoods.likelihood import draw, own_columns
+
+
+class Bernoulli:
+    """Any number of yes-or-no labels, y [..., D] of 0 and 1: `p(y_d = 1 | outputs) = sigmoid(outputs_d)`."""
+
+    name, compiled, beside = "bernoulli", False, False
+
+    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
+        z = own_columns(outputs, columns)
+        return F.binary_cross_entropy_with_logits(z, y, reduction="none").sum(-1)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """[M, 2 D]: the probability of each label, and the entropy of that prediction, in nats."""
+        p = outputs.sigmoid()
+        return torch.cat([p, torch.special.entr(p) + torch.special.entr(1 - p)], -1)
+
+    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The NLL, and the fraction of the labels that are right."""
+        p, _ = predicted.chunk(2, -1)
+        tiny = torch.finfo(p.dtype).tiny
+        nll = -(y * p.clamp_min(tiny).log() + (1 - y) * (1 - p).clamp_min(tiny).log()).sum(-1)
+        return nll, ((p > 0.5) == (y > 0.5)).to(p).mean(-1)
+
+    def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""
+        p = outputs.sigmoid()
+        return (y - p).square().flatten(1).sum(1) / (p * (1 - p)).flatten(1).sum(1).clamp_min(1e-12)
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """d log p / d z = y - p(z), whose mean square is p (1 - p)."""
+        z = outputs / (temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature)
+        p, root = z.detach().sigmoid(), weights.unsqueeze(-1).sqrt()
+        if kind == "exact":
+            wide = root * (p * (1 - p)).sqrt()
+            return [(wide[..., d] * z[..., d]).sum() for d in range(z.shape[-1])]
+        if kind == "sampled":
+            y = (draw(tuple(z.shape), p, generators, False) < p).to(p)
+        return [(root * (y - p) * z).sum()]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        draw(tuple(outputs.shape), outputs, generators, False)

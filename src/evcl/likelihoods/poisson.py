@@ -1,0 +1,77 @@
+"""Counts: p(y | outputs) = prod_d Poisson(y_d; rate_d), rate = exp(f + o), o the log of the first task's mean count.
+
+With o, a network whose outputs are near 0 predicts the usual count, whether that is 0.1 or 10,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evcl.likelihoods.likelihood import draw, own_columns
+
+MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
+
+
+class Poisson:
+    """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. The outputs [..., 2 D] are f and, beside them,
+    the constant o.
+    """
+
+    name, compiled, beside = "poisson", False, True
+
+    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
+        z = _log_rate(own_columns(outputs, columns))
+        return (z.exp() - y * z + torch.lgamma(y + 1)).sum(-1)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """[M, 2 D]: the rate and its square. Averaged over draws of the weights, they give mean and variance."""
+        rate = _log_rate(outputs).exp()
+        return torch.cat([rate, rate.square()], -1)
+
+    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The NLL at the mean rate, and whether the rounded rate is the count."""
+        rate = predicted.chunk(2, -1)[0].clamp_min(torch.finfo(y.dtype).tiny)
+        nll = (rate - y * rate.log() + torch.lgamma(y + 1)).sum(-1)
+        return nll, (rate.round() == y).to(y).mean(-1)
+
+    def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""
+        rate = _log_rate(outputs).exp()
+        return (y - rate).square().flatten(1).sum(1) / rate.flatten(1).sum(1).clamp_min(1e-12)
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """d log p / d z = y - exp(z), whose mean square is exp(z). Temperature has no meaning here."""
+        z = _log_rate(outputs)
+        rate, root = z.detach().exp(), weights.unsqueeze(-1).sqrt()
+        if kind == "exact":
+            return [(root[..., 0] * rate[..., d].sqrt() * z[..., d]).sum() for d in range(z.shape[-1])]
+        if kind == "sampled":
+            y = _counts(rate, generators)
+        return [(root * (y - rate) * z).sum()]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """A Poisson draw uses a number of draws that depends on its rate, so there is no telling."""
+        raise ValueError("a sampled Fisher of counts cannot be shared by processes: use fisher='exact'")
+
+
+def _log_rate(outputs: Tensor) -> Tensor:
+    f, o = outputs.chunk(2, -1)
+    return (f + o).clamp(max=MOST)
+
+
+def _counts(rate: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
+    if generators is None:
+        raise ValueError("a sampled Fisher needs generators")
+    drawn = [torch.poisson(one.cpu(), generator=g) for one, g in zip(rate, generators, strict=True)]
+    return torch.stack(drawn).to(rate)
