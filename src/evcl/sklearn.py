@@ -245,7 +245,8 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predictions(self, x: Any) -> Predictions:
         check_is_fitted(self, "learner_")
-        return self.learner_.predictions(validate_data(self, x, dtype=np.float32, reset=False))
+        found: Predictions = self.learner_.predictions(validate_data(self, x, dtype=np.float32, reset=False))
+        return found
 
     # --- pickling --------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def labels(y: Any, examples: int) -> list[Label]:
     if array.dtype.kind == "f":
         raise EvclError(
             f"labels are {array.dtype}, but classes are integers or strings: "
-            "regression is not supported, and if these are classes use y.astype(int)"
+            "for numbers, make the learner with likelihood='gaussian'; if these are classes, use y.astype(int)"
         )
     values = array.tolist()
     for kind in (str, bool, Integral):

@@ -27,6 +27,7 @@ from evcl._core.forms import Form, Key
 from evcl._core.settings import BAYESIAN
 from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
+from evcl.likelihoods import CATEGORICAL
 from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
 from evcl.training.predict import draws as weight_draws
@@ -215,6 +216,8 @@ def export(
         raise EvclError(f"{path} should end in {' or '.join(SUFFIXES)}: ONNX, or a program of torch.export")
     if what not in WHAT:
         raise EvclError(f"what must be {' or '.join(map(repr, WHAT))}, not {what!r}")
+    if learner._run.likelihood is not CATEGORICAL:
+        raise EvclError("only learners of classes can be exported: for other targets, use mean_network")
     if samples is not None:
         samples = int(BAYESIAN["predict_samples"].check("samples", samples))
     if path.suffix == ".onnx":

@@ -62,8 +62,8 @@ class Learner(Predictor):
     output of a Hugging Face model, or a dict, `pooler_output` is used by default; if there is none, the mean of
     `last_hidden_state` over the steps that the mask keeps; if there is none, `logits`. A Hugging Face model for
     classification is used without its last layer, whose place the heads take, unless `output` is given.
-    `likelihood` says what the targets are: "categorical", one of several classes; "gaussian", numbers, with a noise that
-    is learned (see `evcl.likelihoods.gaussian`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
+    `likelihood` says what the targets are: "categorical", one of several classes; "gaussian", numbers, with a noise
+    that is learned (see `evcl.likelihoods`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
     Targets other than classes are [N], or [N, D] for D of them.
     `accumulate=k` computes the gradient of each step in k parts of batch_size / k examples: it needs less memory.
 
@@ -177,8 +177,9 @@ class Learner(Predictor):
     ) -> str:
         """Learn one more task, and return its name (by default its number, as text).
 
-        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, or other targets [N] or [N, D], which may also be passed as two
-        arguments, learn(x, y); a pandas or polars frame of numbers with a column `label`, or the one that `label=`
+        `data` is a pair of inputs [N, ...] and labels [N], integers or strings, which may also be passed as two
+        arguments, learn(x, y); other targets, [N] or [N, D], are what the learner's `likelihood` says. It may also be
+        a pandas or polars frame of numbers with a column `label`, or the one that `label=`
         names; a torch Dataset of (x, y), or an iterable of batches (x, y), read once into memory; or a
         benchmark's task, which has its own name and head. `task` is the task's name, which may also take the place of
         `y`: learn((x, y), "january"). `head` names an earlier task whose head to share; that head grows if the data has
@@ -295,6 +296,8 @@ class Learner(Predictor):
         weights. All other calls concern this process only: let one process save.
         """
         self._check_idle()
+        if ranks is not None and self._run.likelihood.beside:
+            raise EvclError("the noise of numbers is measured on whole batches: one process must learn them alone")
         self._run.ranks = ranks
         return self
 
@@ -312,7 +315,9 @@ class Learner(Predictor):
         return with_inputs(self, int(INPUTS.check("count", count)))
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
-        """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use."""
+        """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use. Of
+        numbers, to the numbers in their own units; of counts, to the log of the expected count.
+        """
         self._check_idle()
         return mean_network(self, task)
 

@@ -23,10 +23,10 @@ from evcl._core.randomness import generator
 from evcl._core.settings import Setting
 from evcl.benchmarks import Task
 from evcl.callbacks import Callback
-from evcl.learner import card, held_out, resumable
+from evcl.learner import card, held_out, numbers, resumable
 from evcl.learner.held_out import HeldOut
-from evcl.learner.numbers import moments, new_errors
-from evcl.learner.predictor import INFER, normalised_entropy
+from evcl.learner.predictor import normalised_entropy
+from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
 from evcl.likelihoods import CATEGORICAL, Bernoulli
@@ -150,7 +150,7 @@ class Learning:
         held = held_out.requested(
             options.validation, options.patience, lambda data: learner._examples(data, "validation")
         )
-        errors = self._new_errors(given)
+        errors, known = self._new_errors(given), set(session.heads)
         before, learner._busy = (learner.history, learner._records, learner._shape), True
         validation: Validation | None = None
         measured: TaskData | None = None
@@ -163,7 +163,7 @@ class Learning:
 
         try:
             with session.round(given, ended) as tasks:
-                session.scales = {**session.scales, **{k: session.scales[k].tested_on(e) for k, e in errors.items()}}
+                session.add_errors(errors, known)
                 if told := learner.forgetting(given[0].name, [repr(label) for label in session.lacking]):
                     warnings.warn(told, ForgettingWarning, stacklevel=3)
                 tasks, held = self._of_one_length(tasks, held)
@@ -196,10 +196,11 @@ class Learning:
         return names
 
     def _new_errors(self, given: Sequence[Given]) -> dict[str, Tensor]:
-        """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if its
-        head was used before, else those of parts of the task that copies of the learner learn without.
+        """For heads of numbers or counts, the errors [n, D] on rows that were not learned from: those of the task if
+        its head was used before, else those of parts of the task that copies of the learner learn without.
         """
-        learner, found = self.learner, {}
+        learner = self.learner
+        found: dict[str, Tensor] = {}
         if self.run.likelihood is CATEGORICAL or isinstance(self.run.likelihood, Bernoulli):
             return {}
         for task in given:
@@ -208,7 +209,7 @@ class Learning:
             if known is None and not learner._trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = new_errors(learner, task.x[0], task.y[0], task.head)
+                found[task.head] = numbers.new_errors(learner, task.x[0], task.y[0], task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -227,7 +228,7 @@ class Learning:
                 warnings.simplefilter("ignore")  # the task itself warns
                 Learning(other, Options(self.options.epochs, ())).learn([part])
             rows = fold.to(task.x.device)
-            errors.append(new_errors(other, task.x[0, rows], task.y[0, fold], task.head))  # type: ignore[call-overload]
+            errors.append(numbers.new_errors(other, task.x[0, rows], task.y[0, fold], task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -249,10 +250,10 @@ class Learning:
         learner._shape = tuple(given[-1].x.shape[2:])
         found = [card.record(task, epochs) for task in given]
         if data is not None and self.run.likelihood is not CATEGORICAL:
-            y = self.session.scales[given[0].head].restored(data.y[0].double())
-            measures = learner._number_measures(data.x[0], y, given[0].name)
-            found[0]["examples"] -= len(y) if part else 0
-            found[0]["validation"] = {"examples": len(y), **measures._asdict()}
+            wanted = self.session.scales[given[0].head].restored(data.y[0].double())
+            measured = numbers.measures(learner, data.x[0], wanted, given[0].name)
+            found[0]["examples"] -= len(wanted) if part else 0
+            found[0]["validation"] = {"examples": len(wanted), **measured._asdict()}
         elif data is not None:
             task, classes = given[0], self.session.group_of(given[0], data)
             y = positions([classes[i] for i in data.y[0].tolist()], self.session.heads[task.head]).numpy()
@@ -305,10 +306,11 @@ class Learning:
             return normalised_entropy(predicted)
         if isinstance(self.run.likelihood, Bernoulli):
             p = predicted.chunk(2, 1)[0]
-            return (torch.special.entr(p) + torch.special.entr(1 - p)).mean(1) / math.log(2)
+            entropy: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
+            return entropy.mean(1) / math.log(2)
         name = next(name for name, groups in self.session.groups.items() if groups[0].number == head)
-        found = moments(self.learner, predicted, self.session.scales[name])
-        return (found.epistemic / found.variance.clamp_min(1e-300)).mean(1).to(predicted)
+        found = numbers.moments(self.learner, predicted, self.session.scales[name])
+        return found.doubt.to(predicted)
 
     def _check_scale(self, x: Tensor) -> None:
         """Warn of inputs that are far from 0 or very small, unless the network begins with a norm or takes tokens."""

@@ -12,59 +12,16 @@ from torch import Tensor
 
 from evcl import metrics
 from evcl._core.errors import EvclError
+from evcl.learner.answers import Measures, NumberMeasures, Numbers, Predictions
 from evcl.learner.counts import count_interval, count_nll
-from evcl.likelihoods import Poisson
+from evcl.learner.reading import INFER, in_form
+from evcl.likelihoods import Bernoulli, Poisson
 from evcl.training.targets import Scale
 
 if TYPE_CHECKING:
     from evcl.learner.predictor import Predictor
 
 TESTED = 2000  # at most this many rows of a task are predicted before they are learned
-
-
-class Numbers(NamedTuple):
-    """Predictions of numbers or counts for N inputs, each [N], or [N, D] if there are several targets.
-
-    Attributes:
-        mean: the expected value
-        std: the standard deviation around it of rows that come next: std^2 = aleatoric^2 + epistemic^2
-        aleatoric: the part that more data of this kind would not reduce: noise. If targets drift from task to task, it
-            includes how far the rows of the last tasks lay from what was predicted before they were learned
-        epistemic: the part due to uncertain weights
-        tasks: [N], the first task of the head that predicted
-        unfamiliar: [N], how far the input lies from everything learned from, as in `Predictions`
-    """
-
-    mean: Any
-    std: Any
-    aleatoric: Any
-    epistemic: Any
-    tasks: Any
-    unfamiliar: Any = None
-    counts: bool = False
-
-    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
-        """The lower and upper ends of intervals that contain the true value with this probability."""
-        if not isinstance(level, (int, float)) or not 0 < level < 1:
-            raise EvclError(f"the level of an interval must be between 0 and 1, such as 0.95, not {level!r}")
-        if self.counts:
-            return count_interval(self.mean, self.std, level)
-        wide = NormalDist().inv_cdf(0.5 + level / 2) * self.std
-        return self.mean - wide, self.mean + wide
-
-
-class NumberMeasures(NamedTuple):
-    """How good predictions of numbers are.
-
-    Attributes:
-        rmse: the root of the mean squared error, in the units of the targets
-        nll: the mean negative log-likelihood, in nats, summed over the targets of an example
-        coverage: the fraction of targets within their 95% interval
-    """
-
-    rmse: float
-    nll: float
-    coverage: float
 
 
 class Moments(NamedTuple):
@@ -78,21 +35,84 @@ class Moments(NamedTuple):
     def variance(self) -> Tensor:
         return self.noise + self.epistemic
 
+    @property
+    def doubt(self) -> Tensor:
+        """[N], from 0 to 1: the share of the variance that is due to uncertain weights."""
+        return (self.epistemic / self.variance.clamp_min(1e-300)).mean(1)
 
-def moments(predictor: Predictor, predicted: Tensor, scale: Scale) -> Moments:
+
+def moments(predictor: Predictor, averaged: Tensor, scale: Scale) -> Moments:
     """Mean and variances from what the likelihood predicts [N, ...], averaged over draws. `scale` is the head's."""
     run = predictor._run
     draws = int(run.settings.get("predict_samples", 1)) if run.network.posterior.log_std is not None else 1
     unbiased = draws / max(1, draws - 1)  # the mean over the draws is as near to them as any number can be
-    predicted = predicted.double()
+    averaged = averaged.double()
     if isinstance(run.likelihood, Poisson):  # errors are multiples of the rate
-        rate, square = predicted.chunk(2, 1)
+        rate, square = averaged.chunk(2, 1)
         spread = scale.noise(torch.ones_like(rate)).clamp_min(1.0)
         return Moments(rate, spread * rate, unbiased * (square - rate.square()).clamp_min(0))
-    mean, square, noise = predicted.chunk(3, 1)
-    units = scale.std.to(predicted.device).square()
+    mean, square, noise = averaged.chunk(3, 1)
+    units = scale.std.to(averaged.device).square()
     epistemic = units * unbiased * (square - mean.square()).clamp_min(0)
     return Moments(scale.restored(mean), scale.noise(units * noise), epistemic)
+
+
+def predicted(predictor: Predictor, x: Tensor, task: str | int | None) -> Tensor:
+    """[N, ...]: what the likelihood predicts, averaged over draws (see `Likelihood.predict`)."""
+    predictor._check_idle()
+    if task == INFER:
+        raise EvclError("the task can be inferred from class probabilities only: choose a task")
+    head, number = predictor._session.groups[predictor._head(task)][0].number, predictor._number(task)
+    (found,) = predictor._tried(x, lambda x: [predictor._run.predict(x, head, task=number)])
+    return found
+
+
+def moments_of(predictor: Predictor, x: Tensor, task: str | int | None) -> Moments:
+    """Mean and variances of predictions for x [N, ...]."""
+    return moments(predictor, predicted(predictor, x, task), predictor._session.scales[predictor._head(task)])
+
+
+def predictions(predictor: Predictor, x: Any, task: str | int | None) -> Predictions | Numbers:
+    """`Learner.predictions` for targets other than classes."""
+    checked, likelihood = predictor._inputs(x), predictor._run.likelihood
+    first = {head: name for name, head in reversed(predictor._tasks.items())}
+    tasks = np.full(len(checked), first[predictor._head(None if task == INFER else task)])
+    parts: list[Tensor]
+    if isinstance(likelihood, Bernoulli):
+        p, within = predicted(predictor, checked, task).chunk(2, 1)
+        entropy = torch.special.entr(p) + torch.special.entr(1 - p)
+        aleatoric = torch.minimum(within, entropy)
+        parts, doubt = [(p > 0.5).long(), p, entropy, aleatoric, entropy - aleatoric], entropy.mean(1) / math.log(2)
+    else:
+        found = moments_of(predictor, checked, task)
+        parts = [found.mean, *(one.sqrt() for one in (found.variance, found.noise, found.epistemic))]
+        doubt = found.doubt
+    shaped: Any = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in parts]
+    seen, unfamiliar = predictor._session.density, None
+    if seen is not None and len(seen.mean) == checked[0].numel():
+        unfamiliar = in_form(x, seen.unfamiliar(checked, doubt.to(checked)))
+    if isinstance(likelihood, Bernoulli):
+        return Predictions._make([*shaped, tasks, unfamiliar])
+    return Numbers._make([*shaped, tasks, unfamiliar, isinstance(likelihood, Poisson)])
+
+
+def measures(predictor: Predictor, x: Tensor, y: Tensor, task: str | int | None) -> Measures | NumberMeasures:
+    """`Learner.measure` for targets other than classes, y [N, D]."""
+    if y.shape[1] != (wanted := len(predictor._heads[predictor._head(task)])):
+        raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
+    if isinstance(predictor._run.likelihood, Bernoulli):
+        return Measures(*label_measures(predicted(predictor, x, task), y))
+    return measured(moments_of(predictor, x, task), y, isinstance(predictor._run.likelihood, Poisson))
+
+
+def of_kept(predictor: Predictor) -> dict[str, float]:
+    """The first measure on the rows that are kept of each task."""
+    found = {}
+    for kept in predictor._run.kept_examples():
+        name = predictor.tasks[kept.task]
+        y = predictor._session.scales[predictor._tasks[name]].restored(kept.y[0].double())
+        found[name] = measures(predictor, kept.x[0], y, name)[0]
+    return found
 
 
 def new_errors(predictor: Predictor, x: Tensor, y: Tensor, head: str) -> Tensor:
@@ -102,7 +122,7 @@ def new_errors(predictor: Predictor, x: Tensor, y: Tensor, head: str) -> Tensor:
     step = math.ceil(len(y) / TESTED)
     some, wanted = x[::step], y[::step]
     task = next(name for name, own in predictor._tasks.items() if own == head)
-    found = predictor._moments(some, task)
+    found = moments_of(predictor, some, task)
     errors = (wanted.to(some.device) - found.mean).square() - found.epistemic
     return errors / found.mean.clamp_min(1e-6) if isinstance(predictor._run.likelihood, Poisson) else errors
 
@@ -122,9 +142,9 @@ def measured(found: Moments, y: Tensor, counts: bool) -> NumberMeasures:
     return NumberMeasures(rmse, float(nll), float((error <= wide**2 * variance).double().mean()))
 
 
-def label_measures(predicted: Tensor, y: Tensor) -> tuple[float, float, float]:
+def label_measures(averaged: Tensor, y: Tensor) -> tuple[float, float, float]:
     """Accuracy over all labels, mean NLL of an example and expected calibration error, for y [N, D] of 0 and 1."""
-    p, true = predicted.double().chunk(2, 1)[0].cpu().numpy(), y.cpu().numpy()
+    p, true = averaged.double().chunk(2, 1)[0].cpu().numpy(), y.cpu().numpy()
     both, right = np.stack([1 - p.ravel(), p.ravel()], 1), true.ravel().astype(int)
     accuracy = float(((p > 0.5) == (true > 0.5)).mean())
     nll = metrics.nll(both, right) * p.shape[1]

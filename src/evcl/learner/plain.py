@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
+from evcl.likelihoods import CATEGORICAL, Poisson
 from evcl.nn import head_names
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
@@ -29,7 +30,21 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
             "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
         )
     number = learner._number(task)
-    return next(plain_networks(learner, [learner._run.predictor(number).mean], [groups[0].number], number))
+    found = next(plain_networks(learner, [learner._run.predictor(number).mean], [groups[0].number], number))
+    if learner._run.likelihood is not CATEGORICAL:
+        _in_units(learner, found[-1], learner._head(task), groups[0].number)
+    return found
+
+
+@torch.no_grad()
+def _in_units(learner: Learner, head: nn.Module, name: str, k: int) -> None:
+    """Let a plain head compute numbers in the units of the targets, or the log of counts."""
+    assert isinstance(head, nn.Linear)
+    scale = learner._session.scales[name]
+    head.weight.mul_(scale.std.to(head.weight).unsqueeze(1))
+    head.bias.copy_(scale.restored(head.bias.double()))
+    if isinstance(learner._run.likelihood, Poisson):
+        head.bias.add_(learner._run.network.number_head(k).beside[0])
 
 
 @torch.no_grad()

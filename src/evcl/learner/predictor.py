@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,54 +15,11 @@ from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.learner.numbers import Moments, NumberMeasures, Numbers, label_measures, measured, moments
-from evcl.learner.reading import Reader, like
-from evcl.likelihoods import CATEGORICAL, Bernoulli, Poisson
+from evcl.learner import numbers
+from evcl.learner.answers import Measures, Predictions
+from evcl.learner.reading import INFER, Reader, in_form, like
+from evcl.likelihoods import CATEGORICAL, Bernoulli
 from evcl.training import Run, Session
-
-INFER = "infer"  # the value of `task` that infers the head for each example
-
-
-class Predictions(NamedTuple):
-    """Predictions for N inputs, with their uncertainty in nats: entropy = aleatoric + epistemic.
-
-    Attributes:
-        labels: [N], the most probable label
-        probabilities: [N, classes], averaged over draws from the posterior
-        entropy: [N], the entropy of these probabilities
-        aleatoric: [N], the mean entropy of each draw's prediction: uncertainty that more data of this kind would not
-            reduce
-        epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
-        tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
-        unfamiliar: [N], how far the input lies from everything learned from: 0.7 to 1 for a typical training input,
-            whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
-            input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
-            release, and for inputs that are tokens or have several shapes
-
-    With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
-    """
-
-    labels: Any
-    probabilities: Any
-    entropy: Any
-    aleatoric: Any
-    epistemic: Any
-    tasks: Any
-    unfamiliar: Any = None
-
-
-class Measures(NamedTuple):
-    """How good predictions are.
-
-    Attributes:
-        accuracy: the fraction that is right
-        nll: the mean negative log-likelihood, in nats
-        ece: the expected calibration error
-    """
-
-    accuracy: float
-    nll: float
-    ece: float
 
 
 class Predictor:
@@ -137,7 +94,7 @@ class Predictor:
             raise EvclError("numbers have no class probabilities: use predict, or predictions for their uncertainty")
         if task == INFER:
             return self.predictions(x, task).probabilities
-        return _like(x, self._probabilities(self._inputs(x), task))
+        return in_form(x, self._probabilities(self._inputs(x), task))
 
     def predict(self, x: Any, task: str | int | None = None) -> Any:
         """The most probable label of each input, [N], in the form in which labels were given to `learn`.
@@ -160,7 +117,7 @@ class Predictor:
         """
         self._check_idle()
         if self._run.likelihood is not CATEGORICAL:
-            return self._number_predictions(x, task)
+            return numbers.predictions(self, x, task)
         checked, classes = self._inputs(x), self.classes(task)
         self._check_idle()
         asked = self._asked(task)
@@ -180,10 +137,10 @@ class Predictor:
         first = {head: name for name, head in reversed(self._tasks.items())}
         names = self.tasks if by_task else [first[head] for head in heads]
         tasks = np.array(names)[best.cpu().numpy()]
-        p, entropy, aleatoric = (_like(x, tensor) for tensor in chosen[:3])
+        p, entropy, aleatoric = (in_form(x, tensor) for tensor in chosen[:3])
         seen, unfamiliar = self._session.density, None
         if seen is not None and len(seen.mean) == checked[0].numel():
-            unfamiliar = _like(x, seen.unfamiliar(checked, chosen[3]))
+            unfamiliar = in_form(x, seen.unfamiliar(checked, chosen[3]))
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
@@ -214,7 +171,7 @@ class Predictor:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
         right: dict[str, list[Tensor]] = {}
         if self._run.likelihood is not CATEGORICAL:
-            return self._kept_numbers()
+            return numbers.of_kept(self)
         places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
         for kept in self._run.kept_examples():
             name = self.tasks[kept.task]
@@ -238,7 +195,7 @@ class Predictor:
         with self._reader.reading(label):
             x, y = self._examples(data, "measure")
         if self._run.likelihood is not CATEGORICAL:
-            return self._number_measures(x, y, task)
+            return numbers.measures(self, x, y, task)
         p = self._probabilities(x, task)
         classes = self.classes(task)
         columns = positions(y, classes, unknown=len(classes)).numpy()
@@ -257,58 +214,6 @@ class Predictor:
 
         (p,) = self._tried(x, predict)
         return p
-
-    # --- targets other than classes --------------------------------------------------------------------------------
-
-    def _predicted(self, x: Tensor, task: str | int | None) -> Tensor:
-        """[N, ...]: what the likelihood predicts, averaged over draws (see `Likelihood.predict`)."""
-        self._check_idle()
-        if task == INFER:
-            raise EvclError("the task can be inferred from class probabilities only: choose a task")
-        head, number = self._session.groups[self._head(task)][0].number, self._number(task)
-        (found,) = self._tried(x, lambda x: [self._run.predict(x, head, task=number)])
-        return found
-
-    def _moments(self, x: Tensor, task: str | int | None) -> Moments:
-        predicted = self._predicted(x, task)
-        return moments(self, predicted, self._session.scales[self._head(task)])
-
-    def _number_predictions(self, x: Any, task: str | int | None) -> Any:
-        checked = self._inputs(x)
-        first = {head: name for name, head in reversed(self._tasks.items())}
-        tasks = np.full(len(checked), first[self._head(None if task == INFER else task)])
-        parts: list[Tensor]
-        if isinstance(self._run.likelihood, Bernoulli):
-            p, within = self._predicted(checked, task).chunk(2, 1)
-            entropy = torch.special.entr(p) + torch.special.entr(1 - p)
-            parts, doubt = [(p > 0.5).long(), p, entropy, torch.minimum(within, entropy)], entropy.mean(1) / math.log(2)
-            parts.append(entropy - parts[-1])
-        else:
-            found = self._moments(checked, task)
-            parts = [found.mean, *(one.sqrt() for one in (found.variance, found.noise, found.epistemic))]
-            doubt = (found.epistemic / found.variance.clamp_min(1e-300)).mean(1)
-        shaped = [_like(x, one[:, 0] if one.shape[1] == 1 else one) for one in parts]
-        seen, unfamiliar = self._session.density, None
-        if seen is not None and len(seen.mean) == checked[0].numel():
-            unfamiliar = _like(x, seen.unfamiliar(checked, doubt.to(checked)))
-        if isinstance(self._run.likelihood, Bernoulli):
-            return Predictions(*shaped, tasks, unfamiliar)
-        return Numbers(*shaped, tasks, unfamiliar, isinstance(self._run.likelihood, Poisson))
-
-    def _number_measures(self, x: Tensor, y: Tensor, task: str | int | None) -> Measures | NumberMeasures:
-        if y.shape[1] != (wanted := len(self._heads[self._head(task)])):
-            raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
-        if isinstance(self._run.likelihood, Bernoulli):
-            return Measures(*label_measures(self._predicted(x, task), y))
-        return measured(self._moments(x, task), y, isinstance(self._run.likelihood, Poisson))
-
-    def _kept_numbers(self) -> dict[str, float]:
-        found = {}
-        for kept in self._run.kept_examples():
-            name = self.tasks[kept.task]
-            y = self._session.scales[self._tasks[name]].restored(kept.y[0].double())
-            found[name] = self._number_measures(kept.x[0], y, name)[0]
-        return found
 
     def _asked(self, task: str | int | None) -> list[tuple[str, int | None]]:
         """The heads that predict, each with the number of the task whose weights it uses."""
@@ -417,12 +322,6 @@ class Predictor:
             both = [*((f"input {i}", t) for i, t in enumerate(args)), *((repr(name), t) for name, t in named.items())]
             shapes = ", ".join(f"{name} [{', '.join(map(str, (len(x), *t.shape[1:])))}]" for name, t in both)
         return EvclError(f"the network does not take {shapes}: {str(error).splitlines()[0]}")
-
-
-def _like(x: Any, tensor: Tensor) -> Any:
-    """A tensor if `x`, or its first input, is one; else an array."""
-    x = like(x)
-    return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
 
 
 def normalised_entropy(p: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from evcl._core.errors import EvclError
 from evcl._core.forms import Key, pack, ragged, widened
-from evcl._core.inputs import Label, inputs, labels
+from evcl._core.inputs import inputs, labels
 from evcl._core.targets import targets
 from evcl.nn.inputs import Arguments, Call
 
+INFER = "infer"  # the value of `task` that infers the head for each example
 LABELS = ("label", "labels")  # the columns of labels, if none is named
 Several = dict[Key, Any]  # inputs by position or by name, [N, ...] each
 
@@ -308,6 +309,12 @@ def like(x: Any) -> Any:
         found = [value for value in x.values() if not _is_text(value)]
         return found[0] if found else None
     return x[0] if isinstance(x, tuple) and x and _is_array(x[0]) else x
+
+
+def in_form(x: Any, tensor: Tensor) -> Any:
+    """A tensor if `x`, or its first input, is one; else an array."""
+    x = like(x)
+    return tensor.to(x.device) if isinstance(x, Tensor) else tensor.cpu().numpy()
 
 
 def _several_in(form: Any) -> bool:

@@ -14,8 +14,9 @@ from evcl.training.targets import Scale
 
 def scale_described(scale: Scale) -> dict[str, Any]:
     """The scale of a head's targets, as JSON can hold it."""
-    each = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in zip(Scale._fields, scale, strict=True)}
-    return each
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in scale._asdict().items()
+    }
 
 
 def scales_in(saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> dict[str, Scale]:
@@ -25,7 +26,7 @@ def scales_in(saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> d
         raise EvclError("the scales of its targets do not fit its heads")
     scales = {}
     for name, told in found.items():
-        numbers = [told[key] for key in ("rows", "tested")]
+        numbers = [told[key] for key in ("rows", "tested", "tasks")]
         lists = [told[key] for key in ("mean", "std", "errors")]
         if not all(isinstance(one, list) and len(one) == len(heads[name]) for one in lists):
             raise EvclError("the scales of its targets do not fit its heads")
@@ -35,5 +36,5 @@ def scales_in(saved: Mapping[str, Any], heads: Mapping[str, Sequence[Any]]) -> d
         if min([*numbers, *told["errors"]]) < 0 or not min(told["std"]) > 0:
             raise EvclError("the scales of its targets must have counts of at least 0 and deviations above 0")
         mean, std, errors = (torch.tensor(one, dtype=torch.float64) for one in lists)
-        scales[name] = Scale(float(told["rows"]), mean, std, errors, float(told["tested"]))
+        scales[name] = Scale(float(told["rows"]), mean, std, errors, float(told["tested"]), int(told["tasks"]))
     return scales

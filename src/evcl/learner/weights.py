@@ -38,7 +38,7 @@ def with_weights(task: Given, sample_weight: Any) -> Given:
     rows = weights.nonzero().flatten()
     if len(rows) < len(weights):
         y = task.y[0]
-        some = task.y[:, rows] if isinstance(task.y, Tensor) else [[y[i] for i in rows.tolist()]]
+        some: Any = task.y[:, rows] if isinstance(task.y, Tensor) else [[y[i] for i in rows.tolist()]]
         task = task._replace(x=task.x[:, rows.to(task.x.device)], y=some)
         weights = weights[rows]
     if bool((weights == weights[0]).all()):  # only ratios matter

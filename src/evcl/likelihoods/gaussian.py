@@ -1,8 +1,8 @@
 """Regression: p(y | outputs) = prod_d N(y_d; f_d, v_d), with one noise variance v_d for each output of a head.
 
-The noise has a conjugate prior, an inverse gamma. After n_0 rows with the noise v_0, it is IG(n_0 / 2, n_0 v_0 / 2). The
-n rows of a new task make it IG((n_0 + n) / 2, (n_0 v_0 + sum_i E_q (y_i - f(x_i))^2) / 2), because q(weights) and q(v)
-are independent. What the NLL needs is 1 / E_q[1 / v], the ratio of the two parameters:
+The noise has a conjugate prior, an inverse gamma. After n_0 rows with the noise v_0, it is IG(n_0 / 2, n_0 v_0 / 2).
+The n rows of a new task make it IG((n_0 + n) / 2, (n_0 v_0 + sum_i E_q (y_i - f(x_i))^2) / 2), because q(weights) and
+q(v) are independent. What the NLL needs is 1 / E_q[1 / v], the ratio of the two parameters:
 
     v = (n_0 v_0 + sum_i E_q (y_i - f(x_i))^2) / (n_0 + n)
 
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evcl._core.devices import double
 from evcl.likelihoods.likelihood import draw, own_columns
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
@@ -35,7 +36,7 @@ class Gaussian:
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 3 D]: f, f^2 and v. Averaged over draws of the weights, they give mean and variance."""
-        f, log_v = outputs.chunk(2, -1)
+        f, log_v = double(outputs).chunk(2, -1)
         return torch.cat([f, f.square(), log_v.exp()], -1)
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ class Gaussian:
         variance = noise + (square - mean.square()).clamp_min(0)
         error = (y - mean).square()
         nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
-        return nll, (error <= INSIDE**2 * variance).to(y).mean(-1)
+        return nll.to(y), (error <= INSIDE**2 * variance).to(y).mean(-1)
 
     def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
         """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import draw, own_columns
+from evcl._core.devices import double
+from evcl.likelihoods.likelihood import own_columns
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
@@ -28,12 +29,12 @@ class Poisson:
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 2 D]: the rate and its square. Averaged over draws of the weights, they give mean and variance."""
-        rate = _log_rate(outputs).exp()
+        rate = double(_log_rate(outputs)).exp()
         return torch.cat([rate, rate.square()], -1)
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The NLL at the mean rate, and whether the rounded rate is the count."""
-        rate = predicted.chunk(2, -1)[0].clamp_min(torch.finfo(y.dtype).tiny)
+        rate = predicted.chunk(2, -1)[0].to(y).clamp_min(torch.finfo(y.dtype).tiny)
         nll = (rate - y * rate.log() + torch.lgamma(y + 1)).sum(-1)
         return nll, (rate.round() == y).to(y).mean(-1)
 

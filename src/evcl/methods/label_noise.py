@@ -12,6 +12,9 @@ frequent class. It is computed twice, from the inputs and from the features of t
 and the smaller value is used. With K the kernel of the inputs and Y the labels, one column per class,
 
     G = (K + ridge I)^-1,    label of row i minus its prediction from the others = (G Y)_i / G_ii
+
+If the targets are numbers or counts, beta is 0.3: the best of 0.003, 0.1, 0.3 and 1 on generated tables of 150 to 2,000
+rows (Friedman's functions and linear ones).
 """
 
 from __future__ import annotations

@@ -161,16 +161,25 @@ def agreement(task: TaskData, round_: Round) -> Agreement:
     return Agreement((1 - nll / most).clamp(0, 1), ((nll - entropy) / most).clamp(0, 1))
 
 
-@torch.no_grad()
-def believed(rows: Mapping[int, Tensor], round_: Round) -> Number:
-    """How much of what was learned the new rows of targets other than classes leave standing: 1, or [R, 1].
+class Past(NamedTuple):
+    """How a round protects what was learned before."""
 
-    If their squared errors are z times what the likelihood expects, the old rows count 1 / z times: they would have to
-    be that much noisier for the new ones to fit. Only what this head has learned counts less.
+    losses: list[Loss]  # distillation losses
+    prior: Number  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
+    elastic: Number  # factor on the elastic term: one number, or [R, 1]
+
+
+@torch.no_grad()
+def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
+    """Decide how a round protects the past if its targets are not classes, without distillation.
+
+    The KL counts the rows that this head has learned from once, as Bayes' rule does. So the elastic term only protects
+    the others. If the squared errors of the new rows are z times what the likelihood expects, the old ones count 1 / z
+    times: they would have to be that much noisier for the new ones to fit.
     """
     task = round_.tasks[0]
     if len(round_.tasks) != 1 or task.head not in rows:
-        return 1.0
+        return Past([], 1.0, 1.0)
     mean, network = round_.posterior.mean, round_.network
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
     at = drawn.to(task.y.device)
@@ -179,15 +188,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Number:
     z = outputs(network, mean, network.layout, shown.take(at)[0], [task.head], task=last, from_below=below)
     surprise = round_.likelihood.surprise(z, y).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
-    return 1 - share * (1 - 1 / surprise)
-
-
-class Past(NamedTuple):
-    """How a round protects what was learned before."""
-
-    losses: list[Loss]  # distillation losses
-    prior: Number  # fraction of the last posterior's precision that is kept: one number, or [R, 1]
-    elastic: Number  # factor on the elastic term: one number, or [R, 1]
+    return Past([], 1 - share * (1 - 1 / surprise), 1 - share)
 
 
 def protection(
@@ -205,8 +206,7 @@ def protection(
     if not isinstance(s.distill, Tensor) and s.distill == 0:
         return Past([], 1.0, 1.0)
     if likelihood is not CATEGORICAL:
-        kept = believed(rows, round_)
-        return Past([], kept, kept)
+        return believed(rows, round_)
     n, strengths = round_.n, {}
     head, familiar = round_.tasks[0].head, familiar or {}
     whole = s.distill / USUAL

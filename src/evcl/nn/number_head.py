@@ -24,12 +24,14 @@ class NumberHead(Linear):
         super().__init__(nn.Identity())
         self.path = f"head {k}"
         shape = (len(like), outputs)
+        self.least: Tensor | None = None  # [D]: what the numbers beside the outputs are at least, when a fit begins
         self.register_buffer("beside", like.new_zeros(shape), persistent=False)
         self.register_buffer("earlier", like.new_zeros(len(like), 2, outputs), persistent=False)
 
     def begin(self) -> None:
-        """A task begins: it changes copies, so that it can be undone."""
-        self.beside = self.beside.clone()
+        """A fit begins: it changes copies, so that it can be undone."""
+        self.beside = self.beside.clone() if self.least is None else torch.maximum(self.beside, self.least)
+        self.least = None
 
     def with_beside(self, outputs: Tensor) -> Tensor:
         """[R*B, 2 D]: the outputs [R*B, D], and the numbers beside them."""

@@ -144,6 +144,13 @@ class Session:
         run.add_film(number + 1)
         return self._parts(task, number)
 
+    def add_errors(self, errors: Mapping[str, Tensor], known: set[str]) -> None:
+        """Count errors on new rows of these heads' targets; those that are not `known` are made in this round."""
+        found = {name: self.scales[name].tested_on(each, name not in known) for name, each in errors.items()}
+        self.scales = {**self.scales, **found}
+        for name in errors.keys() & known:
+            targets.expect(self.run, self.groups[name][0].number, errors[name], found[name])
+
     def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
         """Add classes to the group of this domain that has the most rows of a task, in place."""
         if new:

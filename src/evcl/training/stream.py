@@ -165,4 +165,6 @@ class HeldOut:
 
     def labels(self, k: int) -> Sequence[Sequence[Label]]:
         """Those of each stream."""
-        return _given(self.tasks[k], [task.held_out for task in self.tasks[k]]).y
+        y = _given(self.tasks[k], [task.held_out for task in self.tasks[k]]).y
+        assert not isinstance(y, Tensor)
+        return y

@@ -9,7 +9,7 @@ its bias becomes r b + (m - m') / s'. The Fisher of these weights is divided by 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from evcl.methods.memory import rescaled
 from evcl.nn import head_names
 
 if TYPE_CHECKING:
+    from evcl.training.run import Run
     from evcl.training.session import Given, Session
 
-REMEMBERED, LEAST = 4, 200  # earlier errors count as this many times the rows of the last task, and at least as LEAST
+REMEMBERED, LEAST = 2, 200  # earlier errors count as this many times the rows of the last task, and at least as LEAST
 TRUSTED = 10  # the noise of training counts as this many rows beside those that were predicted before being learned
 
 
@@ -35,6 +36,7 @@ class Scale(NamedTuple):
     std: Tensor  # above 0
     errors: Tensor  # sum over rows of their squared errors before they were learned; earlier tasks count less
     tested: float  # the number of these rows
+    tasks: int  # how many tasks were predicted before they were learned; 0: `errors` are of parts of the first task
 
     def noise(self, learned: Tensor) -> Tensor:
         """[N, D]: the variance of new rows around the prediction, `learned` [N, D] being that of rows learned from.
@@ -44,11 +46,14 @@ class Scale(NamedTuple):
         """
         return (self.errors.to(learned.device) + TRUSTED * learned) / (self.tested + TRUSTED)
 
-    def tested_on(self, errors: Tensor) -> Scale:
-        """After some rows had these squared errors [n, D] before they were learned."""
+    def tested_on(self, errors: Tensor, first: bool) -> Scale:
+        """After the rows of a task had these squared errors [n, D] before they were learned. `first`: they are of parts
+        of the head's first task, which say nothing about drift, so those of the next task replace them.
+        """
         n = len(errors)
-        keep = min(1.0, max(REMEMBERED * n, LEAST) / max(self.tested, 1.0))
-        return self._replace(errors=keep * self.errors + errors.sum(0).clamp_min(0).cpu(), tested=keep * self.tested + n)
+        keep = min(1.0, max(REMEMBERED * n, LEAST) / max(self.tested, 1.0)) if self.tasks else 0.0
+        total = keep * self.errors + errors.sum(0).clamp_min(0).cpu()
+        return self._replace(errors=total, tested=keep * self.tested + n, tasks=self.tasks + (not first))
 
     def standardised(self, y: Tensor) -> Tensor:
         return (y - self.mean.to(y.device)) / self.std.to(y.device)
@@ -60,7 +65,7 @@ class Scale(NamedTuple):
 def first_scale(outputs: int) -> Scale:
     """The scale of targets that are learned as they are."""
     none = torch.zeros(outputs, dtype=torch.float64)
-    return Scale(0.0, none, torch.ones_like(none), none, 0.0)
+    return Scale(0.0, none, torch.ones_like(none), none, 0.0, 0)
 
 
 def prepared(session: Session, task: Given, number: int) -> TaskData:
@@ -95,6 +100,16 @@ def prepared(session: Session, task: Given, number: int) -> TaskData:
     return TaskData(task.x.to(mean), scale.standardised(y).to(mean), k, weights, number)
 
 
+def expect(run: Run, k: int, errors: Tensor, scale: Scale) -> None:
+    """Let the fit of rows that have these squared errors [n, D] begin with a noise of at least that size. With the
+    noise of earlier tasks, its first gradients would be so large that Adam's steps would be too small ever after.
+    """
+    if isinstance(run.likelihood, Gaussian):
+        head = run.network.number_head(k)
+        size = (errors.mean(0).cpu() / scale.std.square()).clamp_min(1e-12).log()
+        head.least = size.to(head.beside)
+
+
 def _merged(before: Scale, y: Tensor, weights: Tensor | None) -> Scale:
     """The mean and deviation of the earlier targets and of y [N, D]."""
     w = y.new_ones(len(y), 1) if weights is None else weights.to(y).unsqueeze(1)
@@ -109,7 +124,7 @@ def _merged(before: Scale, y: Tensor, weights: Tensor | None) -> Scale:
     return before._replace(mean=mean, std=torch.where(std > least, std, before.std if n else torch.ones_like(std)))
 
 
-def _rescale(run: Any, k: int, before: Scale, after: Scale) -> None:
+def _rescale(run: Run, k: int, before: Scale, after: Scale) -> None:
     """Express head k on another scale of its targets, in the posterior and in the memories: the function it computes,
     and how sure it is of it, stay the same.
     """

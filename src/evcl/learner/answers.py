@@ -1,0 +1,96 @@
+"""What predictions and measurements return."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from evcl._core.errors import EvclError
+from evcl.learner.counts import count_interval
+
+
+class Predictions(NamedTuple):
+    """Predictions for N inputs, with their uncertainty in nats: entropy = aleatoric + epistemic.
+
+    Attributes:
+        labels: [N], the most probable label
+        probabilities: [N, classes], averaged over draws from the posterior
+        entropy: [N], the entropy of these probabilities
+        aleatoric: [N], the mean entropy of each draw's prediction: uncertainty that more data of this kind would not
+            reduce
+        epistemic: [N], the rest, the mutual information of label and weights: how much the draws disagree
+        tasks: [N], the first task of the head that predicted, or with film the task itself: useful with task="infer"
+        unfamiliar: [N], how far the input lies from everything learned from: 0.7 to 1 for a typical training input,
+            whatever the number of columns, and larger farther away. All tasks are described by one Gaussian, so an
+            input between two far-apart tasks counts as familiar. None if unknown: for a model saved by an earlier
+            release, and for inputs that are tokens or have several shapes
+
+    With likelihood="bernoulli", labels, probabilities and the three uncertainties are [N, D], for D labels.
+    """
+
+    labels: Any
+    probabilities: Any
+    entropy: Any
+    aleatoric: Any
+    epistemic: Any
+    tasks: Any
+    unfamiliar: Any = None
+
+
+class Measures(NamedTuple):
+    """How good predictions are.
+
+    Attributes:
+        accuracy: the fraction that is right
+        nll: the mean negative log-likelihood, in nats
+        ece: the expected calibration error
+    """
+
+    accuracy: float
+    nll: float
+    ece: float
+
+
+class Numbers(NamedTuple):
+    """Predictions of numbers or counts for N inputs, each [N], or [N, D] if there are several targets.
+
+    Attributes:
+        mean: the expected value
+        std: the standard deviation around it of rows that come next: std^2 = aleatoric^2 + epistemic^2
+        aleatoric: the part that more data of this kind would not reduce: noise. If targets drift from task to task, it
+            includes how far the rows of the last tasks lay from what was predicted before they were learned
+        epistemic: the part due to uncertain weights
+        tasks: [N], the first task of the head that predicted
+        unfamiliar: [N], how far the input lies from everything learned from, as in `Predictions`
+    """
+
+    mean: Any
+    std: Any
+    aleatoric: Any
+    epistemic: Any
+    tasks: Any
+    unfamiliar: Any = None
+    counts: bool = False
+
+    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+        """The lower and upper ends of intervals that contain the true value with this probability."""
+        if not isinstance(level, (int, float)) or not 0 < level < 1:
+            raise EvclError(f"the level of an interval must be between 0 and 1, such as 0.95, not {level!r}")
+        if self.counts:
+            return count_interval(self.mean, self.std, level)
+        wide = NormalDist().inv_cdf(0.5 + level / 2) * self.std
+        return self.mean - wide, self.mean + wide
+
+
+class NumberMeasures(NamedTuple):
+    """How good predictions of numbers are.
+
+    Attributes:
+        rmse: the root of the mean squared error, in the units of the targets
+        nll: the mean negative log-likelihood, in nats, summed over the targets of an example
+        coverage: the fraction of targets within their 95% interval
+    """
+
+    rmse: float
+    nll: float
+    coverage: float

@@ -1,0 +1,254 @@
+"""A learner of numbers, counts and several labels: noise, intervals, scales, files, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import evcl
+from evcl.learner.counts import count_interval, count_nll
+from evcl.training.targets import _rescale
+
+
+def rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)).astype("float32")
+    return x, 100 + 20 * x[:, 0] - 10 * np.abs(x[:, 1]) + 5 * rng.normal(size=n)
+
+
+def learned(**options: Any) -> evcl.Learner:
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian", seed=0, **options)
+    learner.learn(rows(400), "a", epochs=20)
+    return learner
+
+
+def test_numbers_are_learned_with_their_noise() -> None:
+    learner = learned()
+    x, y = rows(2000, seed=1)
+    found = learner.measure((x, y))
+    assert found.rmse < 7  # the noise is 5, the deviation of y is 22
+    assert 0.92 <= found.coverage <= 0.98
+    p = learner.predictions(x)
+    assert 4 < p.aleatoric[0] < 7
+    np.testing.assert_allclose(p.std**2, p.aleatoric**2 + p.epistemic**2)
+    np.testing.assert_allclose(learner.predict(x), p.mean)
+    low, high = p.interval(0.5)
+    assert 0.42 < ((low < y) & (y < high)).mean() < 0.58
+    far = learner.predictions(10 * x[:50])
+    assert far.epistemic.mean() > 2 * p.epistemic.mean()
+
+
+def test_a_task_on_another_scale_does_not_distort_what_was_learned() -> None:
+    """The head is expressed on the new scale exactly: after a task of 0 effect, predictions are the same."""
+    learner = learned()
+    x, _ = rows(50, seed=2)
+    before = learner.predictions(x)
+    session, run = learner._session, learner._run
+    old = session.scales["a"]
+    new = old._replace(mean=old.mean + 1234.5, std=old.std * 77)
+    _rescale(run, 0, old, new)
+    session.scales = {"a": new}
+    after = learner.predictions(x)
+    np.testing.assert_allclose(after.mean, before.mean, rtol=1e-4)
+    np.testing.assert_allclose(after.epistemic, before.epistemic, rtol=1e-2)
+    torch.testing.assert_close(run.memories[0].prior.mean, run.network.posterior.mean)
+
+
+def test_later_tasks_may_have_another_mean_and_scale() -> None:
+    learner = learned()
+    x, y = rows(400, seed=3)
+    learner.learn((x, 1000 * y - 5e4), "b", head="a", epochs=20)
+    found = learner.measure((x, 1000 * y - 5e4))
+    assert found.rmse < 0.7 * 1000 * y.std()
+    assert np.isfinite(found.nll)
+
+
+def test_intervals_follow_targets_that_drift() -> None:
+    learner, inside = learned(), []
+    for k in range(1, 6):
+        x, y = rows(200, seed=10 + k)
+        y = y + 30 * k * x[:, 2]
+        if k > 1:
+            low, high = learner.predictions(x).interval()
+            inside.append(((low <= y) & (y <= high)).mean())
+        learner.learn((x, y), str(k), head="a", epochs=20)
+    assert np.mean(inside) > 0.9
+
+
+def test_the_noise_is_carried_by_bayes_rule() -> None:
+    learner = learned()
+    head = learner._run.network.number_head(0)
+    noise, count = head.earlier[0, 0].item(), head.earlier[0, 1].item()
+    assert count == 400
+    assert noise == pytest.approx(float(head.beside.exp()))
+    before = head.beside.clone()
+    head.follow(torch.full((1, 1), 4 * noise), 400, 1.0)
+    assert float(head.beside.exp()) == pytest.approx((400 * noise + 400 * 4 * noise) / 800)
+    head.beside.copy_(before)
+
+
+def test_a_failed_task_leaves_everything_as_it_was() -> None:
+    learner = learned()
+    x, y = rows(50, seed=5)
+    before, told = learner.predictions(x), learner.described()[0]
+
+    class Stop(evcl.Callback):
+        def end_epoch(self, epoch: evcl.Epoch) -> bool:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        learner.learn((x, 9 * y), "b", head="a", callbacks=[Stop()])
+    assert learner.described()[0] == told
+    np.testing.assert_array_equal(learner.predictions(x).mean, before.mean)
+    np.testing.assert_array_equal(learner.predictions(x).std, before.std)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "poisson"])
+@pytest.mark.parametrize("method", ["evcl", "vcl-random-coreset", "ewc"])
+def test_a_saved_learner_predicts_and_learns_on_alike(likelihood: str, method: str, tmp_path: Path) -> None:
+    x, y = rows(120)
+    targets = {
+        "gaussian": np.stack([y, -y], 1),
+        "bernoulli": np.stack([y > 100, y > 120, y > 80], 1),
+        "poisson": np.maximum(0, (y / 20).round()),
+    }[likelihood]
+    learner: Any = evcl.Learner(evcl.nn.mlp(3, [8]), method, likelihood=likelihood, epochs=2)  # type: ignore[arg-type]
+    learner.learn((x[:60], targets[:60]), "a")
+    learner.learn((x[60:], targets[60:]), "b", head="a")
+    learner.save(tmp_path / "m.safetensors")
+    other = evcl.load(tmp_path / "m.safetensors")
+    for one, two in zip(learner.predictions(x, "a"), other.predictions(x, "a"), strict=True):
+        np.testing.assert_array_equal(one, two)
+    for each in (learner, other):
+        each.learn((x[:60], targets[:60]), "c", head="a")
+    np.testing.assert_array_equal(learner.predict(x, "a"), other.predict(x, "a"))
+    assert learner.measure((x, targets), "a") == other.measure((x, targets), "a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("likelihood", "cauchy"),
+        ("scales", {}),
+        ("scales", {"a": {"rows": 1, "mean": [0], "std": [0], "errors": [0], "tested": 1, "tasks": 0}}),
+        ("scales", {"a": {"rows": 1, "mean": ["x"], "std": [1], "errors": [0], "tested": 1, "tasks": 0}}),
+        ("scales", {"a": {"rows": 1, "mean": [0, 0], "std": [1], "errors": [0], "tested": 1, "tasks": 0}}),
+    ],
+)
+def test_damage_is_refused_in_one_line(field: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    learned().save(path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["evcl"])
+    save_file(tensors, path, {"evcl": json.dumps({**about, field: value})})
+    with pytest.raises(evcl.EvclError, match=r"cannot load .*m\.safetensors"):
+        evcl.load(path)
+
+
+def test_validation_stops_early_and_is_recorded() -> None:
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian")
+    learner.learn(rows(300), "a", epochs=30, validation=0.2, patience=2)
+    told = learner.card()["tasks"][0]["validation"]
+    assert told["examples"] == 60
+    assert told.keys() == {"examples", "rmse", "nll", "coverage"}
+
+
+def test_weights_of_examples_count_as_repetitions() -> None:
+    """Rows of weight 0 are left out, and a heavy half decides what is predicted."""
+    x = np.zeros((200, 2), dtype="float32")
+    x[:, 0] = np.linspace(-1, 1, 200)
+    y = np.where(np.arange(200) % 2, 10.0, -10.0)
+    learner = evcl.Learner(evcl.nn.mlp(2, [8]), likelihood="gaussian", epochs=10)
+    learner.learn((x, y), sample_weight=np.where(y > 0, 9.0, 1.0))
+    assert learner.predict(x).mean() == pytest.approx(8.0, abs=1.5)
+
+
+def test_several_labels_at_once() -> None:
+    x, _ = rows(400)
+    labels = np.stack([x[:, 0] > 0, x[:, 1] > 0], 1)
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="bernoulli", epochs=20)
+    learner.learn((x, labels))
+    p = learner.predictions(x)
+    assert p.labels.shape == p.probabilities.shape == (400, 2)
+    assert (p.labels == labels).mean() > 0.95
+    np.testing.assert_allclose(p.entropy, p.aleatoric + p.epistemic, atol=1e-6)
+    np.testing.assert_array_equal(learner.predict_proba(x), p.probabilities)
+    assert learner.measure((x, labels)).accuracy == pytest.approx((p.labels == labels).mean())
+
+
+def test_counts_of_any_size() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 2)).astype("float32")
+    for usual in (0.3, 3000.0):
+        y = rng.poisson(usual * np.exp(0.3 * x[:, 0]))
+        learner = evcl.Learner(evcl.nn.mlp(2, [20]), likelihood="poisson", epochs=20)
+        learner.learn((x, y))
+        found = learner.predictions(x)
+        assert found.mean.mean() == pytest.approx(y.mean(), rel=0.15)
+        low, high = found.interval(0.9)
+        assert ((low <= y) & (y <= high)).mean() > 0.87
+        assert (low >= 0).all()
+
+
+def test_count_intervals_are_those_of_the_negative_binomial() -> None:
+    rng = np.random.default_rng(0)
+    mean, std = 4.0, 4.0
+    drawn = rng.poisson(rng.gamma(mean**2 / (std**2 - mean), (std**2 - mean) / mean, size=200_000))
+    (low,), (high,) = count_interval(np.array([mean]), np.array([std]), 0.95)
+    assert (low, high) == tuple(np.quantile(drawn, [0.025, 0.975]))
+    nll = count_nll(np.array([mean]), np.array([std]), np.arange(60.0))
+    assert np.exp(-nll).sum() == pytest.approx(1, abs=1e-4)
+    assert np.exp(-nll[3]) == pytest.approx((drawn == 3).mean(), abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("options", "y", "message"),
+    [
+        ({"likelihood": "cauchy"}, None, "likelihood must be one of categorical, gaussian"),
+        ({"likelihood": "gaussian", "method": "lwf"}, None, "lwf learns classes only: it distils"),
+        ({"likelihood": "gaussian", "method": "er"}, None, "er learns classes only: its memory"),
+        ({"likelihood": "gaussian", "memory": 20}, None, "learns classes only: its memory"),
+        ({"likelihood": "gaussian"}, [1.0, np.nan], "must be numbers, but row 1 has nan"),
+        ({"likelihood": "gaussian"}, ["a", "b"], "must be numbers, not"),
+        ({"likelihood": "bernoulli"}, [[0, 1], [1, 2]], "must be 0 or 1, but row 1 has 2"),
+        ({"likelihood": "poisson"}, [1.5, 2], "whole numbers of at least 0, but row 0 has 1.5"),
+        ({"likelihood": "gaussian"}, [1.0, 2.0, 3.0], "there are 2 inputs but 3 targets"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_in_one_line(options: dict[str, Any], y: Any, message: str) -> None:
+    def learn() -> None:
+        evcl.Learner(evcl.nn.mlp(2, [4]), **options).learn((np.eye(2, dtype="float32"), y))
+
+    with pytest.raises(evcl.EvclError, match=message):
+        learn()
+
+
+def test_options_for_classes_are_refused() -> None:
+    learner = learned()
+    x, y = rows(20)
+    for options in ({"classes": [1, 2]}, {"class_weight": "balanced"}, {"reread": True}):
+        with pytest.raises(evcl.EvclError, match=f"{next(iter(options))} is for targets that are classes"):
+            learner.learn((x, y), "b", head="a", **options)
+    with pytest.raises(evcl.EvclError, match="1 targets per example, but this task has 2"):
+        learner.learn((x, np.stack([y, y], 1)), "b", head="a")
+    with pytest.raises(evcl.EvclError, match="no class probabilities"):
+        learner.predict_proba(x)
+    with pytest.raises(evcl.EvclError, match="class probabilities only"):
+        learner.predictions(x, "infer")
+
+
+def test_the_mean_network_predicts_in_the_units_of_the_targets() -> None:
+    learner = learned()
+    x, _ = rows(50, seed=7)
+    plain = learner.mean_network()(torch.from_numpy(x)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(plain, learner.predict(x), atol=3.0)
+    with pytest.raises(evcl.EvclError, match="only learners of classes can be exported"):
+        learner.export("m.pt2")
