@@ -436,8 +436,8 @@ X, Y = blobs()
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ((X, Y.astype(float)), {}, "labels are float64, but classes are integers or strings: regression is not"),
-        ((X, np.random.default_rng(0).normal(size=len(X))), {}, "likelihood=.gaussian."),
+        ((X, Y.astype(float)), {}, "labels are float64, but classes are integers or strings: for numbers, make the"),
+        ((X, np.random.default_rng(0).normal(size=len(X))), {}, "likelihood='gaussian'"),
         ((X, np.eye(2)[Y]), {}, "one class per example, not (60, 2)"),
         ((X, Y[:-1]), {}, "there are 60 inputs but 59 labels"),
         ((X, np.zeros(len(X), int)), {}, "at least two classes, but the labels contain only 0"),

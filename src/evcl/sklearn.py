@@ -183,7 +183,7 @@ class EVCLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn(self, before: Learner | None, x: Any, y: Any, known: list[Any], task: str | None) -> EVCLClassifier:
         labels = _in_order([*known, np.unique(y)])
         names = labels.tolist()
-        examples = Examples(torch.from_numpy(x), positions(y.tolist(), names))
+        examples = Examples(torch.from_numpy(np.require(x, requirements="W")), positions(y.tolist(), names))
         learner = self._new(x.shape[1]) if before is None else _copied(before).to(self.device)
         if self.memory is not None and learner.settings.get("memory", 0) != self.memory:
             learner.keep(self.memory)
