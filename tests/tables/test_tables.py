@@ -18,12 +18,12 @@ from rich.console import Console
 
 import evcl as package
 from evcl import tables
+from evcl.tables.arrow_file import ParquetFile
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Category, Encoder, labels_of
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import ImageFolder
 from evcl.tables.model import create
-from evcl.tables.parquet_file import ParquetFile
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -294,7 +294,7 @@ def test_a_new_model_says_how_it_took_the_columns(evcl):
     rows = "".join(f"0,{i};{i};{'yes' if i % 2 else 'no'}\n" for i in range(40))
     Path("january.csv").write_text("price;age;label\n" + rows)
     out = evcl("learn", "--model", "m", "--data", "january.csv", "--target", "label", "--epochs", "1")[1]
-    assert "read with ;; decimal commas: price\n" in out
+    assert "read with semicolons; decimal commas: price\n" in out
     assert "columns  price, age\n" in out
     Path("february.csv").write_text("price;age;label\n" + rows)
     status, out, _ = evcl("learn", "--model", "m", "--data", "february.csv", "--epochs", "1")

@@ -174,7 +174,11 @@ def test_a_parquet_file_cut_short_and_others(model):
     assert found == "new.parquet: row 1, column 'age': it holds text, but the model learned it as numbers"
     pq.write_table(table.set_column(0, "age", pa.array([1, 2], pa.timestamp("ms"))), "new.parquet")
     found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
-    assert found == "new.parquet: column 'age': it holds timestamp[ms], not numbers or text; --drop leaves it out"
+    assert found == "new.parquet: row 1, column 'age': it holds dates, but the model learned it as numbers"
+    pq.write_table(table.set_column(0, "age", pa.array([[1], [2]])), "new.parquet")
+    found = refused(model, "learn", "--model", "m", "--data", "new.parquet")
+    assert "new.parquet: column 'age': it holds list<" in found
+    assert found.endswith(", not numbers, text or dates; --drop leaves it out")
 
 
 def test_a_bad_npz(model):

@@ -22,7 +22,10 @@ HELD_OUT = replace(VALIDATION, default=0.1, high=0.5)
 SIDE = Setting(64, "longest side of images", low=1, high=1000)
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model file (.safetensors).")]
-Data = Annotated[Path, typer.Option(help="A .csv, .tsv, .parquet or .npz file, or a folder with one folder per class.")]
+Data = Annotated[
+    Path,
+    typer.Option(help="A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."),
+]
 Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
 Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [seen in the file].")]
 Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [seen in the file].")]

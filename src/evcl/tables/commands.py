@@ -15,21 +15,29 @@ from evcl._core.files import check_regular, locked
 from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
+from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
+from evcl.tables.excel_file import ExcelFile
 from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, create, is_table, load_model
+from evcl.tables.npy_file import NpyFile
 from evcl.tables.npz_file import NpzFile
-from evcl.tables.parquet_file import ParquetFile
 from evcl.tables.source import Dialect, Source, Unknown, bad
 
 READERS: dict[str, Callable[[Path, Dialect], Source]] = {
     ".csv": CsvFile,
     ".tsv": CsvFile,
+    ".txt": CsvFile,
     ".csv.gz": CsvFile,
     ".tsv.gz": CsvFile,
+    ".xlsx": ExcelFile,
     ".parquet": ParquetFile,
+    ".feather": ArrowFile,
+    ".arrow": ArrowFile,
     ".npz": NpzFile,
+    ".npy": NpyFile,
+    ".duckdb": DuckDb,
 }
 
 
@@ -53,7 +61,13 @@ def open_source(
         if not ends:
             bad(path, f"its name should end in {', '.join(READERS)}, or it should be a folder of images")
         check_regular(path)
-        return READERS[max(ends, key=len)](path, dialect)
+        reader = READERS[max(ends, key=len)]
+        if dialect.query is not None and reader is not DuckDb:
+            raise EvclError(f"--query is for a DuckDB database, and {path} is none")
+        source = reader(path, dialect)
+        if not source.untyped and (dialect.separator or dialect.decimal):
+            raise EvclError(f"--separator and --decimal are for files of text, and {path} is none")
+        return source
     except OSError as error:
         raise EvclError(f"cannot read {path}: {error.strerror or error}") from error
 

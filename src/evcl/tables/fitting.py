@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class EncoderFitting:
     def _new(self, name: str) -> Part:
         fit = self._fits[name]
         if told := fit.warning():
-            self.notes.append(f"column {name!r} {told}: --drop {name} leaves it out")
+            self.notes.append(f"column {name!r} {told}: --drop {quote(name)} leaves it out")
         return fit.column(name, self._source.path)
 
     def _extended(self, parts: list[Part], name: str, own: list[Part]) -> list[Part]:

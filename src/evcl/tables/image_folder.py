@@ -10,9 +10,10 @@ import numpy as np
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import check_regular
 from evcl.data.formats import quiet
-from evcl.tables.source import MOST_PIXELS, Piece, TypedSource, Values, bad
+from evcl.tables.source import MOST_PIXELS, Piece, TypedSource, Values, bad, listed, plural
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
+ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff")
 PIXELS, FOLDER = "pixels", "folder"  # the names of its columns
 LARGEST_SIDE = 64  # default longest side of the inputs, in pixels
 IMAGES_A_PIECE = 256
@@ -33,8 +34,13 @@ class ImageFolder(TypedSource):
                 found += [(folder.name, one) for one in sorted(folder.iterdir()) if not _hidden(one)]
         except OSError as error:
             raise EvclError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+        self._others = {
+            one for _, one in found if one.suffix.lower() not in ENDINGS and not _image(one)
+        }  # such as notes
+        found = [(folder, one) for folder, one in found if one not in self._others]
         if not found:
             bad(path, "the folder holds no images")
+        self._unlike = [0, 0]  # images that had another size, and another colour, in the last pass
         self.files = [(None if one.parent == path else folder, one) for folder, one in found]
         self.size = self._first_size(side) if size is None else size
 
@@ -48,7 +54,20 @@ class ImageFolder(TypedSource):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {PIXELS: self.size}
 
+    @property
+    def told(self) -> str | None:
+        (sizes, colours), (height, width, channels) = self._unlike, self.size
+        unlike = [f"{plural(n, 'image')} of another {what}" for n, what in ((sizes, "size"), (colours, "colour")) if n]
+        parts = (
+            [f"{' and '.join(unlike)} as {height} x {width}, {'grey' if channels == 1 else 'RGB'}"] if unlike else []
+        )
+        if self._others:
+            names = listed(sorted(str(one.relative_to(self.path)) for one in self._others))
+            parts.append(f"without {plural(len(self._others), 'other file')}: {names}")
+        return f"read {'; '.join(parts)}" if parts else None
+
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        self._unlike = [0, 0]
         for start in range(0, len(self.files), IMAGES_A_PIECE):
             part = self.files[start : start + IMAGES_A_PIECE]
             folders = np.empty(len(part), dtype=object)
@@ -71,10 +90,13 @@ class ImageFolder(TypedSource):
                 if image.mode in ("I", "F"):
                     bad(file, "its pixels have 32 bits, with no known range; save it with 8 or 16 bits")
                 wide = image.mode.startswith("I;16")  # convert would clip these at 255
-                grey = wide or image.mode in ("1", "L", "LA") if size is None else size[2] == 1
+                own = wide or image.mode in ("1", "L", "LA")
+                grey = own if size is None else size[2] == 1
+                self._unlike[1] += own != grey
                 eight = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if wide else image
                 plain = eight.convert("L" if grey else "RGB")
                 if size is not None and (plain.height, plain.width) != size[:2]:
+                    self._unlike[0] += 1
                     plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 array = np.asarray(plain)
         except EvclError:
@@ -85,6 +107,18 @@ class ImageFolder(TypedSource):
         except Image.DecompressionBombError:
             bad(file, f"it has more pixels than the maximum of {MOST_PIXELS:,}")
         return array[..., None] if grey else array
+
+
+def _image(file: Path) -> bool:
+    """Whether a file is an image, whatever its name; notes among them are none."""
+    with extra("tables", f"{file.parent}: images need Pillow"):
+        from PIL import Image
+    try:
+        check_regular(file)
+        with quiet(), Image.open(file, formats=FORMATS):
+            return True
+    except (EvclError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
 
 
 def _hidden(path: Path) -> bool:

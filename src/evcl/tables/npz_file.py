@@ -22,12 +22,13 @@ from evcl.tables.source import (
     TypedSource,
     Values,
     bad,
+    with_missing,
 )
 
 
 class NpzFile(TypedSource):
     def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
-        self.path = path
+        self.path, self._missing = path, (dialect or Dialect()).missing
         try:
             with zipfile.ZipFile(path) as archive:
                 members = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -55,8 +56,8 @@ class NpzFile(TypedSource):
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
         where = f"array {member.removesuffix('.npy')!r}"
-        if dtype.kind not in "biufU":
-            bad(self.path, where, f"it holds {dtype}; numbers or text are expected")
+        if dtype.kind not in "biufUM":
+            bad(self.path, where, f"it holds {dtype}; numbers, text or dates are expected")
         if not shape:
             bad(self.path, where, "it is a single number; its first axis should be the examples")
         if not 0 < math.prod(shape[1:]) <= MOST_INPUTS or (dtype.kind == "U" and dtype.itemsize > 4 * MOST_TEXT):
@@ -85,7 +86,8 @@ class NpzFile(TypedSource):
                 self._broken(error)
             for start in range(0, self._rows, count):
                 rows = min(count, self._rows - start)
-                columns = {name: self._read(stream, name, rows) for name, stream in streams.items()}
+                read = {name: self._read(stream, name, rows) for name, stream in streams.items()}
+                columns = {name: with_missing(values, self._missing) for name, values in read.items()}
                 yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", rows)  # type: ignore[misc]
 
     def _read(self, stream: IO[bytes], name: str, rows: int) -> Values:
@@ -100,6 +102,8 @@ class NpzFile(TypedSource):
         found = np.frombuffer(content, dtype).reshape(rows, *shape[1:])
         if dtype.kind in "iu":
             return found.astype(dtype.newbyteorder("="), copy=False)
+        if dtype.kind == "M":
+            return found
         if dtype.kind != "U":
             return found.astype(np.float64)
         letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))

@@ -103,6 +103,23 @@ class TypedSource:
         return piece.columns[name]
 
 
+def with_missing(values: Values, missing: Sequence[str]) -> Values:
+    """Typed values, where those that the user calls missing are."""
+    if not missing or values.dtype.kind == "M":
+        return values
+    if values.dtype == object:
+        found = values.copy()
+        found[[value in missing for value in values]] = None
+        return found
+    never = [number for number in map(as_number, missing) if number is not None]
+    there = np.isin(np.ma.getdata(values), never)
+    if not there.any():
+        return values
+    if values.dtype.kind == "f":
+        return np.where(there, np.nan, values)
+    return np.ma.masked_array(np.ma.getdata(values), there | np.ma.getmaskarray(values))
+
+
 def bad(path: Path, *what: str) -> NoReturn:
     """Raise an error about a file: the place in it, then what is wrong."""
     raise EvclError(f"{path}: {': '.join(what)}")

@@ -37,7 +37,7 @@ from evcl.tables.texts import (
     number_of,
 )
 
-SEPARATORS = {"\t": "tabs", " ": "spaces"}  # those that need a name
+SEPARATORS = {";": "semicolons", "\t": "tabs", " ": "spaces"}  # their names, where they have one
 SHOWN = 1000  # at most this many different texts of a column are remembered, as examples
 _POINT_ALONE = re.compile(r"\.(?!\d{3}(?:\D|$))")  # a point that groups no thousands
 
@@ -230,6 +230,7 @@ class TextSource:
         if of["date"]:
             parts.append(f"dates: {listed([name + self._order(name) for name in of['date']])}")
         tokens = {t: None for n, r in self._readings.items() for t in self._columns[n].tokens if t and t in r.missing}
+        tokens |= dict.fromkeys(self.dialect.missing)
         if tokens:
             parts.append(f"missing: {listed(list(tokens))}")
         words = [n for n in of["text"] if n not in self._expected and self._columns[n].total(IS_WORD)]

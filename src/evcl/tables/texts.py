@@ -67,9 +67,8 @@ def number_of(text: str, decimal: str) -> float | None:
 
 def grouped(text: str, decimal: str) -> bool:
     """Whether a text is a number with grouped thousands."""
-    return any(mark in text for mark in _SPACES + ("," if decimal == "." else ".")) and bool(
-        _NUMBERS[decimal].fullmatch(text)
-    )
+    found = _NUMBERS[decimal].fullmatch(text)
+    return found is not None and any(mark in found[2] for mark in _SPACES + ("," if decimal == "." else "."))
 
 
 _CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})?"

@@ -1,0 +1,206 @@
+"""Parquet and Arrow files (Feather), and queries of a DuckDB database: their columns have types.
+
+They need packages of the extra `tables`: `pip install 'evcl[tables]'`; DuckDB is the extra `sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from evcl._core.errors import extra
+from evcl.tables.source import (
+    MOST_COLUMNS,
+    ROWS_A_PIECE,
+    Dialect,
+    Piece,
+    TypedSource,
+    Values,
+    bad,
+    listed,
+    with_missing,
+)
+
+
+class ArrowSource(TypedSource):
+    """A source that pyarrow reads, in batches of rows."""
+
+    name = "Arrow"
+
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
+        with extra("tables", f"{path}: {self.name} needs pyarrow"):
+            import pyarrow as pa
+        self.path, self.dialect, self._pa = path, dialect or Dialect(), pa
+        schema = self._schema()
+        if len(schema.names) > MOST_COLUMNS:
+            bad(path, f"{len(schema.names)} columns, but the maximum is {MOST_COLUMNS}")
+        if len(set(schema.names)) != len(schema.names):
+            bad(path, "two columns have the same name")
+        self._types = dict(zip(schema.names, schema.types, strict=True))
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return dict.fromkeys(self._types, ())
+
+    def _schema(self) -> Any:
+        raise NotImplementedError
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        """The rows of these columns. An error of pyarrow here means that the file is damaged."""
+        raise NotImplementedError
+
+    def _unreadable(self, error: Exception) -> NoReturn:
+        bad(self.path, f"it is truncated or not {self.name} ({line_of(error)})")
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        start, batches = 0, self._batches([name for name in self._types if name in names])
+        while True:
+            try:
+                batch = next(batches, None)
+            except (self._pa.ArrowException, OSError) as error:
+                bad(self.path, f"after row {start}", f"it is damaged ({line_of(error)})")
+            if batch is None:
+                return
+            for first in range(0, len(batch), ROWS_A_PIECE):
+                part = batch.slice(first, ROWS_A_PIECE)
+                columns = {name: self._values(name, part.column(i)) for i, name in enumerate(part.schema.names)}
+                yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(part))  # type: ignore[misc]
+                start += len(part)
+
+    def _values(self, name: str, column: Any) -> Values:
+        """A column's values: integers stay integers, other numbers become float64, text and booleans become text, dates
+        and times become datetime64.
+        """
+        return with_missing(self._converted(name, column), self.dialect.missing)
+
+    def _converted(self, name: str, column: Any) -> Values:
+        pa = self._pa
+        types, kind = pa.types, self._types[name]
+        if types.is_dictionary(kind):
+            kind, column = kind.value_type, column.dictionary_decode()
+        if types.is_decimal(kind) and kind.scale <= 0:
+            try:
+                kind, column = pa.int64(), column.cast(pa.int64())
+            except pa.ArrowInvalid:
+                bad(self.path, f"column {name!r}", "it holds integers of more than 64 bits; save it as text")
+        if types.is_integer(kind):
+            digits: Values = column.fill_null(0).to_numpy(zero_copy_only=False)
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            return np.ma.masked_array(digits, missing) if missing.any() else digits
+        if types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+            found: Values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            return found
+        if types.is_duration(kind):
+            whole = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
+            return np.asarray(whole.to_numpy(zero_copy_only=False)) / 1e6  # seconds
+        if types.is_temporal(kind) and not types.is_interval(kind):
+            return self._dates(column, kind)
+        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind)):
+            bad(self.path, f"column {name!r}", f"it holds {kind}, not numbers, text or dates; --drop leaves it out")
+        text = np.empty(len(column), dtype=object)
+        text[:] = [None if value is None else str(value) for value in column.to_pylist()]
+        return text
+
+    def _dates(self, column: Any, kind: Any) -> Values:
+        """Dates, times or times of the day. With a time zone they are local times, as in a text."""
+        import pyarrow.compute as pc
+
+        pa = self._pa
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = pc.local_timestamp(column)
+        elif pa.types.is_time(kind):
+            column = column.cast(pa.time64("us"), safe=False).cast(pa.int64())
+        found: Values = column.cast(pa.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+        return found
+
+
+class ParquetFile(ArrowSource):
+    name = "Parquet"
+
+    def _file(self) -> Any:
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.ParquetFile(self.path)
+        except (self._pa.ArrowException, OSError) as error:
+            bad(self.path, f"it is truncated or not a Parquet file ({line_of(error)})")
+
+    def _schema(self) -> Any:
+        with self._file() as file:
+            return file.schema_arrow
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        with self._file() as file:
+            yield from file.iter_batches(ROWS_A_PIECE, columns=names)
+
+
+class ArrowFile(ArrowSource):
+    """An Arrow file or stream, also called Feather or IPC."""
+
+    def _reader(self) -> Any:
+        pa = self._pa
+        mapped = pa.memory_map(str(self.path))
+        try:
+            return pa.ipc.open_file(mapped)
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+        try:
+            return pa.ipc.open_stream(mapped)
+        except (pa.ArrowException, OSError) as error:
+            bad(self.path, f"it is truncated or not an Arrow file ({line_of(error)})")
+
+    def _schema(self) -> Any:
+        try:
+            return self._reader().schema
+        except OSError as error:  # an empty file cannot be mapped
+            bad(self.path, f"it is truncated or not an Arrow file ({line_of(error)})")
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        reader = self._reader()
+        if hasattr(reader, "num_record_batches"):
+            yield from (reader.get_batch(i).select(names) for i in range(reader.num_record_batches))
+        else:
+            yield from (batch.select(names) for batch in reader)
+
+
+class DuckDb(ArrowSource):
+    """The rows that a query selects from a DuckDB database, or its only table. The database is not changed."""
+
+    name = "DuckDB"
+
+    def _reader(self) -> Any:
+        with extra("sql", f"{self.path}: a database needs duckdb"):
+            import duckdb
+        try:
+            # one thread, so that each time a query runs it gives the rows in the same order
+            base = duckdb.connect(str(self.path), read_only=True, config={"threads": 1})
+        except duckdb.Error as error:
+            bad(self.path, f"it is not a DuckDB database that can be read ({line_of(error)})")
+        query = self.dialect.query
+        try:
+            if query is None:
+                tables = [str(name) for (name,) in base.execute("select table_name from duckdb_tables()").fetchall()]
+                if len(tables) != 1:
+                    has = f"its tables are {listed(tables)}" if tables else "it has no table"
+                    bad(self.path, f"--query says which rows to read, as in --query 'select * from sales'; {has}")
+                query = 'select * from "{}"'.format(tables[0].replace('"', '""'))
+            found = base.sql(query)
+            if found is None:
+                bad(self.path, f"--query {query!r}", "it selects no rows")
+            read = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader  # the name before duckdb 1.4
+            return read(ROWS_A_PIECE)
+        except duckdb.Error as error:
+            bad(self.path, f"--query {query!r}", line_of(error))
+
+    def _schema(self) -> Any:
+        return self._reader().schema
+
+    def _batches(self, names: list[str]) -> Iterator[Any]:
+        yield from (batch.select(names) for batch in self._reader())
+
+
+def line_of(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,101 @@
+"""Excel files (.xlsx), read with openpyxl: the first sheet, whose first row has the names of the columns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, time, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from evcl._core.errors import EvclError, extra
+from evcl.data.formats import BROKEN
+from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Dialect, Piece, bad
+from evcl.tables.survey import TextSource
+
+
+class ExcelFile(TextSource):
+    """Cells are turned into text, so that words among numbers, such as n/a, are treated as in any file of text."""
+
+    def __init__(self, path: Path, dialect: Dialect | None = None) -> None:
+        super().__init__(path, dialect or Dialect())
+        with self._rows() as rows, _quiet():
+            _, header = next(rows, (1, []))
+        while header and not header[-1]:
+            header.pop()
+        if not header:
+            bad(path, "its first sheet is empty; the first row should have the names of the columns")
+        if len(header) > MOST_COLUMNS:
+            bad(path, f"{len(header)} columns, but the maximum is {MOST_COLUMNS}")
+        self._names = header
+        for i, name in enumerate(header):
+            if not name:
+                bad(path, "row 1", f"column {i + 1} has no name; name it")
+            if name in header[:i]:
+                bad(path, "row 1", f"two columns are called {name!r}")
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return dict.fromkeys(self._names, ())
+
+    @contextmanager
+    def _rows(self) -> Iterator[Iterator[tuple[int, list[str]]]]:
+        """The rows that have a cell, each with its number."""
+        with extra("tables", f"{self.path}: Excel needs openpyxl"):
+            from openpyxl import load_workbook
+            from openpyxl.utils.exceptions import InvalidFileException
+        try:
+            with _quiet():
+                book = load_workbook(self.path, read_only=True, data_only=True)
+            if not book.worksheets:
+                bad(self.path, "it has no sheet of cells")
+            texts = (
+                (number, [_text(cell) for cell in row])
+                for number, row in enumerate(book.worksheets[0].iter_rows(values_only=True), 1)
+            )
+            yield ((number, row) for number, row in texts if any(row))
+            book.close()
+        except EvclError:
+            raise
+        except (*BROKEN, InvalidFileException, KeyError, AttributeError, TypeError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            bad(self.path, f"it is truncated or not an Excel file ({why})")
+
+    def cells(self, names: Collection[str]) -> Iterator[Piece]:
+        wanted = [(i, name) for i, name in enumerate(self._names) if name in names]
+        with self._rows() as rows:
+            next(rows, None)
+            while True:
+                with _quiet():
+                    some = list(islice(rows, ROWS_A_PIECE))
+                if not some:
+                    return
+                for number, row in some:
+                    if any(row[len(self._names) :]):
+                        bad(self.path, f"row {number}", f"it has cells beyond the {len(self._names)} named columns")
+                found = {name: [row[i] if i < len(row) else "" for _, row in some] for i, name in wanted}
+                yield Piece({}, _place([number for number, _ in some]), len(some), found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without openpyxl's warnings of styles and the like that it does not know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _place(numbers: Sequence[int]) -> Any:
+    return lambda i: f"row {numbers[i]}"
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, (datetime, date, time)):
+        return cell.isoformat(" ", "seconds") if isinstance(cell, datetime) else cell.isoformat()
+    if isinstance(cell, timedelta):
+        return repr(cell.total_seconds())
+    return str(cell).strip()
