@@ -43,7 +43,7 @@ _SPACES = " \u00a0\u202f'\u2019"  # may separate thousands, in every country
 def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     whole = rf"\d{{1,3}}(?:\{thousands}\d{{3}})+|\d{{1,3}}(?:[{_SPACES}]\d{{3}})+|\d+"
     body = rf"(?:(?:{whole})(?:\{decimal}\d*)?|\{decimal}\d+)(?:[eE][+-]?\d+)?"
-    return re.compile(rf"([+\-\u2212]?)\s*[$€£¥]?\s*({body})\s*[%$€£¥]?", re.ASCII)
+    return re.compile(rf"(?:[$€£¥]\s*)?([+\-\u2212]?)\s*(?:[$€£¥]\s*)?({body})\s*[%$€£¥]?", re.ASCII)
 
 
 _NUMBERS = {".": _pattern(".", ","), ",": _pattern(",", ".")}

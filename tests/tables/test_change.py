@@ -1,0 +1,195 @@
+"""What a later file brings: categories, columns, missing values, other scales. Old rows are predicted as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from evcl import tables
+from evcl.tables.commands import open_source
+from evcl.tables.encoding import Encoder
+from evcl.tables.fitting import EncoderFitting
+
+FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
+
+
+def shop(rows=300, seed=0, cities=("bath", "hull", "york"), shift=0.0, scale=1.0):
+    source = np.random.default_rng(seed)
+    x, city = source.normal(size=rows), source.choice(cities, rows)
+    y = np.where(x + 2 * (city == cities[-1]) > 1, "yes", "no")
+    return pd.DataFrame({"x": (x * scale + shift).round(3), "city": city, "y": y})
+
+
+@pytest.fixture
+def model(evcl):
+    shop().to_csv("a.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", *FAST)[0] == 0
+    return evcl
+
+
+def probabilities(call, data="a.csv"):
+    assert call("predict", "--model", "m", "--data", data, "--out", "p.csv")[0] == 0
+    return pd.read_csv("p.csv").probability_yes.to_numpy()
+
+
+def test_a_new_category_is_learned(model):
+    before = probabilities(model)
+    shop(seed=1, cities=("bath", "leeds")).to_csv("b.csv", index=False)
+    status, out, _ = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "60")
+    assert (status, "note: new categories of city: leeds\n" in out) == (0, True)
+    assert "city (4 categories)" in model("inspect", "m")[1]
+    later = shop(seed=2, cities=("bath", "leeds"))
+    later.to_csv("c.csv", index=False)
+    assert "unknown" not in model("predict", "--model", "m", "--data", "c.csv", "--out", "p.csv")[1]
+    found = pd.read_csv("p.csv")
+    assert (found.prediction == later.y).mean() > 0.85
+    leeds = (later.city == "leeds").to_numpy()
+    assert found.probability_yes[leeds].mean() > found.probability_yes[~leeds].mean() + 0.3
+    assert np.abs(probabilities(model) - before).mean() < 0.2  # and the first month is known
+
+
+def test_predictions_for_old_rows_stay_when_the_encoder_grows(model):
+    """Without any training: new texts, columns, missing values and a new scale, all at once."""
+    frame = shop(seed=1, cities=("bath", "leeds"), shift=5000, scale=40).assign(size=np.arange(300) % 7)
+    frame.loc[::9, "x"] = np.nan
+    frame.to_csv("b.csv", index=False)
+    found = tables.load_model(Path("m"))
+    old = open_source(Path("a.csv"), found)
+    found.check(old, (), "learn")
+    (piece,) = old.pieces(found.encoder.names)
+    before = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, old, before)
+    logits = found.learner.mean_network()(torch.tensor(before))
+    found.see(open_source(Path("b.csv"), found))
+    kinds = [part.kind for part in found.encoder.columns]
+    assert sorted(kinds) == ["beyond", "category", "category", "missing", "number", "number"]
+    after = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, old, after)
+    width = before.shape[1]
+    assert (after[:, :width] == before).all()
+    assert (after[:, width:] == 0).all()  # also the column `size`, which these rows lack
+    again = found.learner.mean_network()(torch.tensor(after))
+    assert again.detach().numpy() == pytest.approx(logits.detach().numpy(), abs=1e-6)
+
+
+def test_what_lies_far_outside_gets_a_scale_of_its_own(model, tmp_path):
+    frame = shop(seed=1, shift=5000, scale=40)
+    frame.to_csv("b.csv", index=False)
+    status, out, _ = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "60")
+    assert (status, "note: column 'x' moved far from what was learned before" in out) == (0, True)
+    found = tables.load_model(Path("m"))
+    source = open_source(Path("b.csv"), found)
+    found.check(source, (), "learn")
+    (piece,) = source.pieces(["x", "city"])
+    inputs = np.empty((300, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, source, inputs)
+    assert np.abs(inputs).max() < 10
+    assert inputs[:, -1] == pytest.approx(3 + (frame.x - frame.x.mean()) / frame.x.std(ddof=0), abs=1e-3)
+    assert Encoder.rebuilt(found.encoder.described()).described() == found.encoder.described()
+    later = shop(seed=3, shift=5000, scale=40)
+    later.to_csv("c.csv", index=False)
+    assert ((probabilities(model, "c.csv") > 0.5) == (later.y == "yes")).mean() > 0.8
+
+
+def test_a_range_that_grows_slowly_keeps_its_scale(model):
+    for month in range(1, 4):
+        shop(seed=month, shift=1.5 * month).to_csv("b.csv", index=False)
+        out = model("learn", "--model", "m", "--data", "b.csv", "--task", str(month), "--epochs", "1")[1]
+        assert "moved far" not in out
+    part = tables.load_model(Path("m")).encoder.columns[0]
+    assert part.seen[1] > 6
+    assert part.limits == (None, None)
+
+
+def test_new_columns_are_learned_and_columns_that_vanish_are_missing(model):
+    source = np.random.default_rng(5)
+    frame = shop(400, seed=1).assign(member=source.choice(["gold", "none"], 400))
+    frame["y"] = np.where((frame.x + 3 * (frame.member == "gold") > 1.5), "yes", "no")
+    frame.to_csv("b.csv", index=False)
+    status, out, _ = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "60")
+    assert (status, "note: new column: member\n" in out) == (0, True)
+    found = pd.read_csv("b.csv", keep_default_na=False)
+    p = probabilities(model, "b.csv")
+    assert p[found.member == "gold"].mean() > p[found.member != "gold"].mean() + 0.3
+    frame.drop(columns="city").to_csv("c.csv", index=False)
+    status, out, _ = model("learn", "--model", "m", "--data", "c.csv", "--epochs", "1")
+    assert (status, "note: there is no column city: its values count as missing\n" in out) == (0, True)
+    frame.drop(columns=["city", "y"]).assign(more=1).to_csv("d.csv", index=False)
+    out = model("predict", "--model", "m", "--data", "d.csv", "--out", "p.csv")[1]
+    assert "note: there is no column city (new: more): its values count as missing\n" in out
+    assert "note: column more is not used: the model has not learned it\n" in out
+
+
+def test_missing_values_that_come_later_are_marked(model):
+    frame = shop(seed=1)
+    frame.loc[::5, "x"] = np.nan
+    frame.to_csv("b.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[0] == 0
+    assert [p.kind for p in tables.load_model(Path("m")).encoder.parts("x")] == ["number", "missing"]
+
+
+def test_missing_tokens_are_remembered(evcl):
+    frame = shop()
+    frame.loc[::5, "x"] = -999
+    frame.to_csv("a.csv", index=False)
+    frame.to_parquet("b.parquet")
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--missing", "-999", *FAST)[0] == 0
+    assert evcl("learn", "--model", "m", "--data", "b.parquet", "--epochs", "1")[0] == 0
+    found = tables.load_model(Path("m"))
+    assert found.missing == ("-999",)
+    assert found.encoder.columns[0].seen[0] > -10
+
+
+def test_room_for_categories_runs_out(model, monkeypatch):
+    monkeypatch.setattr("evcl.tables.fitting.MOST_CATEGORIES", 4)
+    shop(seed=1, cities=("leeds", "ripon", "york")).to_csv("b.csv", index=False)
+    out = model("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[1]
+    assert "column 'city' has 4 categories, the maximum; others count as missing\n" in out
+    assert "not known, and counted as missing in " in out
+    monkeypatch.setattr("evcl.tables.fitting.MOST_INPUTS", 5)
+    shop(seed=1).assign(more=1).to_csv("c.csv", index=False)
+    out = model("learn", "--model", "m", "--data", "c.csv", "--epochs", "1")[1]
+    assert "column 'more' is new, but there is no room left" in out
+
+
+def test_a_method_that_cannot_grow_says_so(evcl):
+    shop().to_csv("a.csv", index=False)
+    learn = ["learn", "--model", "m", "--epochs", "1"]
+    assert evcl(*learn, "--data", "a.csv", "--target", "y", "--method", "progressive")[0] == 0
+    shop(seed=1, cities=("bath", "leeds")).to_csv("b.csv", index=False)
+    status, out, _ = evcl(*learn, "--data", "b.csv")
+    assert (status, "what is new counts as missing: progressive cannot have more inputs" in out) == (0, True)
+    assert "'leeds' of city: not known, and counted as missing" in out
+
+
+def test_dates_are_a_distance_and_points_on_circles(tmp_path):
+    when = pd.date_range("2023-01-01", periods=400, freq="31h")
+    pd.DataFrame({"when": when}).to_csv(tmp_path / "a.csv", index=False)
+    source = open_source(tmp_path / "a.csv")
+    fitting = EncoderFitting(source, ["when"])
+    pieces = list(source.pieces(["when"]))
+    for piece in pieces:
+        fitting.see(piece)
+    encoder = fitting.encoder()
+    (part,) = encoder.columns
+    assert part.cycles == ("year", "week", "day")
+    out = np.empty((400, encoder.inputs), dtype=np.float32)
+    encoder.encode(pieces[0], source, out)
+    years = np.asarray((when - when[0]) / pd.Timedelta(days=365.2425))
+    assert out[:, 0] == pytest.approx(years - years.mean(), abs=1e-4)
+    hour = 2 * np.pi * (when.hour + when.minute / 60) / 24
+    assert out[:, 5] == pytest.approx(np.sin(hour), abs=1e-4)
+    assert out[:, 6] == pytest.approx(np.cos(hour), abs=1e-4)
+    week = 2 * np.pi * (((when - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=7)) % 1)
+    assert out[:, 3] == pytest.approx(np.sin(week), abs=1e-4)
+    short = pd.DataFrame({"when": when[:20].normalize()})
+    short.to_csv(tmp_path / "b.csv", index=False)
+    source = open_source(tmp_path / "b.csv")
+    fitting = EncoderFitting(source, ["when"])
+    for piece in source.pieces(["when"]):
+        fitting.see(piece)
+    assert fitting.encoder().columns[0].cycles == ("week",)  # three weeks of whole days
