@@ -127,7 +127,8 @@ NAN = pytest.approx(float("nan"), nan_ok=True)
 def test_a_column_is_read_as_a_whole():
     assert column("1", "?", "2.5") == ([1, NAN, 2.5], "missing: ?")
     assert column("1", "None", "N/A", "-", "2") == ([1, NAN, NAN, NAN, 2], "missing: None, N/A, -")
-    assert column("none", "some", "None") == (["none", "some", "None"], "none is a category of x (--missing none if it means missing)")  # fmt: skip
+    words = ["none", "some", "None"]
+    assert column(*words) == (words, "none is a category of x (--missing none if it means missing)")
     assert column("rye", "?", "oat", "N/A") == (["rye", None, "oat", None], "missing: ?, N/A")
     assert column("+", "-", "+") == (["+", "-", "+"], "")
     assert column("-", "a", "b") == ([None, "a", "b"], "missing: -")
