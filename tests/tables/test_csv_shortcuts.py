@@ -43,7 +43,11 @@ def same_both_ways(path, body):
     path.write_bytes(body)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evcl.tables.csv_file.ROWS_A_PIECE", 3)
+        patch.setattr("evcl.tables.arrow_csv.ROWS_A_PIECE", 3)
         fast = outcome(path)
+        with pytest.MonkeyPatch.context() as arrow:
+            arrow.setattr("evcl.tables.csv_file.LARGE", 0)
+            assert fast == outcome(path)
         patch.setattr(_Lines, "read_plain", lambda *_: None)
         patch.setattr(survey, "plain_numbers", lambda *_: None)
         assert fast == outcome(path)

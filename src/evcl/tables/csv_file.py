@@ -9,13 +9,16 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from evcl.tables.arrow_csv import column_pieces
 from evcl.tables.source import MOST_COLUMNS, MOST_LINE_BYTES, ROWS_A_PIECE, Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
+LARGE = 8_000_000  # bytes, from which on pyarrow reads a file, if it is installed
 TRIED = 20  # the rows after the header that decide on the separator
 
 
@@ -29,6 +32,8 @@ class CsvFile(TextSource):
         self.separator = self.dialect.separator or (told[4] if self._above else _separator(first))
         with self._lines() as lines:
             header = next(self._rows(lines), (1, []))[1]
+            self._header_lines = lines.number
+        self._large = path.stat().st_size >= LARGE and self.separator != " " and find_spec("pyarrow") is not None
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
         if len(header) > MOST_COLUMNS:
@@ -54,6 +59,29 @@ class CsvFile(TextSource):
                 bad(self.path, f"it is truncated or not a gzip file ({str(error) or type(error).__name__})")
 
     def cells(self, names: Collection[str]) -> Iterator[Piece]:
+        done, own = 0, [name for name in self._names if name in names]
+        if self._large and own:
+            reader = column_pieces(self.path, self._names, own, self.separator, self._header_lines)
+            while isinstance(columns := next(reader), dict):
+                rows = len(columns[own[0]])
+                yield Piece({}, lambda i, first=done: self._line(first + i), rows, columns)  # type: ignore[misc]
+                done += rows
+            if columns:  # that was all
+                return
+        for piece in self._plain_cells(names):
+            if done == 0:
+                yield piece
+            done = max(0, done - piece.rows)
+
+    def _line(self, row: int) -> str:
+        """The place of a row that pyarrow has read, which does not count lines."""
+        for piece in self._plain_cells(self._names[:1]):
+            if row < piece.rows:
+                return piece.place(row)
+            row -= piece.rows
+        return f"row {row + 1}"
+
+    def _plain_cells(self, names: Collection[str]) -> Iterator[Piece]:
         with self._lines() as lines:
             rows = self._rows(lines)
             next(rows, None)
@@ -119,13 +147,13 @@ class _Lines:
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._file, self._number, self._left = path, file, 0, MOST_LINE_BYTES
+        self._path, self._file, self.number, self._left = path, file, 0, MOST_LINE_BYTES
         self._back: deque[bytes] = deque()  # lines that were read too early
         self.start = 1
 
     def begin(self) -> None:
         """Start a new row at the next line."""
-        self.start, self._left = self._number + 1, MOST_LINE_BYTES
+        self.start, self._left = self.number + 1, MOST_LINE_BYTES
 
     def alone(self) -> Iterator[str]:
         """The lines, each as a row of its own."""
@@ -143,15 +171,15 @@ class _Lines:
             line += part
         if not line:
             raise StopIteration
-        self._number += 1
+        self.number += 1
         if len(line) > self._left:
-            what = "longer" if self._number == self.start else "a row that begins here is longer"
+            what = "longer" if self.number == self.start else "a row that begins here is longer"
             bad(self._path, f"line {self.start}", f"{what} than {MOST_LINE_BYTES:,} bytes; is a quote left open?")
         self._left -= len(line)
         try:
-            return line.decode("utf-8-sig" if self._number == 1 else "utf-8")
+            return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            bad(self._path, f"line {self._number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
+            bad(self._path, f"line {self.number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
 
     def read_plain(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
         """Read the next lines fast, without `csv`, if none of them is blank or has quotes: returns their numbers, and
@@ -175,5 +203,5 @@ class _Lines:
             self._back.extend(lines)
             return None
         cells = separator.join(rows).split(separator)
-        first, self._number = self._number + 1, self._number + len(rows)
-        return range(first, self._number + 1), [cells[i::width] for i in range(width)]
+        first, self.number = self.number + 1, self.number + len(rows)
+        return range(first, self.number + 1), [cells[i::width] for i in range(width)]

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from evcl.tables.arrow_csv import ArrowCells
 from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Values, as_number, bad, listed
 from evcl.tables.texts import (
     ABSENT,
@@ -39,7 +40,7 @@ from evcl.tables.texts import (
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", " ": "spaces"}  # their names, where they have one
 SHOWN = 1000  # at most this many different texts of a column are remembered, as examples
-_POINT_ALONE = re.compile(r"\.(?!\d{3}(?:\D|$))")  # a point that groups no thousands
+POINT_ALONE = r"\.(\d{0,2}($|\D)|\d{4})"  # a point that groups no thousands
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Reading:
 
 def plain_numbers(cells: Sequence[str], missing: Collection[str]) -> Floats | None:
     """Convert texts to numbers, all at once. None if a text is not a number, or must be checked on its own."""
+    if isinstance(cells, ArrowCells):
+        return cells.numbers(missing)
     texts = ["nan" if cell in missing else cell for cell in cells]
     try:
         found = np.fromiter(map(float, texts), np.float64, len(texts))
@@ -95,6 +98,13 @@ def plain_numbers(cells: Sequence[str], missing: Collection[str]) -> Floats | No
         return None
     odd = "_" in "".join(texts) or np.isnan(found).sum() > texts.count("nan") or (np.abs(found) >= WHOLE).any()
     return None if odd else found
+
+
+def _has(cells: Sequence[str], pattern: str) -> bool:
+    """Whether a cell matches a pattern."""
+    if isinstance(cells, ArrowCells):
+        return cells.has(pattern)
+    return re.search(pattern, "\n".join(cells), re.MULTILINE) is not None
 
 
 class _Column:
@@ -110,12 +120,13 @@ class _Column:
     def see(self, cells: Sequence[str]) -> None:
         numbers = plain_numbers(cells, self._known)
         if numbers is not None and not (absent := np.isnan(numbers)).all():
-            joined, empty = "\n".join(cells), int(absent.sum())
-            self.counts[POINT if _POINT_ALONE.search(joined) else NUMBER] += len(cells) - empty
+            empty = int(absent.sum())
+            points = self.counts[POINT] > 0 or _has(cells, POINT_ALONE)  # one piece that tells is enough
+            self.counts[POINT if points else NUMBER] += len(cells) - empty
             if empty:
                 self.counts[IS_ABSENT] += empty
                 self.tokens.update(dict.fromkeys(sorted(self._known.intersection(cells))))
-            if "." in joined and len(self.shown) < SHOWN:
+            if not points:
                 self.shown.update(dict.fromkeys(cell for cell in cells[:SHOWN] if "." in cell))
             return
         for text, count in Counter(cells).items():
