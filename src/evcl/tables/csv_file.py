@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
+import re
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ class CsvFile(TextSource):
         with self._lines() as lines:
             header = next(self._rows(lines), (1, []))[1]
             self._header_lines = lines.number
-        self._large = path.stat().st_size >= LARGE and self.separator != " " and find_spec("pyarrow") is not None
+        large = path.stat().st_size >= LARGE and self.separator != " " and find_spec("pyarrow") is not None
+        self._with_arrow = large and self._regular()
         if not header:
             bad(path, "line 1", "it is empty; a CSV file begins with a line of column names")
         if len(header) > MOST_COLUMNS:
@@ -58,9 +60,23 @@ class CsvFile(TextSource):
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 bad(self.path, f"it is truncated or not a gzip file ({str(error) or type(error).__name__})")
 
+    def _regular(self) -> bool:
+        """Whether there are none of the things that pyarrow reads in another way: quotes inside a cell, and odd ends of
+        lines.
+        """
+        mark = re.escape(self.separator.encode())
+        inside = re.compile(rb'[^\r\n"' + mark + rb']"[^\r\n"' + mark + rb"]")
+        with self._lines() as lines:
+            while block := lines.block():
+                if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
+                    return False
+                if b'"' in block and inside.search(block):
+                    return False
+        return True
+
     def cells(self, names: Collection[str]) -> Iterator[Piece]:
         done, own = 0, [name for name in self._names if name in names]
-        if self._large and own:
+        if self._with_arrow and own:
             reader = column_pieces(self.path, self._names, own, self.separator, self._header_lines)
             while isinstance(columns := next(reader), dict):
                 rows = len(columns[own[0]])
@@ -154,6 +170,10 @@ class _Lines:
     def begin(self) -> None:
         """Start a new row at the next line."""
         self.start, self._left = self.number + 1, MOST_LINE_BYTES
+
+    def block(self) -> bytes:
+        """The next lines, about a million bytes."""
+        return self._file.read(MOST_LINE_BYTES) + self._file.readline(MOST_LINE_BYTES)
 
     def alone(self) -> Iterator[str]:
         """The lines, each as a row of its own."""

@@ -40,7 +40,7 @@ from evcl.tables.texts import (
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", " ": "spaces"}  # their names, where they have one
 SHOWN = 1000  # at most this many different texts of a column are remembered, as examples
-POINT_ALONE = r"\.(\d{0,2}($|\D)|\d{4})"  # a point that groups no thousands
+POINT_ALONE = r"\.(\d{0,2}($|\D)|\d{4})|(^|\D)0\d*\.|\d{4}\."  # a point that groups no thousands: .5, 0.125, 1234.125
 
 
 @dataclass(frozen=True)
@@ -211,21 +211,21 @@ class TextSource:
         never = tuple(n for n in map(as_number, self.dialect.missing) if n is not None)
         for name, column in self._columns.items():
             point, comma = column.total(POINT), column.total(COMMA)
-            own = self.dialect.decimal or (decimal if point == comma else "." if point > comma else ",")
+            own = self.dialect.decimal or ("." if point > comma else "," if comma > point else decimal)
+            if own is None:  # nothing in the file tells
+                own = "," if self.separator == ";" and self._has_mark(name, ",") else "."
             day, month = column.total(DAY_FIRST), column.total(MONTH_FIRST)
             first = day > month or (day == month and (decimal == "," or not any("/" in text for text in column.shown)))
             self._readings[name] = Reading(kinds[name], own, first, column.missing(kinds[name]), never)
 
-    def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str:
-        """The decimal sign of most columns that tell; if none does, a comma goes with semicolons."""
+    def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str | None:
+        """The decimal sign of most columns that tell."""
         points = commas = 0
         for name, column in self._columns.items():
             if kinds[name] == "number":
                 points += column.total(POINT) > column.total(COMMA)
                 commas += column.total(COMMA) > column.total(POINT)
-        if points == commas:
-            return "," if self.separator == ";" and not points else "."
-        return "," if commas > points else "."
+        return None if points == commas else "," if commas > points else "."
 
     @property
     def told(self) -> str | None:

@@ -41,7 +41,8 @@ _SPACES = " \u00a0\u202f'\u2019"  # may separate thousands, in every country
 
 
 def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    whole = rf"\d{{1,3}}(?:\{thousands}\d{{3}})+|\d{{1,3}}(?:[{_SPACES}]\d{{3}})+|\d+"
+    groups = rf"(?:\{thousands}\d{{3}})+|(?:[{_SPACES}]\d{{3}})+"
+    whole = rf"[1-9]\d{{0,2}}(?:{groups})|\d+"
     body = rf"(?:(?:{whole})(?:\{decimal}\d*)?|\{decimal}\d+)(?:[eE][+-]?\d+)?"
     return re.compile(rf"(?:[$€£¥]\s*)?([+\-\u2212]?)\s*(?:[$€£¥]\s*)?({body})\s*[%$€£¥]?", re.ASCII)
 
