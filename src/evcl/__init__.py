@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from evcl._core.errors import Diverged, EvclError, ForgettingWarning
     from evcl._core.version import __version__
     from evcl.callbacks import Callback, Epoch
-    from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, NumberMeasures, Numbers, Predictions, load
+    from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, NumberMeasures, Numbers, Predictions, load, merge
 else:  # torch takes seconds to import, and some commands do not need it
     __getattr__, __dir__ = lazily(
         __name__,
@@ -17,7 +17,7 @@ else:  # torch takes seconds to import, and some commands do not need it
             "evcl._core.errors": "Diverged EvclError ForgettingWarning",
             "evcl._core.version": "__version__",
             "evcl.callbacks": "Callback Epoch",
-            "evcl.learner": "EVCL EWC VCL Learner Measures Naive NumberMeasures Numbers Predictions load",
+            "evcl.learner": "EVCL EWC VCL Learner Measures Naive NumberMeasures Numbers Predictions load merge",
         },
         submodules=(
             "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "benchmarks",
     "load",
+    "merge",
     "methods",
     "metrics",
     "nn",

@@ -31,7 +31,7 @@ app = typer.Typer(
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    tables.learn, tables.predict, models.inspect, models.export,
+    tables.learn, tables.predict, models.inspect, models.merge, models.export,
     paper.demo, run, paper.report,
     sweep.sweep, sweep.status, paper.tune, paper.reproduce,
 )  # fmt: skip

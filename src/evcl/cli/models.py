@@ -1,4 +1,4 @@
-"""`evcl inspect` and `export`: what is in a model file, and the model in other forms."""
+"""`evcl inspect`, `merge` and `export`: what is in a model file, and models in other forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from evcl.cli.options import one_thread
 from evcl.cli.progress import console
-from evcl.cli.say import AsJson, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
 
 if TYPE_CHECKING:
     from evcl import tables
@@ -136,6 +136,34 @@ def _show_learner(card: dict[str, Any], voice: Voice) -> None:
         table.add_row(escape(line["task"]), line.get("learned", "-").partition(" ")[0], *known, *measured)
     console().print(table)
     console().print("Measured on the validation part of each task, when it was learned. learner.card() says more.")
+
+
+def merge(
+    sites: Annotated[list[Path], typer.Argument(metavar="MODEL", help="The sites' model files, at least two.")],
+    base: Annotated[Path, typer.Option(help="The model file that every site started from.")],
+    out: Annotated[Path, typer.Option(help="The model file to write.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge models that learned at several sites.
+
+    Each site starts from a copy of the base, learns its own files, and hands over its model; no rows leave a site.
+    """
+    from evcl import tables
+
+    voice = Voice(as_json, quiet)
+    one_thread()
+    found = tables.merge(base, sites, out)
+    for one in found.history:
+        now = found.now.get(one["task"])
+        at = "" if now is None else f", now {percent(now.accuracy)} (estimated)"
+        was = f": accuracy {percent(one['accuracy'])} when learned{at}" if one["held_out"] else ""
+        voice.say(f"{one['task']}{was}")
+    voice.say(f"model: {out} ({size_of(out)}, {many(len(found.history), 'task')}, of {len(sites)} sites)")
+    tasks = [
+        {**one, "now": found.now[one["task"]].accuracy if one["task"] in found.now else None} for one in found.history
+    ]
+    voice.end({"model": out, "base": base, "sites": sites, "classes": found.labels, "tasks": tasks})
 
 
 def export(

@@ -6,6 +6,7 @@ from evcl.learner.kinds import EVCL, EWC, VCL, Naive
 from evcl.learner.learner import Learner
 from evcl.learner.learning import NEW
 from evcl.learner.loading import load, rebuilt
+from evcl.learner.merging import merge
 from evcl.learner.reading import INFER
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Numbers",
     "Predictions",
     "load",
+    "merge",
     "read_card",
     "rebuilt",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import platform
@@ -34,8 +35,13 @@ def now() -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime())
 
 
-def record(task: Given, epochs: int) -> Record:
-    """The record of a task that has just been learned. It says nothing of this machine."""
+def fingerprint(mean: Tensor) -> str:
+    """A short hash of the posterior's means [R, P]: whether a model started from another (see merging.py)."""
+    return hashlib.blake2b(mean.detach().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def record(task: Given, epochs: int, mean: Tensor) -> Record:
+    """The record of a task that has just been learned, with the posterior's means. It says nothing of this machine."""
     rows = task.rows()
     if isinstance(task.y, Tensor):  # targets that are not classes
         rows = {0: task.y.shape[0] * task.y.shape[1]}
@@ -45,6 +51,7 @@ def record(task: Given, epochs: int) -> Record:
         "examples": sum(rows.values()) // max(1, len(task.y) if task.counts is None else 1),
         "classes": 0 if isinstance(task.y, Tensor) else len(rows),
         "epochs": epochs,
+        "posterior": fingerprint(mean),
     }
 
 

@@ -248,7 +248,8 @@ class Learning:
         """
         learner = self.learner
         learner._shape = tuple(given[-1].x.shape[2:])
-        found = [card.record(task, epochs) for task in given]
+        mean = self.run.network.posterior.mean
+        found = [card.record(task, epochs, mean) for task in given]
         if data is not None and self.run.likelihood is not CATEGORICAL:
             wanted = self.session.scales[given[0].head].restored(data.y[0].double())
             measured = numbers.measures(learner, data.x[0], wanted, given[0].name)

@@ -1,0 +1,98 @@
+"""The function behind `evcl merge`: models of several sites become one, without their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evcl._core.errors import EvclError
+from evcl.learner import Learner, rebuilt
+from evcl.learner import merge as merge_learners
+from evcl.tables.commands import claimed
+from evcl.tables.earlier import MOST_SUMMARIES, Summary, standing
+from evcl.tables.model import Model, load_model
+
+
+def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:
+    """Merge models of tables or images that started from the file `base`, and write the result: see `evcl.merge`.
+
+    The sites are named after their files. If something cannot be merged, nothing is written.
+    """
+    if len(sites) < 2:
+        raise EvclError("merge takes the files of at least two sites")
+    if len({path.resolve() for path in (base, *sites)}) < 1 + len(sites):
+        raise EvclError("merge takes each file once: what is in a file twice would count twice")
+    with claimed(out):
+        if out.exists():
+            raise EvclError(f"{out} already exists: choose another name with --out")
+        started, found = load_model(base), [load_model(path) for path in sites]
+        names = _names(sites)
+        for path, one in zip(sites, found, strict=True):
+            _check(path, one, base, started)
+        labels = list(dict.fromkeys(label for one in (started, *found) for label in one.labels))
+        places = [{code: labels.index(label) for code, label in enumerate(one.labels)} for one in found]
+        learners = [_relabelled(one.learner, place) for one, place in zip(found, places, strict=True)]
+        merged = replace(started, learner=merge_learners(started.learner, learners, names), labels=labels)
+        merged.history, merged.summaries = list(started.history), dict(started.summaries)
+        for name, one, place in zip(names, found, places, strict=True):
+            _add(merged, name, one, place, len(started.history))
+        merged.summaries = dict(list(merged.summaries.items())[-MOST_SUMMARIES:])
+        merged.now = standing(merged)
+        merged.save(out)
+        return merged
+
+
+def _names(sites: Sequence[Path]) -> list[str]:
+    """The sites' names: those of the files, with their folders if two files have the same."""
+    stems = [path.stem for path in sites]
+    return stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in sites]
+
+
+def _check(path: Path, site: Model, base: Path, started: Model) -> None:
+    if site.target != started.target:
+        raise EvclError(f"{path} learns {site.target!r}, but {base} learns {started.target!r}")
+    ours, theirs = site.encoder.described(), started.encoder.described()
+    if ours != theirs:
+        names = [one["name"] for one in ours if one not in theirs] or [one["name"] for one in theirs if one not in ours]
+        why = "the site has learned values of it that the base did not know, or did not start from the base"
+        fix = "let the base learn them first, or learn at the site with --unknown missing"
+        raise EvclError(f"{path} reads column {names[0]!r} in another way than {base}: {why}; {fix}")
+    if site.labels[: len(started.labels)] != started.labels or site.history[: len(started.history)] != started.history:
+        raise EvclError(f"{path} does not continue {base}: let every site start from a copy of that file")
+
+
+def _relabelled(learner: Learner, place: Mapping[int, int]) -> Learner:
+    """The learner with other numbers for its classes."""
+    if all(old == new for old, new in place.items()):
+        return learner
+    description, tensors = learner.described()
+
+    def changed(value: Any) -> Any:
+        return [changed(one) for one in value] if isinstance(value, (list, tuple)) else place[value]
+
+    description["heads"] = [[name, changed(classes)] for name, classes in description["heads"]]
+    if "groups" in description:
+        description["groups"] = {
+            name: [[number, changed(classes), *domain] for number, classes, *domain in some]
+            for name, some in description["groups"].items()
+        }
+        description["shown"] = {name: changed(some) for name, some in description["shown"].items()}
+    return rebuilt(description, tensors)
+
+
+def _add(merged: Model, name: str, site: Model, place: Mapping[int, int], known: int) -> None:
+    """Add a site's tasks to the history, with the names that they have in the merged learner."""
+    codes = torch.tensor(list(place.values()))
+    for line in site.history[known:]:
+        task = line["task"] if line["task"] in merged.learner.tasks else f"{name}: {line['task']}"
+        merged.history.append({**line, "task": task})
+        if (summary := site.summaries.get(line["task"])) is not None:
+            merged.summaries[task] = _with_codes(summary, codes)
+
+
+def _with_codes(summary: Summary, codes: torch.Tensor) -> Summary:
+    return replace(summary, codes=codes[summary.codes])

@@ -1,0 +1,195 @@
+"""Models that learned apart are merged: the product is exact where posteriors are, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import evcl
+from evcl import EvclError
+from evcl._core.density import density as density_of
+from evcl.learner import rebuilt
+from evcl.learner.product import Counted, Diagonal, density, product, statistics
+from evcl.methods.class_statistics import Statistics, square, triangle
+
+
+@pytest.fixture(autouse=True)
+def _files_lack_classes_here():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", evcl.ForgettingWarning)
+        yield
+
+
+def rows(seed, classes=(0, 1, 2), count=150):
+    """Classes are blobs at the corners of a polygon."""
+    source = np.random.default_rng(seed)
+    y = source.choice(np.array(classes), count)
+    centres = 3 * np.stack([np.cos(np.arange(9)), np.sin(np.arange(9)), np.arange(9) % 3 - 1.0], 1)
+    return (centres[y] + 0.5 * source.normal(size=(count, 3))).astype("float32"), y
+
+
+def learner(method="evcl", **more):
+    return evcl.Learner(evcl.nn.mlp(3, [12]), method, epochs=20, lr=0.02, **more)
+
+
+def started(classes=(0, 1, 2), method="evcl", **more):
+    made = learner(method, **more)
+    made.learn(rows(0, classes, 60), task="base")
+    return made
+
+
+def after(base, seed, classes, task="more", head=0):
+    site = rebuilt(*base.described())
+    site.learn(rows(seed, classes), task=task, head=head)
+    return site
+
+
+def test_the_product_is_exact_for_linear_regression():
+    """Rows of a design with orthogonal columns have a diagonal posterior: that of all rows is the product."""
+    source = np.random.default_rng(0)
+    w, noise = source.normal(size=5), 0.3
+    parts = []
+    for count in (7, 30, 12):
+        x = np.linalg.qr(source.normal(size=(count, 5)))[0] * source.uniform(1, 4, 5)
+        parts.append((x, x @ w + noise * source.normal(size=count)))
+
+    def posterior(*some):
+        precision = np.full(5, 2.0) + sum((x**2).sum(0) for x, _ in some) / noise**2
+        mean = sum(x.T @ y for x, y in some) / noise**2 / precision
+        return Diagonal(torch.arange(5), torch.from_numpy(mean), torch.from_numpy(precision))
+
+    base, *sites = parts
+    found = product(posterior(base), [posterior(base, site) for site in sites])
+    wanted = posterior(base, *sites)
+    torch.testing.assert_close(found.mean, wanted.mean)
+    torch.testing.assert_close(found.precision, wanted.precision)
+
+
+def test_statistics_of_classes_are_those_of_all_rows(generator):
+    """Exactly, whatever classes the sites have."""
+    f = torch.randn(90, 4, generator=generator, dtype=torch.float64) + 2
+    y = torch.randint(0, 4, (90,), generator=generator)
+    parts = [torch.arange(90) < 30, torch.arange(90) < 60, (torch.arange(90) < 30) | (torch.arange(90) >= 60)]
+
+    def counted(some):
+        classes, scatter = torch.zeros(1, 4, 5, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+        for c in range(4):
+            own = f[some & (y == c)]
+            classes[0, c] = torch.cat([torch.tensor([float(len(own))]), own.mean(0)])
+            scatter += (own - own.mean(0)).T @ (own - own.mean(0))
+        common = {"scatter": triangle(scatter)[None], "squares": (f[some] ** 2).sum(0)[None], "nll": torch.zeros(1, 3)}
+        return Statistics({0: classes}, {**common, "centre": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
+
+    same = {0: (0, torch.arange(4))}
+    base, *sites = (Counted(counted(some), same) for some in parts)
+    found, wanted = statistics(base, sites, {0: 4}), counted(torch.ones(90, dtype=torch.bool))
+    torch.testing.assert_close(found.classes[0], wanted.classes[0])
+    torch.testing.assert_close(square(found.common["scatter"][0]), square(wanted.common["scatter"][0]))
+    torch.testing.assert_close(found.common["squares"], wanted.common["squares"])
+
+
+def test_the_density_is_that_of_all_rows(generator):
+    x = torch.randn(90, 3, generator=generator, dtype=torch.float64) @ torch.randn(3, 3, generator=generator).double()
+    parts = [x[:30], x[:60], torch.cat([x[:30], x[60:]])]
+    base, *sites = (density_of(some, torch.full((len(some),), 0.2), 3) for some in parts)
+    found, wanted = density(base, sites), density_of(x, torch.full((90,), 0.2), 3)
+    for name in ("about", "mean", "variance"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    torch.testing.assert_close(found.rows.T @ found.rows, wanted.rows.T @ wanted.rows, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["evcl", "vcl"])
+def test_sites_of_other_classes_make_one_model_of_all(method):
+    base = started(method=method)
+    sites = [after(base, 1, (0,)), after(base, 2, (1, 2))]
+    merged = evcl.merge(base, sites, ["rome", "oslo"])
+    assert merged.tasks == ("base", "rome: more", "oslo: more")
+    x, y = rows(3, count=600)
+    right = [one.measure((x, y), 0).accuracy for one in (merged, *sites)]
+    assert right[0] > 0.95
+    assert right[0] >= max(right) - 0.01
+    at_once = after(base, 4, (0, 1, 2))
+    assert right[0] >= at_once.measure((x, y), 0).accuracy - 0.03
+    certain = [float(one._run.network.posterior.log_std.mean()) for one in (base, *sites, merged)]
+    assert certain[-1] < min(certain[1:-1]) < certain[0]  # it has learned from more rows than any other
+
+
+def test_the_order_of_sites_does_not_matter():
+    base = started()
+    sites = [after(base, k, (0, 1, 2), task=f"site {k}") for k in (1, 2, 3)]
+    x, _ = rows(4)
+    found = [evcl.merge(base, some).predict_proba(x) for some in (sites, sites[::-1])]
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
+
+
+def test_new_classes_of_the_sites_are_all_known():
+    base = started((0, 1))
+    sites = [after(base, 1, (2, 3)), after(base, 2, (4, 5))]
+    merged = evcl.merge(base, sites)
+    assert merged.classes(0) == (0, 1, 2, 3, 4, 5)
+    assert merged.measure(rows(3, range(6), 600), 0).accuracy > 0.93
+    assert merged.predictions(rows(3)[0], 0).unfamiliar is not None
+
+
+def test_a_class_that_is_new_at_two_sites():
+    base = started((0, 1))
+    sites = [after(base, 1, (2, 3)), after(base, 2, (3, 4))]
+    merged = evcl.merge(base, sites)
+    assert merged.classes(0) == (0, 1, 2, 3, 4)
+    assert merged.measure(rows(3, range(5), 600), 0).accuracy > 0.93
+
+
+def test_a_softmax_that_grew_at_two_sites():
+    base = started((0, 1, 2))
+    sites = [after(base, 1, (0, 1, 2, 3)), after(base, 2, (0, 1, 2, 4))]
+    merged = evcl.merge(base, sites)
+    assert merged.classes(0) == (0, 1, 2, 3, 4)
+    assert merged.measure(rows(3, (0, 1, 2), 600), 0).accuracy > 0.9
+
+
+def test_heads_of_their_own_keep_their_predictions():
+    base = started()
+    sites = [after(base, 1, (0, 1, 2), task="a"), after(base, 2, (3, 4), task="b", head="new")]
+    merged = evcl.merge(base, sites)
+    assert merged.heads == ("base", "b")
+    assert merged.classes("b") == (3, 4)
+    assert merged.measure(rows(3, (3, 4)), "b").accuracy > 0.95
+
+
+def test_a_merged_model_is_saved_and_learns_on(tmp_path):
+    base = started()
+    merged = evcl.merge(base, [after(base, 1, (0,)), after(base, 2, (1, 2))])
+    merged.save(tmp_path / "m.safetensors")
+    again = evcl.load(tmp_path / "m.safetensors")
+    x, y = rows(3)
+    assert np.array_equal(again.predict_proba(x), merged.predict_proba(x))
+    again.learn((x, y), task="next", head=0)
+    assert again.measure((x, y), 0).accuracy > 0.95
+    assert len(again.card()["tasks"]) == 4
+    site = after(merged, 5, (0, 1), task="second round")  # and it can be a base
+    assert evcl.merge(merged, [site, after(merged, 6, (1, 2), task="too")]).tasks[-2:] == ("second round", "too")
+
+
+def test_what_cannot_be_merged_is_refused_in_one_line():
+    base = started()
+    sites = [after(base, 1, (0, 1)), after(base, 2, (1, 2))]
+    other = started(seed=1)
+    kept = rebuilt(*base.described()).keep(10)
+    kept.learn(rows(1), task="more", head=0)
+    ewc = started(method="ewc")
+    cases = {
+        "at least two sites": (base, sites[:1]),
+        "site 2 is the same model as another site": (base, [sites[0], rebuilt(*sites[0].described())]),
+        "site 2 has another seed than the base": (base, [sites[0], after(other, 1, (0, 1))]),
+        "site 1 has learned nothing since the base": (base, [base, sites[0]]),
+        "site 1 does not continue the base": (sites[0], [sites[1], after(sites[0], 3, (0, 1), task="third")]),
+        "keeps rows, which would leave their site": (base, [sites[0], kept]),
+        "ewc with its settings cannot be merged": (ewc, [after(ewc, 1, (0, 1)), after(ewc, 2, (0, 1))]),
+    }
+    for message, (first, some) in cases.items():
+        with pytest.raises(EvclError, match=message) as told:
+            evcl.merge(first, some)
+        assert "\n" not in str(told.value)
