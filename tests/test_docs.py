@@ -34,7 +34,7 @@ DOCUMENTS = [
 DOCUMENTS.remove(DOCS / "integrations.md")  # needs other libraries: tests/integrations/test_document.py
 GUIDES = ("start", "models", "data", "training", "methods/index", "own-method", "command-line")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
-COMMANDS = {"README": 9, "start": 4, "data": 4, "own-method": 3}
+COMMANDS = {"README": 9, "start": 4, "data": 4, "sites": 5, "own-method": 3}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard.*")
@@ -73,7 +73,7 @@ def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
     assert commands == COMMANDS.get(path.stem, 0)
     if path.stem == "data":
         first = Path("predictions.csv").read_text().partition("\n")[0]
-        assert first == "prediction,probability_no,probability_yes,entropy,epistemic,unfamiliar"
+        assert first == "age,income,city,label,prediction,probability_no,probability_yes,entropy,epistemic,unfamiliar"
 
 
 def assert_printed(found, wanted):

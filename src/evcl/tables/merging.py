@@ -14,6 +14,7 @@ from evcl.learner import Learner, rebuilt
 from evcl.learner import merge as merge_learners
 from evcl.tables.commands import claimed
 from evcl.tables.earlier import MOST_SUMMARIES, Summary, standing
+from evcl.tables.encoding import Encoder, Number, Part
 from evcl.tables.model import Model, load_model
 
 
@@ -37,6 +38,7 @@ def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:
         places = [{code: labels.index(label) for code, label in enumerate(one.labels)} for one in found]
         learners = [_relabelled(one.learner, place) for one, place in zip(found, places, strict=True)]
         merged = replace(started, learner=merge_learners(started.learner, learners, names), labels=labels)
+        merged.encoder = _with_ranges(started.encoder, [one.encoder for one in found])
         merged.history, merged.summaries = list(started.history), dict(started.summaries)
         for name, one, place in zip(names, found, places, strict=True):
             _add(merged, name, one, place, len(started.history))
@@ -55,14 +57,31 @@ def _names(sites: Sequence[Path]) -> list[str]:
 def _check(path: Path, site: Model, base: Path, started: Model) -> None:
     if site.target != started.target:
         raise EvclError(f"{path} learns {site.target!r}, but {base} learns {started.target!r}")
-    ours, theirs = site.encoder.described(), started.encoder.described()
+    ours, theirs = _without_range(site.encoder), _without_range(started.encoder)
     if ours != theirs:
-        names = [one["name"] for one in ours if one not in theirs] or [one["name"] for one in theirs if one not in ours]
-        why = "the site has learned values of it that the base did not know, or did not start from the base"
+        name = next(one.name for one in (*ours, *theirs) if one not in theirs or one not in ours)
+        why = "its files had values that the base does not know, such as new categories, or it did not start there"
         fix = "let the base learn them first, or learn at the site with --unknown missing"
-        raise EvclError(f"{path} reads column {names[0]!r} in another way than {base}: {why}; {fix}")
+        raise EvclError(f"{path} encodes column {name!r} in another way than {base}: {why}; {fix}")
     if site.labels[: len(started.labels)] != started.labels or site.history[: len(started.history)] != started.history:
         raise EvclError(f"{path} does not continue {base}: let every site start from a copy of that file")
+
+
+def _without_range(encoder: Encoder) -> list[Part]:
+    """The parts of an encoder, without the ranges of the numbers learned: those are all that may differ."""
+    return [replace(part, seen=None) if isinstance(part, Number) else part for part in encoder.columns]
+
+
+def _with_ranges(encoder: Encoder, others: Sequence[Encoder]) -> Encoder:
+    """The encoder with the ranges of all of them."""
+    parts: list[Part] = []
+    for i, part in enumerate(encoder.columns):
+        if isinstance(part, Number) and part.seen is not None:
+            each = [one.columns[i].seen or part.seen for one in others]  # type: ignore[union-attr]
+            low, high = zip(part.seen, *each, strict=True)
+            part = replace(part, seen=(min(low), max(high)))
+        parts.append(part)
+    return Encoder(parts)
 
 
 def _relabelled(learner: Learner, place: Mapping[int, int]) -> Learner:
