@@ -180,7 +180,10 @@ def test_what_cannot_be_merged_is_refused_in_one_line():
     kept = rebuilt(*base.described()).keep(10)
     kept.learn(rows(1), task="more", head=0)
     ewc = started(method="ewc")
+    numbers = learner(likelihood="gaussian")
+    numbers.learn((rows(0)[0], rows(0)[0][:, 0]), task="base")
     cases = {
+        "the base predicts numbers, or several labels": (numbers, sites),
         "at least two sites": (base, sites[:1]),
         "site 2 is the same model as another site": (base, [sites[0], rebuilt(*sites[0].described())]),
         "site 2 has another seed than the base": (base, [sites[0], after(other, 1, (0, 1))]),

@@ -73,6 +73,8 @@ class _Part:
         """Raise if it cannot be merged, or does not continue the base."""
         own, theirs = self.description, base.description
         q, told = self.learner._run.network.posterior, own["memory"][0].get("fields", {})
+        if own.get("likelihood", "categorical") != "categorical":
+            raise EvclError(f"{self.name} predicts numbers, or several labels: only classifiers can be merged")
         if self.learner.kept or "inner" in told or "kept" in told:
             raise EvclError(f"{self.name} keeps rows, which would leave their site: merge models that keep none")
         if (
