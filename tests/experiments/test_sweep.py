@@ -464,6 +464,7 @@ def test_the_command_line_says_what_failed_and_tries_it_again(evcl, file, tmp_pa
     assert (status, err.count("\n")) == (1, 1)
     assert "1 of 2 cells failed: see evcl status" in err
     assert "failed: diverged" in out
+    assert all(f": split-digits vcl lr={lr} seed 0: " in out for lr in ("0.001", "10.0"))  # which of them it is
     assert "2 cells, 1 done, 1 failed, 0 to do" in out
     (failed,) = (tmp_path / "sweep").glob("cells/*/failed-1.json")
     assert evcl(*command)[0] == 1

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-HELP = {"help_option_names": ["-h", "--help"]}
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 # The exception typer raises for wrong usage: click's class or, depending on typer's version, its own copy of it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given

@@ -11,13 +11,29 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError
+from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+
+
+def a_method(incomplete: str) -> list[str]:
+    """What a shell completes the name of a method to."""
+    return [name for name in METHOD_SUMMARIES if name.startswith(incomplete)]
+
+
+def a_benchmark(incomplete: str) -> list[str]:
+    return [name for name in BENCHMARK_SUMMARIES if name.startswith(incomplete)]
+
 
 Plugins = Annotated[
-    list[str] | None, typer.Option(help="A Python file or module that registers methods or benchmarks.")
+    list[str] | None, typer.Option(metavar="FILE", help="A Python file or module that registers methods or benchmarks.")
 ]
 Preset = Annotated[str, typer.Option(help="Where settings come from: tuned, default, paper or authors; see evcl list.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over each task's data.")]
-GivenSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting: strength=0.1. May be repeated.")]
+GivenSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting: strength=0.1; see evcl list settings. May be repeated."
+    ),
+]
 DataDir = Annotated[Path | None, typer.Option(help="A local folder with data files [EVCL_DATA].")]
 Device = Annotated[str, typer.Option(help="auto (cuda if there is one, else cpu), cpu, cuda or mps.")]
 OneDevice = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: cuda if there is one, else cpu.")]

@@ -81,7 +81,9 @@ def demo(
 
 def reproduce(
     benchmark: Annotated[list[str] | None, typer.Argument(help="Benchmarks, or all: those of the paper [all].")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Run only this method. May be repeated.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0 [5].")] = None,
     epochs: Epochs = None,
     preset: Preset = "tuned",
@@ -133,7 +135,9 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
     ] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="Tune only on this benchmark of the search.")] = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option(metavar="BENCHMARK", help="Tune only on this benchmark. May be repeated.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Search again, replacing earlier results.")] = False,
     engine: EngineName = "local",
     address: Address = None,

@@ -115,14 +115,18 @@ def trials_bar() -> Iterator[Any]:
 
 
 @contextmanager
-def cells_bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
+def cells_bar(cells: Sequence[Config]) -> Iterator[tuple[Callable[..., None], Callable[..., None]]]:
     """Show one bar for all cells and one line per failure on a terminal, one line per cell elsewhere.
 
     Yields two callbacks: for the events of running cells, and for cells that have ended.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    ended = 0
+    ended, total = 0, len(cells)
+    alike: dict[str, list[Config]] = {}
+    for each in cells:
+        alike.setdefault(each.name, []).append(each)
+    varied = {name: experiments.varied([{"settings": one.settings} for one in some]) for name, some in alike.items()}
 
     def line(cell: Config, outcome: Result | Failure) -> None:
         if isinstance(outcome, experiments.Failure):
@@ -130,7 +134,8 @@ def cells_bar(total: int) -> Iterator[tuple[Callable[..., None], Callable[..., N
         else:
             mean = outcome.average_accuracy.mean
             how = "done" if mean is None else f"{100 * mean:.1f}%"
-        console().print(f"{ended} of {total}: {cell.name} seed {cell.seed}: {how}", soft_wrap=True)
+        chosen = "".join(f" {name}={cell.settings[name]}" for name in varied[cell.name])
+        console().print(f"{ended} of {total}: {cell.name}{chosen} seed {cell.seed}: {how}", soft_wrap=True)
 
     if not console().is_terminal:
 

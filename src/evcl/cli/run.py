@@ -25,6 +25,8 @@ from evcl.cli.options import (
     Precision,
     Preset,
     Usage,
+    a_benchmark,
+    a_method,
     chosen_seeds,
     one_thread,
     settings,
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
 
 
 def run(
-    benchmark: Annotated[str, typer.Argument(help="The benchmark, a stream of tasks; see evcl list.")],
-    method: Annotated[str, typer.Option(help="The method; see evcl list.")] = "evcl",
+    benchmark: Annotated[
+        str, typer.Argument(help="The benchmark, a stream of tasks; see evcl list.", autocompletion=a_benchmark)
+    ],
+    method: Annotated[str, typer.Option(help="The method; see evcl list.", autocompletion=a_method)] = "evcl",
     seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None,
     epochs: Epochs = None,

@@ -68,7 +68,7 @@ def sweep(
     store.declare(cells)
     console().print(f"{len(cells)} cells: {folder}", soft_wrap=True)
     failed = 0
-    with cells_bar(len(cells)) as (on_event, on_end):
+    with cells_bar(cells) as (on_event, on_end):
         for i, outcome in experiments.work(cells, store, make, on_event, retry_failed):
             failed += isinstance(outcome, experiments.Failure)
             on_end(i, cells[i], outcome)

@@ -11,7 +11,7 @@ import typer
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.settings import SEED, VALIDATION, Setting, resolve
-from evcl.cli.options import GivenSettings, OneDevice, Usage, checked_device, one_thread, settings, usage
+from evcl.cli.options import GivenSettings, OneDevice, Usage, a_method, checked_device, one_thread, settings, usage
 from evcl.cli.progress import epochs_bar
 from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
 
@@ -26,11 +26,12 @@ Data = Annotated[
     Path,
     typer.Option(help="A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."),
 ]
-Drop = Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")]
+Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")]
 Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [seen in the file].")]
 Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [seen in the file].")]
 MissingValue = Annotated[
-    list[str] | None, typer.Option("--missing", help="A text or number that means a missing value. May be repeated.")
+    list[str] | None,
+    typer.Option("--missing", metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
 ]
 Query = Annotated[str | None, typer.Option(help="SQL that selects the rows, if the data is a DuckDB database.")]
 
@@ -43,7 +44,9 @@ def learn(
     head: Annotated[
         str | None, typer.Option(help="An earlier task whose head to share, or new [the last task].")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The method; see evcl list [evcl].")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)
+    ] = None,
     hidden: Annotated[str | None, typer.Option(help="Widths of the hidden layers: 100,100 [100].")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
     set_: GivenSettings = None,
@@ -54,7 +57,8 @@ def learn(
     ] = None,
     drop: Drop = None,
     category: Annotated[
-        list[str] | None, typer.Option(help="Treat this column as categorical, even if it looks numeric.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Treat this column as categorical, even if numeric. May be repeated."),
     ] = None,
     image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
     unknown: Annotated[
@@ -173,7 +177,9 @@ def predict(
     query: Query = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="Write only this column of the file beside the predictions [all]. May be repeated."),
+        typer.Option(
+            metavar="COLUMN", help="Write only this column of the file beside the predictions [all]. May be repeated."
+        ),
     ] = None,
     only_predictions: Annotated[
         bool, typer.Option("--only-predictions", help="Write no columns of the file beside the predictions.")
