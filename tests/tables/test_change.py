@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from evcl import tables
+from evcl import Callback, EvclError, tables
+from evcl._core.interrupts import Interrupted
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Encoder
 from evcl.tables.fitting import EncoderFitting
+from evcl.tables.model import NOTE
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -144,6 +150,22 @@ def test_missing_tokens_are_remembered(evcl):
     assert found.encoder.columns[0].seen[0] > -10
 
 
+def test_columns_beside_predictions_stay_as_they_are(evcl):
+    """Except that numbers have decimal points."""
+    frame = shop().assign(id=[f"{i:05}" for i in range(300)], x=[f"{1000 * x:,.2f}" for x in shop().x])
+    frame["x"] = frame.x.map(lambda text: text.translate(str.maketrans(",.", ".,")))
+    frame["day"] = "01.02.2024"
+    frame.to_csv("a.csv", index=False, sep=";")
+    learn = ["learn", "--model", "m", "--data", "a.csv", "--target", "y", "--drop", "id", "--epochs", "1"]
+    assert evcl(*learn)[0] == 0
+    assert evcl("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")[0] == 0
+    found = pd.read_csv("p.csv", dtype={"id": str, "day": str})
+    assert list(found)[:5] == ["x", "city", "y", "id", "day"]
+    assert found.x.to_numpy() == pytest.approx(1000 * shop().x.to_numpy(), abs=0.01)
+    assert list(found.id) == list(frame.id)
+    assert set(found.day) == {"01.02.2024"}
+
+
 def test_room_for_categories_runs_out(model, monkeypatch):
     monkeypatch.setattr("evcl.tables.fitting.MOST_CATEGORIES", 4)
     shop(seed=1, cities=("leeds", "ripon", "york")).to_csv("b.csv", index=False)
@@ -193,3 +215,59 @@ def test_dates_are_a_distance_and_points_on_circles(tmp_path):
     for piece in source.pieces(["when"]):
         fitting.see(piece)
     assert fitting.encoder().columns[0].cycles == ("week",)  # three weeks of whole days
+
+
+@pytest.mark.full
+def test_a_damaged_description_is_refused_or_read_and_never_crashes(evcl):
+    """Each field of each kind of part, in turn."""
+    when = pd.date_range("2024-01-01", periods=300, freq="7h")
+    shop().assign(when=when).to_csv("a.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1", "--hidden", "4")[0] == 0
+    frame = shop(seed=1, cities=("bath", "leeds"), shift=5000).assign(when=when)
+    frame.loc[::9, "x"] = np.nan
+    frame.to_csv("b.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[0] == 0
+    with safe_open("m", framework="pt") as file:
+        notes = file.metadata()
+    tensors, saved = load_file("m"), json.loads(notes[NOTE])
+    assert sorted({part["kind"] for part in saved["columns"]}) == ["beyond", "category", "missing", "number", "time"]
+    refused = []
+    for i, part in enumerate(saved["columns"]):
+        for key in part:
+            for value in (None, "x", [], [[]], {}, 0, [1e999], 1e999, -1, ["y", "y"]):
+                columns = [{**one, key: value} if k == i else one for k, one in enumerate(saved["columns"])]
+                save_file(tensors, "n", {**notes, NOTE: json.dumps({**saved, "columns": columns})})
+                try:
+                    tables.load_model(Path("n"))
+                except EvclError as error:
+                    refused.append(str(error))
+    assert len(refused) > 150
+    assert all(line.startswith("cannot load n: ") and "\n" not in line for line in refused)
+    for missing in (3, [3], [None], {"a": 1}):
+        save_file(tensors, "n", {**notes, NOTE: json.dumps({**saved, "missing": missing})})
+        if missing != {"a": 1}:
+            with pytest.raises(EvclError, match="cannot load n: "):
+                tables.load_model(Path("n"))
+
+
+def test_a_task_with_new_inputs_resumes(model):
+    """Interrupted after some epochs, and continued: the same model as without the interruption."""
+    shop(seed=1, cities=("bath", "leeds")).to_csv("b.csv", index=False)
+    before = Path("m").read_bytes()
+
+    class Stop(Callback):
+        def end_epoch(self, epoch):
+            if epoch.epoch == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    tables.learn(Path("m"), Path("b.csv"), epochs=6)
+    whole = {name: t.clone() for name, t in load_file("m").items()}
+    Path("m").write_bytes(before)
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        tables.learn(Path("m"), Path("b.csv"), epochs=6, callbacks=[Stop()])
+    assert Path("m").read_bytes() == before
+    assert Path("m.checkpoint").is_dir()
+    tables.learn(Path("m"), Path("b.csv"), epochs=6)
+    again = load_file("m")
+    assert whole.keys() == again.keys()
+    assert all(t.equal(again[name]) for name, t in whole.items())

@@ -369,17 +369,12 @@ def _rebuilt(one: Mapping[str, Any]) -> Part:
         raise EvclError(f"column {name!r} has the unknown kind {one['kind']!r}")
     shape = tuple(int(n) for n in one["shape"])
     mean, std = (tuple(float(v) for v in one[key]) for key in ("mean", "std"))
-    seen = one.get("seen")
-    low, high = one.get("limits", (None, None))
-    number = Number(
-        name,
-        shape,
-        mean,
-        std,
-        bool(one["missing"]),
-        None if seen is None else (float(seen[0]), float(seen[1])),
-        (None if low is None else float(low), None if high is None else float(high)),
-    )
+    seen: tuple[float, float] | None = None
+    if one.get("seen") is not None:
+        least, most = one["seen"]
+        seen = float(least), float(most)
+    low, high = (None if limit is None else float(limit) for limit in one.get("limits", (None, None)))
+    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high))
     sizes = {1, math.prod(shape)}
     if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
         raise EvclError(f"the scale of column {name!r} does not fit it")

@@ -67,8 +67,9 @@ def predict(
     found = load_model(model)
     found.learner.to(device)
     source = open_source(data, found, dialect=dialect)
-    _, new = found.check(source, drop, unknown)
-    source.expect(dict.fromkeys(new, "text"))  # written as they are
+    found.check(source, drop, unknown)
+    known = {*found.encoder.names, found.target}
+    source.expect({name: "text" for name in source.shapes if name not in known})  # these are written as they are
     learner, total = found.learner, Predicted()
     if task is None:
         task = INFER if len(learner.heads) > 1 else learner.tasks[0]
@@ -134,6 +135,8 @@ def _beside(model: Model, source: Source, keys: Sequence[str] | None) -> list[st
 
 def _readable(source: Source, name: str) -> bool:
     """Whether a column that the model does not use holds values that can be written, such as text and numbers."""
+    if source.untyped:
+        return True
     try:
         next(iter(source.pieces([name])), None)
     except EvclError:

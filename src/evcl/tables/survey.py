@@ -193,11 +193,12 @@ class TextSource:
             yield Piece(found, piece.place, piece.rows, piece.cells)
 
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
-        reading, cells = self._readings[name], piece.cells[name]
-        plain = reading.kind != "number" or (
-            reading.decimal == "." and plain_numbers(cells, reading.missing) is not None
-        )
-        return [None if cell in reading.missing else cell for cell in cells] if plain else piece.columns[name]
+        reading, cells, values = self._readings[name], piece.cells[name], piece.columns[name]
+        if reading.kind == "number":
+            plain = plain_numbers(cells, reading.missing)
+            if plain is None or not np.array_equal(plain, values, equal_nan=True):
+                return values
+        return [None if cell in reading.missing else cell for cell in cells]
 
     def _survey(self, names: Collection[str]) -> None:
         self._columns |= {name: _Column(self.dialect.missing) for name in names}
