@@ -87,11 +87,11 @@ class Reading:
         bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but the column is {kind}: {fix}")
 
 
-def plain_numbers(cells: Sequence[str], missing: Collection[str]) -> Floats | None:
+def plain_numbers(cells: Sequence[str], missing: frozenset[str]) -> Floats | None:
     """Convert texts to numbers, all at once. None if a text is not a number, or must be checked on its own."""
     if isinstance(cells, ArrowCells):
         return cells.numbers(missing)
-    texts = ["nan" if cell in missing else cell for cell in cells]
+    texts = cells if missing.isdisjoint(cells) else ["nan" if cell in missing else cell for cell in cells]
     try:
         found = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:
