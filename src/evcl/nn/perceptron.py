@@ -25,7 +25,7 @@ class MLP(nn.Sequential):
         self, inputs: int, hidden: Sequence[int], seed: int = 0, dropout: float = 0.0, input_dropout: float = 0.0
     ) -> None:
         widths = [inputs, *hidden]
-        if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
+        if any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
             raise EvclError(
                 f"mlp takes a width and a list of hidden widths, all at least 1, not {inputs!r}, {hidden!r}"
             )
@@ -66,7 +66,8 @@ class MLP(nn.Sequential):
 
 
 def mlp(inputs: int, hidden: Sequence[int], dropout: float = 0.0, input_dropout: float = 0.0) -> MLP:
-    """A trunk of fully connected ReLU layers: `mlp(784, [256, 256])`. Images are flattened.
+    """A trunk of fully connected ReLU layers: `mlp(784, [256, 256])`. Images are flattened. Without hidden layers,
+    `mlp(784, [])`, the heads alone learn: a linear model.
 
     In training, but not in predictions, each hidden unit is dropped with probability `dropout`, and each input with
     `input_dropout`; the others are scaled up so that their means stay the same.

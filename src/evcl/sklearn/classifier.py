@@ -1,0 +1,224 @@
+"""`EVCLClassifier`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evcl._core.errors import EvclError, ForgettingWarning, extra
+from evcl._core.inputs import positions
+from evcl.learner import Learner
+from evcl.sklearn.estimator import Estimator, Rows, Uncertainty
+
+with extra("tables", "evcl.sklearn needs scikit-learn"):
+    from sklearn.base import ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d
+
+
+class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """A multilayer perceptron that learns one task after another without forgetting the earlier ones.
+
+    `fit` starts over. `partial_fit` learns more rows, without those of earlier tasks. Calls without a task's name are
+    mini-batches of one stream: up to 1,000 of their rows are kept and learned together, and then consolidated. A call
+    with a name is a task, or more rows of the last one. A task may add new classes.
+
+    `strength`, `tempering`, `init_std`, `prior_std`, `lr`, `batch_size`, `epochs` and `predict_samples` are settings of
+    the method, as everywhere in evcl. None means the method's default; a setting that the method does not have is an
+    error.
+
+    Parameters
+    ----------
+    hidden_layer_sizes
+        Widths of the hidden layers; (): none, a linear classifier.
+    method
+        "evcl", "vcl", "ewc", "naive" or another method; see `evcl list`.
+    memory
+        Number of examples to keep, of all tasks together, equally many of each class; later tasks train on them beside
+        their own. None: none, or the method's default if it always has a memory. It may be set between two tasks, with
+        `set_params`.
+    scale
+        Subtract from each column its mean and divide it by its standard deviation, both of the first task.
+    early_stopping
+        Hold out a stratified part of each task, stop the task after `n_iter_no_change` epochs without a lower NLL on
+        that part, and restore the weights of the best epoch.
+    validation_fraction
+        The fraction of each task that early stopping holds out.
+    n_iter_no_change
+        How many epochs early stopping waits for a lower NLL.
+    class_weight
+        "balanced", or {label: weight}; within a task, only the ratios count. As in `evcl.Learner.learn`.
+    settings
+        A mapping of further settings, by name: {"coreset": "kcenter"}.
+    random_state
+        A number, a numpy RandomState or None, as in scikit-learn.
+    device
+        The device to train on: "cpu", "cuda" or "mps".
+    verbose
+        Print the loss of each epoch.
+
+    Attributes
+    ----------
+    classes_
+        The labels, sorted: the columns of `predict_proba`.
+    tasks_
+        The names of the learned tasks, in order.
+    n_iter_
+        The number of epochs of the last task.
+    loss_curve_
+        The mean NLL of each epoch of the last task.
+    n_features_in_
+        As in scikit-learn.
+    feature_names_in_
+        As in scikit-learn.
+    learner_
+        The underlying `evcl.Learner`. Its classes are indices into `labels_`.
+    labels_
+        The labels in the order in which they first appeared.
+    """
+
+    labels_: Any
+    classes_: Any
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        *,
+        method: str = "evcl",
+        strength: float | None = None,
+        tempering: float | None = None,
+        init_std: float | None = None,
+        prior_std: float | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        predict_samples: int | None = None,
+        memory: int | None = None,
+        scale: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        class_weight: Mapping[Any, float] | str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes, method=method, strength=strength, tempering=tempering, init_std=init_std,
+            prior_std=prior_std, lr=lr, batch_size=batch_size, epochs=epochs, predict_samples=predict_samples,
+            scale=scale, early_stopping=early_stopping, validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change, settings=settings, random_state=random_state, device=device,
+            verbose=verbose,
+        )  # fmt: skip
+        self.memory = memory
+        self.class_weight = class_weight
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EVCLClassifier:  # noqa: N803
+        """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
+        NLL of each row; only ratios count, and a row of weight 0 is left out.
+        """
+        rows = self._checked(X, y, sample_weight, reset=True)
+        self._name([np.unique(rows.y)])
+        return self._fit(rows)
+
+    def partial_fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        classes: Any = None,
+        task: str | None = None,
+        sample_weight: Any = None,
+    ) -> EVCLClassifier:
+        """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name.
+
+        `classes` lists labels that later calls will have, if you know them; it is needed only if the data of the first
+        call has a single class. A call with the name of the last task adds rows to it: the task is learned again,
+        exactly as if all its rows had come in one call. For this, the rows of a named task are kept in memory until the
+        next task begins. Of calls without a name, at most 1,000 rows are kept: they are learned when a prediction is
+        wanted, together, and again with the rows that follow. When there are 1,000, they are consolidated.
+        """
+        fitted = hasattr(self, "_learner")
+        rows = self._checked(X, y, sample_weight, reset=not fitted)
+        known = [self.labels_] if fitted else []
+        if classes is not None:
+            known.append(np.unique(column_or_1d(classes)))
+        before = getattr(self, "labels_", None), getattr(self, "classes_", None)
+        self._name([*known, np.unique(rows.y)])
+        try:
+            return self._partial_fit(rows, task)
+        except BaseException:
+            if before[0] is None:
+                del self.labels_, self.classes_
+            else:
+                self.labels_, self.classes_ = before
+            raise
+
+    def _name(self, parts: list[Any]) -> None:
+        labels = _in_order(parts)
+        weight = self.class_weight
+        if isinstance(weight, Mapping) and (unknown := [label for label in weight if label not in labels.tolist()]):
+            raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {labels.tolist()}")
+        self.labels_, self.classes_ = labels, np.sort(labels)
+
+    def _checked(self, x: Any, y: Any, sample_weight: Any, reset: bool) -> Rows:
+        rows = self._read(x, y, sample_weight, reset)
+        check_classification_targets(rows.y)
+        return rows._replace(y=column_or_1d(rows.y, warn=True))
+
+    def _targets(self, y: Any) -> Any:
+        return positions(y.tolist(), self.labels_.tolist())
+
+    def _options(self, learner: Learner) -> dict[str, Any]:
+        if self.memory is not None and learner.settings.get("memory", 0) != self.memory:
+            learner.keep(self.memory)
+        names, weight = self.labels_.tolist(), self.class_weight
+        if isinstance(weight, Mapping):
+            weight = {names.index(label): value for label, value in weight.items()}
+        return {"classes": range(len(names)), "class_weight": weight}
+
+    def _told(self, learner: Learner, name: str) -> None:
+        lacking = [repr(self.labels_.tolist()[int(place)]) for place in learner.lacking]
+        if told := learner.forgetting(name, lacking, "set_params(memory=200)"):
+            warnings.warn(told, ForgettingWarning, stacklevel=5)
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """The most probable class of each row."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+        """The probability of each class, in the order of `classes_`, averaged over draws from the posterior."""
+        p = self._predictions(X).probabilities.astype(np.float64)[:, np.argsort(self.labels_)]
+        return p / p.sum(1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> Any:  # noqa: N803
+        """The logarithm of each class's probability, in the order of `classes_`."""
+        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
+
+    def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
+        """How uncertain each prediction is, how much of that is due to uncertain weights (epistemic), and how far the
+        row lies from all training data (unfamiliar).
+        """
+        found = self._predictions(X)
+        return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
+
+
+def _in_order(parts: list[Any]) -> Any:
+    """The distinct labels of all parts, in order of first appearance."""
+    if len({part.dtype.kind in "OSUT" for part in parts}) > 1:
+        raise EvclError("labels must be all numbers or all text, but these are mixed")
+    together = np.concatenate(parts)
+    labels = together[np.sort(np.unique(together, return_index=True)[1])]
+    if len(labels) < 2:
+        raise EvclError(
+            f"there is only 1 class, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"
+        )
+    return labels

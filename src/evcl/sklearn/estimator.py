@@ -1,0 +1,298 @@
+"""What both estimators share: their parameters, tasks, scaling and pickling."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from evcl._core.errors import EvclError, ForgettingWarning, extra
+from evcl.callbacks import Callback, Epoch
+from evcl.learner import Learner, rebuilt
+from evcl.methods import get as get_method
+from evcl.nn import mlp
+from evcl.sklearn.scaling import Scaling, unscaled
+
+with extra("tables", "evcl.sklearn needs scikit-learn"):
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples", "memory")
+TOGETHER = 1000  # calls of partial_fit without a task's name are learned together until they have this many rows
+FEWEST_STEPS, SMALLEST_BATCH = 22, 8  # a first task has this many steps: its batches are smaller, but not below 8
+_AVERAGE = "mini-batches are drawn from the rows, so weights and repetitions agree only on average"
+STOCHASTIC = {
+    "check_sample_weight_equivalence_on_dense_data": _AVERAGE,
+    "check_sample_weight_equivalence_on_sparse_data": _AVERAGE,
+}
+"""Checks of scikit-learn that cannot hold exactly. It runs them on its own networks only with a solver that uses all
+rows in every step (`lbfgs`), not with Adam.
+"""
+
+E = TypeVar("E", bound="Estimator")
+
+
+class Uncertainty(NamedTuple):
+    """How uncertain N predictions are, [N] each; see `evcl.Predictions` for details.
+
+    Attributes
+    ----------
+    entropy
+        Entropy of the predicted probabilities, in nats: aleatoric + epistemic.
+    aleatoric
+        Uncertainty that more data of this kind would not reduce, in nats.
+    epistemic
+        Uncertainty due to uncertain weights, in nats.
+    unfamiliar
+        How far the row lies from all training rows: about 1 for a typical training row.
+    """
+
+    entropy: Any
+    aleatoric: Any
+    epistemic: Any
+    unfamiliar: Any = None
+
+
+class Rows(NamedTuple):
+    """Rows of a task, before scaling."""
+
+    x: Any
+    y: Any
+    weights: Any  # None: all 1
+
+    def joined(self, other: Rows) -> Rows:
+        weights = None
+        if self.weights is not None or other.weights is not None:
+            each = [np.ones(len(one.x)) if one.weights is None else one.weights for one in (self, other)]
+            weights = np.concatenate(each)
+        return Rows(np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y]), weights)
+
+
+class Open(NamedTuple):
+    """A task that later calls may add to: what was there before it, and its rows so far."""
+
+    name: str | None  # None: calls without a name
+    before: Learner | None  # None: it is the first task
+    scaling: Scaling
+    rows: Rows
+    learned: bool  # False: when predictions are wanted
+
+
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """A multilayer perceptron in scikit-learn's form: see `EVCLClassifier` and `EVCLRegressor`."""
+
+    likelihood = "categorical"
+    _learner: Learner
+    _open: Open | None
+    _scaling: Scaling
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        *,
+        method: str = "evcl",
+        strength: float | None = None,
+        tempering: float | None = None,
+        init_std: float | None = None,
+        prior_std: float | None = None,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        predict_samples: int | None = None,
+        scale: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.method = method
+        self.strength = strength
+        self.tempering = tempering
+        self.init_std = init_std
+        self.prior_std = prior_std
+        self.lr = lr
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.predict_samples = predict_samples
+        self.scale = scale
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_learner")
+
+    # --- what was learned ------------------------------------------------------------------------------------------
+
+    @property
+    def learner_(self) -> Learner:
+        """The underlying `evcl.Learner`. Rows that are waiting are learned first."""
+        if not hasattr(self, "_learner"):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit or partial_fit first")
+        self._settle()
+        learner: Learner = self._learner
+        return learner
+
+    @property
+    def tasks_(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in order."""
+        return self.learner_.tasks
+
+    @property
+    def n_iter_(self) -> int:
+        """The number of epochs of the last task."""
+        return len(self.loss_curve_)
+
+    @property
+    def loss_curve_(self) -> list[float]:
+        """The mean NLL of each epoch of the last task."""
+        return [epoch.nll for epoch in self.learner_.history.get(self.learner_.tasks[-1], ())]
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def _read(self, x: Any, y: Any, sample_weight: Any, reset: bool, **options: Any) -> Rows:
+        x, y = validate_data(self, x, y, dtype=np.float32, accept_sparse="csr", reset=reset, **options)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        rows = Rows(x if isinstance(x, np.ndarray) else x.toarray(), y, weights)
+        if weights is None or weights.all() or not weights.any():  # a learner refuses weights that are all 0
+            return rows
+        return Rows(*(part[weights > 0] for part in rows))
+
+    def _fit(self: E, rows: Rows) -> E:
+        """Start over with one task. It is closed: `partial_fit` begins another one."""
+        opened = Open(None, None, unscaled(rows.x.shape[1]), rows, False)
+        self._learn(opened)
+        self._open = None
+        return self
+
+    def _partial_fit(self: E, rows: Rows, task: str | None) -> E:
+        """Add rows to the task of this name, if it is the last one, or begin another one."""
+        opened: Open | None = getattr(self, "_open", None)
+        if opened is not None and opened.name == task:
+            opened = opened._replace(rows=opened.rows.joined(rows), learned=False)
+        else:
+            fitted = hasattr(self, "_learner")
+            before = self.learner_ if fitted else None
+            scaling = self._scaling if fitted else unscaled(rows.x.shape[1])
+            opened = Open(task, before, scaling, rows, False)
+        full = task is None and len(opened.rows.x) >= TOGETHER
+        if task is not None or full or not hasattr(self, "_learner"):
+            opened = self._learn(opened)
+        self._open = None if full else opened
+        return self
+
+    def _settle(self) -> None:
+        """Learn rows that are waiting."""
+        opened: Open | None = getattr(self, "_open", None)
+        if opened is not None and not opened.learned:
+            self._open = self._learn(opened)
+
+    def _learn(self, opened: Open) -> Open:
+        """Learn a task from its beginning, and note the result."""
+        before, rows = opened.before, opened.rows
+        scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
+        x = scaling(rows.x) if self.scale else rows.x
+        learner = self._new(*x.shape) if before is None else rebuilt(*before.described()).to(self.device)
+        name = str(len(learner.tasks)) if opened.name is None else opened.name
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForgettingWarning)  # the classifier's labels are positions
+            if not self.scale and before is not None:
+                warnings.filterwarnings("ignore", "the inputs are not scaled")
+            learner.learn(
+                (np.require(x, requirements="W"), self._targets(rows.y)),
+                task=name,
+                head=0 if learner.tasks else "new",
+                validation=self.validation_fraction if self.early_stopping else None,
+                patience=self.n_iter_no_change if self.early_stopping else None,
+                sample_weight=rows.weights,
+                callbacks=[_Printed()] if self.verbose else (),
+                **self._options(learner),
+            )
+        self._told(learner, name)
+        self._learner, self._scaling = learner, scaling
+        return opened._replace(learned=True)
+
+    def _targets(self, y: Any) -> Any:
+        """The targets as the learner takes them."""
+        return y
+
+    def _options(self, learner: Learner) -> dict[str, Any]:
+        """Further options of `Learner.learn`, for a learner that is about to learn."""
+        return {}
+
+    def _told(self, learner: Learner, name: str) -> None:
+        """Say what the user should know after a task."""
+
+    def _new(self, rows: int, width: int) -> Learner:
+        given: dict[str, Any] = {name: getattr(self, name, None) for name in SETTINGS}
+        given = {name: value for name, value in given.items() if value is not None}
+        given |= self.settings or {}
+        known = get_method(self.method).known_settings
+        if "batch_size" in known and "batch_size" not in given:
+            most, epochs = int(known["batch_size"].default), given.get("epochs", known["epochs"].default)
+            if isinstance(epochs, int) and rows * epochs < FEWEST_STEPS * most:
+                given["batch_size"] = min(most, max(SMALLEST_BATCH, rows * epochs // FEWEST_STEPS))
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        network = mlp(width, np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist())
+        if get_method(self.method).jointly:
+            raise EvclError(
+                f"{self.method} trains on all tasks at once, but {type(self).__name__} learns one at a time"
+            )
+        about: dict[str, Any] = {"seed": seed, "device": self.device, "likelihood": self.likelihood}
+        return Learner(network, self.method, **about, **given)
+
+    # --- prediction ------------------------------------------------------------------------------------------------
+
+    def _predictions(self, x: Any) -> Any:
+        check_is_fitted(self)
+        learner = self.learner_
+        x = validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False)
+        x = x if isinstance(x, np.ndarray) else x.toarray()
+        return learner.predictions(self._scaling(x) if self.scale else np.require(x, requirements="W"))
+
+    # --- pickling --------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> Any:
+        # A learner is pickled as its description and tensors, as in its file; unpickled, it is on the CPU.
+        state = super().__getstate__().copy()
+        if "_learner" in state:
+            state["_learner"] = (*state["_learner"].described(), state["_learner"].history)
+        if state.get("_open") is not None and state["_open"].before is not None:
+            state["_open"] = state["_open"]._replace(before=state["_open"].before.described())
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if "_learner" in state:
+            *described, history = state["_learner"]
+            self._learner = rebuilt(*described)
+            self._learner.history = history
+        if state.get("_open") is not None and state["_open"].before is not None:
+            self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
+
+
+class _Printed(Callback):
+    """Prints the loss of each epoch, as scikit-learn's networks do."""
+
+    def end_epoch(self, epoch: Epoch) -> bool:
+        sys.stdout.write(f"Iteration {epoch.epoch}, loss = {epoch.nll:.8f}\n")
+        return False

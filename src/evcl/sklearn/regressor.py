@@ -1,0 +1,77 @@
+"""`EVCLRegressor`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evcl._core.errors import extra
+from evcl.sklearn.estimator import Estimator
+
+with extra("tables", "evcl.sklearn needs scikit-learn"):
+    from sklearn.base import RegressorMixin
+
+
+class Spread(NamedTuple):
+    """How uncertain N predictions of numbers are, in their units; see `evcl.Numbers` for details.
+
+    Attributes
+    ----------
+    std
+        Standard deviation of new rows around the prediction.
+    aleatoric
+        The part that more data of this kind would not reduce: noise, and drift between tasks.
+    epistemic
+        The part due to uncertain weights.
+    unfamiliar
+        How far the row lies from all training rows: about 1 for a typical training row.
+    """
+
+    std: Any
+    aleatoric: Any
+    epistemic: Any
+    unfamiliar: Any = None
+
+
+class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
+    """A multilayer perceptron that learns numbers, one task after another, and says how sure it is.
+
+    Its noise is learned, and its intervals follow targets that drift (docs/numbers.md). `fit`, `partial_fit` and all
+    parameters and attributes are those of `EVCLClassifier`, except those that concern classes. y is [rows], or
+    [rows, targets] for several targets at once.
+    """
+
+    likelihood = "gaussian"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EVCLRegressor:  # noqa: N803
+        """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
+        NLL of each row; only ratios count, and a row of weight 0 is left out.
+        """
+        return self._fit(self._read(X, y, sample_weight, True, y_numeric=True, multi_output=True))
+
+    def partial_fit(self, X: Any, y: Any, task: str | None = None, sample_weight: Any = None) -> EVCLRegressor:  # noqa: N803
+        """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name (see `EVCLClassifier`)."""
+        reset = not hasattr(self, "_learner")
+        rows = self._read(X, y, sample_weight, reset, y_numeric=True, multi_output=True)
+        return self._partial_fit(rows, task)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+        """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
+        found = self._predictions(X)
+        return (found.mean, found.std) if return_std else found.mean
+
+    def predict_interval(self, X: Any, level: float = 0.95) -> Any:  # noqa: N803
+        """[rows, 2], or [rows, targets, 2]: the ends of intervals that contain the number with this probability."""
+        return np.stack(self._predictions(X).interval(level), -1)
+
+    def uncertainty(self, X: Any) -> Spread:  # noqa: N803
+        """How uncertain each prediction is, and why."""
+        found = self._predictions(X)
+        return Spread(found.std, found.aleatoric, found.epistemic, found.unfamiliar)
