@@ -114,7 +114,7 @@ print(list(mine.evaluate(stream)))
 
 def test_a_missing_extra_is_one_line_that_says_what_to_install(python):
     wanted = {
-        "import evcl.sklearn": "EVCLClassifier needs scikit-learn: pip install 'evcl[tables]'",
+        "import evcl.sklearn": "evcl.sklearn needs scikit-learn: pip install 'evcl[tables]'",
         "import evcl.experiments": "evcl.experiments needs msgspec: pip install 'evcl[cli]'",
         "import evcl.report": "evcl.experiments needs msgspec: pip install 'evcl[cli]'",
         "evcl.benchmarks.get('split-digits')": ("the embedded digits come with scikit-learn: pip install 'evcl[data]'"),
