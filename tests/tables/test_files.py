@@ -152,6 +152,23 @@ def test_an_ambiguous_column_follows_the_others():
     assert told('a,b\n"1,234",x\n"2,345",y\n')[0]["a"] == [1234, 2345]
 
 
+def test_a_file_that_could_mean_two_is_read_like_the_last(evcl):
+    """January's dates have the day first; those of the first days of February could be either."""
+
+    def month(days, month):
+        rows = "".join(f"{day:02}/{month:02}/2024;1.{day:03};{'yes' if day % 2 else 'no'}\n" for day in days)
+        Path("a.csv").write_text("when;x;label\n" + rows)
+
+    month(range(1, 31), 1)
+    learn = ["learn", "--model", "m", "--data", "a.csv", "--epochs", "1", "--task"]
+    assert "dates: when (day first)" in evcl(*learn, "a", "--target", "label")[1]
+    month(range(1, 11), 2)
+    assert "dates: when (day first)" in evcl(*learn, "b")[1]
+    assert "dates: when (day first)" in evcl("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")[1]
+    Path("m").unlink()
+    assert "dates: when (month first)" in evcl(*learn, "b", "--target", "label")[1]
+
+
 def test_the_separator_is_what_fits_the_rows():
     assert told("price, EUR;b\n1.5;x\n2.5;y\n")[0] == {"price, EUR": [1.5, 2.5], "b": ["x", "y"]}
     assert told("a|b\n1|x,y\n2|y,z\n")[0] == {"a": [1, 2], "b": ["x,y", "y,z"]}

@@ -47,7 +47,8 @@ def open_source(
     """The reader for a file or an image folder. Images are scaled to the size of the model's first task."""
     dialect = dialect or Dialect()
     if model is not None:
-        dialect = replace(dialect, missing=tuple(dict.fromkeys((*model.missing, *dialect.missing))))
+        missing = tuple(dict.fromkeys((*model.missing, *dialect.missing)))
+        dialect = replace(dialect, missing=missing, usual=model.usual)
     try:
         if path.is_dir():
             size = None
@@ -119,6 +120,8 @@ def learn(
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, unknown, callbacks, checkpoint_folder(model))
         found.read = [] if source.told is None else [source.told]
+        decimal, day_first = source.usual
+        found.usual = decimal or found.usual[0], found.usual[1] if day_first is None else day_first
         if _fingerprint(model) != before:
             raise EvclError(f"{model} was changed by another process meanwhile: nothing is written; learn it again")
         found.save(model)

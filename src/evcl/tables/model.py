@@ -61,6 +61,7 @@ class Model:
     summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
     now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one; not saved
     missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
+    usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
     read: list[str] = field(default_factory=list)  # how its file was read; not saved
 
@@ -254,6 +255,8 @@ class Model:
         if gone:
             more = f" (new: {listed(new)})" if new else ""
             self.notes.append(f"there is no column {listed(gone)}{more}: its values count as missing")
+        if arrays := [name for name in new if source.shapes[name]]:
+            self.notes.append(f"column {listed(arrays)} is not used: arrays that come later are not learned")
         if new and unknown == "missing":
             self.notes.append(f"column {listed(new)} is not used: the model has not learned it")
         return gone, new
@@ -268,6 +271,7 @@ class Model:
                 "labels": self.labels,
                 "drop": self.drop,
                 "missing": self.missing,
+                "usual": self.usual,
                 "columns": self.encoder.described(),
                 "history": self.history,
             }
@@ -347,8 +351,11 @@ def load_model(path: Path) -> Model:
         if saved["format"] not in READ:
             raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
-        missing = tuple(saved.get("missing", ()))
-        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history, missing=missing)
+        missing, usual = tuple(saved.get("missing", ())), tuple(saved.get("usual", (None, None)))
+        if len(usual) != 2 or usual[0] not in (None, ".", ",") or usual[1] not in (None, False, True):
+            raise EvclError("its usual form of numbers and dates is not known")
+        model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
+        model.missing, model.usual = missing, usual
         texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
             texts += [line["task"], line["learned"]]

@@ -44,6 +44,8 @@ class Dialect:
     decimal: str | None = None  # "." or ","
     missing: tuple[str, ...] = ()  # texts or numbers that mean a missing value, beside the usual ones
     query: str | None = None  # SQL, for a database
+    # How earlier files were read, where this one could be read in two ways: decimal sign, day first
+    usual: tuple[str | None, bool | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class Source(Protocol):
     @property
     def told(self) -> str | None:
         """One line that says how the file was read; None if there is nothing to say."""
+        ...
+
+    @property
+    def usual(self) -> tuple[str | None, bool | None]:
+        """Its decimal sign, and whether the day comes first in its dates, as far as it tells: see `Dialect`."""
         ...
 
     def expect(self, kinds: Mapping[str, Kind]) -> None:
@@ -95,6 +102,10 @@ class TypedSource:
     @property
     def told(self) -> str | None:
         return None
+
+    @property
+    def usual(self) -> tuple[str | None, bool | None]:
+        return None, None
 
     def expect(self, kinds: Mapping[str, Kind]) -> None:
         """The file itself says what its columns hold."""

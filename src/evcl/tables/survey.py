@@ -208,7 +208,7 @@ class TextSource:
         kinds = {
             name: self._expected.get(name, column.kind(self.dialect.decimal)) for name, column in self._columns.items()
         }
-        decimal = self.dialect.decimal or self._usual_decimal(kinds)
+        decimal = self.dialect.decimal or self._usual_decimal(kinds) or self.dialect.usual[0]
         never = tuple(n for n in map(as_number, self.dialect.missing) if n is not None)
         for name, column in self._columns.items():
             point, comma = column.total(POINT), column.total(COMMA)
@@ -216,7 +216,9 @@ class TextSource:
             if own is None:  # nothing in the file tells
                 own = "," if self.separator == ";" and self._has_mark(name, ",") else "."
             day, month = column.total(DAY_FIRST), column.total(MONTH_FIRST)
-            first = day > month or (day == month and (decimal == "," or not any("/" in text for text in column.shown)))
+            first, usual = day > month, self.dialect.usual[1]
+            if day == month:
+                first = (decimal == "," or not self._has_mark(name, "/")) if usual is None else usual
             self._readings[name] = Reading(kinds[name], own, first, column.missing(kinds[name]), never)
 
     def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str | None:
@@ -227,6 +229,12 @@ class TextSource:
                 points += column.total(POINT) > column.total(COMMA)
                 commas += column.total(COMMA) > column.total(POINT)
         return None if points == commas else "," if commas > points else "."
+
+    @property
+    def usual(self) -> tuple[str | None, bool | None]:
+        decimal = self._usual_decimal({name: reading.kind for name, reading in self._readings.items()})
+        orders = [c.total(DAY_FIRST) - c.total(MONTH_FIRST) for c in self._columns.values()]
+        return decimal, next((order > 0 for order in orders if order), None)
 
     @property
     def told(self) -> str | None:
