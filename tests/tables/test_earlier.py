@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from evcl import EvclError, tables
-from evcl.tables.earlier import LEAST, Summary, _similar, estimate
+from evcl.tables.earlier import LEAST, Summary, _similar, estimate, standing
 
 FAST = ["--epochs", "30", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -72,6 +72,16 @@ def test_rows_that_are_kept_are_measured_instead(evcl, learn):
 def test_a_month_like_the_others_needs_no_note(learn):
     learn("january", rows(0))
     assert "note" not in learn("february", rows(1))
+
+
+def test_tasks_of_one_head_are_predicted_together_as_each_alone(learn, monkeypatch):
+    for month, frame in (("january", rows(0)), ("february", rows(1, centre=6.0)), ("march", rows(2))):
+        learn(month, frame, *(["--head", "new"] if month == "march" else []))
+    found = tables.load_model(Path("m"))
+    together = standing(found)
+    monkeypatch.setattr("evcl.learner.Learner.predicted_as", lambda self, task: task)
+    assert standing(found) == together
+    assert set(together) == {"january", "february", "march"}
 
 
 def test_a_month_unlike_all_before_is_named(learn):

@@ -47,6 +47,13 @@ def test_the_files_own_columns_come_first_as_they_are(model):
     pd.testing.assert_frame_equal(found[list(given)], given)
 
 
+def test_a_key_that_looks_like_a_number_stays_as_it_is(model, evcl):
+    orders(seed=1).assign(order=[f"{n:05}" for n in range(60)]).to_csv("new.csv", index=False)
+    for out, read in (("p.csv", lambda path: pd.read_csv(path, dtype=str)), ("p.parquet", pd.read_parquet)):
+        assert evcl("predict", "--model", "m", "--data", "new.csv", "--out", out)[0] == 0
+        assert list(read(out).order) == [f"{n:05}" for n in range(60)]
+
+
 def test_keys_or_no_columns_at_all(model):
     assert model("--out", "p.csv")[0] == 0
     whole = pd.read_csv("p.csv")

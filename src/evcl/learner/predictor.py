@@ -61,6 +61,13 @@ class Predictor:
             raise EvclError("to infer the task, the labels of all heads must have one type: all text, or all numbers")
         return found
 
+    def predicted_as(self, task: str) -> str:
+        """The first task whose predictions are the same as those of this one, for any input: tasks that share a head
+        have the same, unless each has weights of its own.
+        """
+        head, own = self._tasks[task], self._run.predicts_by_task or self._run.network.film is not None
+        return task if own else next(name for name, other in self._tasks.items() if other == head)
+
     @property
     def knows_unfamiliar(self) -> bool:
         """Whether predictions can say how unfamiliar an input is (see `Predictions`)."""

@@ -109,7 +109,7 @@ def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:
         counts.append(place.bincount(minlength=len(centres)))
     unknown = torch.tensor(0.0, dtype=torch.float64)
     found = Summary(torch.cat(means), torch.cat(std), torch.cat(owners), torch.cat(counts), unknown)
-    return replace(found, right=torch.tensor(_right(model, found, task), dtype=torch.float64))
+    return replace(found, right=torch.tensor(_right(model, {task: found})[task], dtype=torch.float64))
 
 
 def _similar(x: Tensor, count: int, drawn: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -132,25 +132,33 @@ def _similar(x: Tensor, count: int, drawn: torch.Generator) -> tuple[Tensor, Ten
     return torch.zeros_like(centres).index_add_(0, place, x) / rows[:, None], place
 
 
-def _right(model: Model, summary: Summary, task: str) -> float:
-    """The fraction of a task's pseudo-rows that the model predicts correctly."""
-    x, y = summary.pseudo_rows(model.encoder.inputs, model.learner.seed, model.learner.tasks.index(task))
-    return float((model.learner.predict(x, task) == y).double().mean())
+def _right(model: Model, summaries: Mapping[str, Summary]) -> dict[str, float]:
+    """For each of these tasks, the fraction of its pseudo-rows that the model predicts correctly."""
+    learner, drawn = model.learner, {}
+    together: dict[str, list[str]] = {}  # tasks that are predicted alike
+    for task, summary in summaries.items():
+        drawn[task] = summary.pseudo_rows(model.encoder.inputs, learner.seed, learner.tasks.index(task))
+        together.setdefault(learner.predicted_as(task), []).append(task)
+    found = {}
+    for tasks in together.values():
+        right = learner.predict(torch.cat([drawn[task][0] for task in tasks]), tasks[0])
+        for task, own in zip(tasks, right.split([len(drawn[task][1]) for task in tasks]), strict=True):
+            found[task] = float((own == drawn[task][1]).double().mean())
+    return found
 
 
 def standing(model: Model) -> dict[str, Now]:
     """For each task, what it is at now, if that is known: measured on its kept rows, or estimated."""
     kept = {name: Now(part, False) for name, part in model.learner.evaluate_kept(KEPT).items()}
+    right = _right(model, {name: one for name, one in model.summaries.items() if name not in kept})
     found = {}
     for line in model.history:
-        name, summary = line["task"], model.summaries.get(line["task"])
+        name = line["task"]
         if name in kept:
             found[name] = kept[name]
-        elif summary is not None:
-            measured = line["accuracy"] if line["held_out"] else None
-            found[name] = Now(
-                estimate(_right(model, summary, name), float(summary.right), measured, line["held_out"]), True
-            )
+        elif name in right:
+            measured, then = line["accuracy"] if line["held_out"] else None, float(model.summaries[name].right)
+            found[name] = Now(estimate(right[name], then, measured, line["held_out"]), True)
     return found
 
 
@@ -160,9 +168,14 @@ def estimate(now: float, then: float, measured: float | None, rows: int) -> floa
     """
     if measured is None or then == 0:
         return now
-    p = (measured * rows + 1) / (rows + 2)
-    weight = OFF**2 / (OFF**2 + p * (1 - p) / rows)
+    weight = OFF**2 / (OFF**2 + _variance(measured, rows))
     return min(1.0, now * (1 + weight * (measured / then - 1)))
+
+
+def _variance(accuracy: float, rows: int) -> float:
+    """That of an accuracy measured on this many rows."""
+    p = (accuracy * rows + 1) / (rows + 2)
+    return p * (1 - p) / rows
 
 
 # --- what to tell -----------------------------------------------------------------------------------------------------
@@ -191,12 +204,17 @@ def advice(model: Model, now: Mapping[str, Now]) -> list[str]:
     lost = [
         f"{one['task']} {100 * now[one['task']].accuracy:.0f}% (was {100 * one['accuracy']:.0f}%)"
         for one in earlier
-        if one["held_out"] and one["task"] in now and now[one["task"]].accuracy < one["accuracy"] - FALL
+        if one["held_out"] and one["task"] in now and now[one["task"]].accuracy < one["accuracy"] - _fall(one)
     ]
     if lost and not any("--head new" in one for one in found):
         more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
         found.append(f"earlier tasks have lost accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
     return found
+
+
+def _fall(line: Mapping[str, Any]) -> float:
+    """The loss of accuracy that is no accident of the few rows that were held out of a task."""
+    return FALL + 2 * math.sqrt(_variance(line["accuracy"], line["held_out"]))
 
 
 def _help(model: Model) -> str:
