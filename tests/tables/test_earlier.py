@@ -94,9 +94,20 @@ def test_a_month_unlike_all_before_is_named(learn):
 def test_a_rule_that_changed_is_named_with_what_would_help(learn):
     learn("january", rows(0))
     out = learn("february", rows(1, rule=(-1.0, -1.0, 0.0, 0.0)))
-    assert "note: similar rows have other labels than before (" in out
-    assert "if both rules hold, learn it with --head new" in out
+    assert "note: its rows look like earlier ones, but their labels may follow another rule (" in out
+    assert "if both rules hold, --head new keeps them apart" in out
     assert "--keep" not in out  # rows of the other rule would contradict these
+
+
+def test_one_rule_over_inputs_that_move_is_no_other_rule(learn):
+    """Only one of four columns moves, to where another part of the same rule holds."""
+    frames = [rows(seed, rule=(0.0, 0.0, 2.0, 0.0)) for seed in (0, 1)]
+    frames[1].x0 += 3
+    frames[1].label = np.where(frames[1].label == "yes", "no", "yes")
+    learn("january", frames[0])
+    out = learn("february", frames[1])
+    assert "(" in out.partition("on the held-out rows: accuracy ")[2]
+    assert "another rule" not in out
 
 
 def test_tasks_that_lost_accuracy_are_named(learn):

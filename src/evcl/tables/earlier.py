@@ -180,9 +180,8 @@ def _variance(accuracy: float, rows: int) -> float:
 
 # --- what to tell -----------------------------------------------------------------------------------------------------
 
-STRANGE = (
-    1.5  # median `unfamiliar` of a file's rows, from which on they are of another kind; usual rows have 0.7 to 1.1
-)
+STRANGE = 1.5  # median `unfamiliar` of a file's rows, from which on they are of another kind
+SIMILAR = 1.1  # rows of the same kind have 0.7 to 1.1; if only some columns have moved, they have more
 FALL = 0.1  # of an accuracy that is worth a note
 
 
@@ -195,11 +194,11 @@ def advice(model: Model, now: Mapping[str, Now]) -> list[str]:
     if strange is not None and strange >= STRANGE and new < line["classes"]:
         rows = f"its rows are unlike all earlier ones (unfamiliar {strange:.1f}, where 1 is usual)"
         found.append(f"{rows}: what the model knew said little about them")
-    elif not new and (strange is None or strange < STRANGE) and _other_rule(earlier, line):
+    elif not new and strange is not None and strange <= SIMILAR and _other_rule(earlier, line):
         was, own = (f"{100 * line[key]:.0f}%" for key in ("accuracy_before", "accuracy"))
         found.append(
-            f"similar rows have other labels than before ({was} right before it was learned, {own} after): if both "
-            "rules hold, learn it with --head new, which keeps them apart"
+            f"its rows look like earlier ones, but their labels may follow another rule ({was} right before it was "
+            f"learned, {own} after): if both rules hold, --head new keeps them apart"
         )
     lost = [
         f"{one['task']} {100 * now[one['task']].accuracy:.0f}% (was {100 * one['accuracy']:.0f}%)"
