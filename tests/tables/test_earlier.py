@@ -114,8 +114,20 @@ def test_tasks_that_lost_accuracy_are_named(learn):
     """Rows far away by another rule make naive training forget those before."""
     learn("january", rows(0), "--method", "naive")
     out = learn("february", rows(1, 2000, rule=(0.0, 0.0, 3.0, 3.0), centre=3.0))
-    assert "earlier tasks have lost accuracy: january " in out
+    assert "note: it cost earlier tasks accuracy: january " in out
     assert "%); --keep 200 keeps rows, and later files then cost less" in out
+    assert "cost earlier" not in learn("march", rows(2, 2000, rule=(0.0, 0.0, 3.0, 3.0), centre=3.0))  # it was february
+
+
+@pytest.mark.parametrize("now", [3, {"nobody": [0.5, True]}, {"january": [1.5, True]}, {"january": "high"}])
+def test_damage_to_what_tasks_are_at_is_refused_in_one_line(learn, now):
+    learn("january", rows(0))
+    with safe_open("m", framework="pt") as file:
+        text = file.metadata()
+    text["evcl.tables"] = json.dumps({**json.loads(text["evcl.tables"]), "now": now})
+    save_file(load_file("m"), "m", text)
+    with pytest.raises(EvclError, match=r"^cannot load m: [^\n]*$"):
+        tables.load_model(Path("m"))
 
 
 def test_a_summary_holds_no_row_and_describes_the_classes(generator):

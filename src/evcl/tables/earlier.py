@@ -13,7 +13,7 @@ far as the held-out rows are enough to tell. `laws/earlier.py` measures the erro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,6 +162,14 @@ def standing(model: Model) -> dict[str, Now]:
     return found
 
 
+def checked(saved: Any, tasks: Collection[str]) -> dict[str, Now]:
+    """What tasks were at when a file was saved. Files are not trusted: raises if it cannot be read."""
+    found = {task: Now(float(accuracy), bool(estimated)) for task, (accuracy, estimated) in saved.items()}
+    if not all(task in tasks and 0 <= one.accuracy <= 1 for task, one in found.items()):
+        raise EvclError("what its tasks are at now cannot be read")
+    return found
+
+
 def estimate(now: float, then: float, measured: float | None, rows: int) -> float:
     """The estimated accuracy, from the fractions of pseudo-rows that are predicted correctly now and were then, and the
     accuracy on this many rows then.
@@ -185,10 +193,12 @@ SIMILAR = 1.1  # rows of the same kind have 0.7 to 1.1; if only some columns hav
 FALL = 0.1  # of an accuracy that is worth a note
 
 
-def advice(model: Model, now: Mapping[str, Now]) -> list[str]:
-    """What the user should know after the last task, one line each, with what would help where something does."""
+def advice(model: Model, before: Mapping[str, Now]) -> list[str]:
+    """What the user should know after the last task, one line each, with what would help where something does.
+    `before`: what earlier tasks were at before it.
+    """
     *earlier, line = model.history
-    found = []
+    now, found = model.now, []
     strange = line.get("unfamiliar")
     new = len(model.labels) - line["known_before"]  # classes, which are named already, and explain strange rows
     if strange is not None and strange >= STRANGE and new < line["classes"]:
@@ -203,11 +213,14 @@ def advice(model: Model, now: Mapping[str, Now]) -> list[str]:
     lost = [
         f"{one['task']} {100 * now[one['task']].accuracy:.0f}% (was {100 * one['accuracy']:.0f}%)"
         for one in earlier
-        if one["held_out"] and one["task"] in now and now[one["task"]].accuracy < one["accuracy"] - _fall(one)
+        if one["held_out"]
+        and one["task"] in now
+        and now[one["task"]].accuracy < one["accuracy"] - _fall(one)
+        and now[one["task"]].accuracy < before.get(one["task"], Now(1.0, True)).accuracy - FALL / 2
     ]
     if lost and not any("--head new" in one for one in found):
         more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
-        found.append(f"earlier tasks have lost accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
+        found.append(f"it cost earlier tasks accuracy: {', '.join(lost[:4])}{more}{_help(model)}")
     return found
 
 

@@ -33,7 +33,7 @@ from evcl.methods import get as get_method
 from evcl.methods import known_settings
 from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
-from evcl.tables.earlier import MOST_SUMMARIES, Now, Summary, advice, standing, summarised
+from evcl.tables.earlier import MOST_SUMMARIES, Now, Summary, advice, checked, standing, summarised
 from evcl.tables.encoding import Encoder, Unseen, labels_of, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
@@ -59,7 +59,7 @@ class Model:
     drop: tuple[str, ...] = ()  # columns to ignore in every file
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per task
     summaries: dict[str, Summary] = field(default_factory=dict)  # of the last tasks: see earlier.py
-    now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one; not saved
+    now: dict[str, Now] = field(default_factory=dict)  # what each task is at, after the last one
     missing: tuple[str, ...] = ()  # texts and numbers that mean a missing value in every file, beside the usual ones
     usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
@@ -125,8 +125,8 @@ class Model:
         )
         if (summary := summarised(self, train.x, train.y, name)) is not None:
             self.summaries = dict([*self.summaries.items(), (name, summary)][-MOST_SUMMARIES:])
-        self.now = standing(self)
-        self.notes += advice(self, self.now)
+        before_it, self.now = self.now, standing(self)
+        self.notes += advice(self, before_it)
         return self.history[-1]
 
     def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows:
@@ -271,6 +271,7 @@ class Model:
                 "labels": self.labels,
                 "drop": self.drop,
                 "missing": self.missing,
+                "now": self.now,
                 "usual": self.usual,
                 "columns": self.encoder.described(),
                 "history": self.history,
@@ -368,6 +369,7 @@ def load_model(path: Path) -> Model:
             raise EvclError("its labels do not fit its heads")
         learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
         model.summaries = _summaries(model, own)
+        model.now = checked(saved.get("now", {}), learner.tasks)
     except EvclError as error:
         raise EvclError(f"cannot load {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
