@@ -166,6 +166,18 @@ def test_columns_beside_predictions_stay_as_they_are(evcl):
     assert set(found.day) == {"01.02.2024"}
 
 
+def test_a_whole_number_is_one_category_however_it_is_spelt(evcl):
+    frame = shop().assign(district=np.arange(300) % 4)
+    frame.to_csv("a.csv", index=False)
+    learn = ["learn", "--model", "m", "--epochs", "1", "--data"]
+    assert evcl(*learn, "a.csv", "--target", "y", "--category", "district")[0] == 0
+    frame.astype({"district": float}).to_csv("b.csv", index=False)
+    frame.astype({"district": float}).to_parquet("c.parquet")
+    for data in ("b.csv", "c.parquet"):
+        assert "new categories" not in evcl(*learn, data)[1]
+    assert tables.load_model(Path("m")).encoder.texts("district") == {"0", "1", "2", "3"}
+
+
 def test_room_for_categories_runs_out(model, monkeypatch):
     monkeypatch.setattr("evcl.tables.fitting.MOST_CATEGORIES", 4)
     shop(seed=1, cities=("leeds", "ripon", "york")).to_csv("b.csv", index=False)

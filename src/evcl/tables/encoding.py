@@ -116,6 +116,7 @@ class Category:
         for row, text in enumerate(as_text(values, where)):
             if text is None:
                 continue
+            text = spelt(text, where.known)
             if text in place:
                 out[row, place[text]] = 1.0
             elif text not in where.known:
@@ -232,6 +233,17 @@ def as_text(values: Values, where: Where) -> Sequence[str | None]:
         else:
             where.bad(row, f"{value} is not text or a whole number, but the column holds classes")
     return found
+
+
+def spelt(text: str, known: Collection[str]) -> str:
+    """A text as it is known: a whole number is one category, whether a file spells it 1 or 1.0."""
+    if text in known:
+        return text
+    number = as_number(text)
+    if number is None or abs(number) >= WHOLE or number != int(number):
+        return text
+    forms = (str(int(number)), f"{int(number)}.0")
+    return next((form for form in forms if form in known), text)
 
 
 def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:

@@ -24,6 +24,7 @@ from evcl.tables.encoding import (
     as_text,
     numbers_of,
     seconds_of,
+    spelt,
 )
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
 
@@ -180,7 +181,7 @@ class _Fit:
                 self.missing = True
                 continue
             self.values += 1
-            if text in self._known or text in self.texts:
+            if text in self._known or text in self.texts or spelt(text, self._known or self.texts) != text:
                 continue
             if len(self._known) + len(self.texts) < MOST_CATEGORIES:
                 self.texts[text] = None
