@@ -101,6 +101,19 @@ def test_what_lies_far_outside_gets_a_scale_of_its_own(model, tmp_path):
     assert ((probabilities(model, "c.csv") > 0.5) == (later.y == "yes")).mean() > 0.8
 
 
+@pytest.mark.parametrize(
+    ("later", "scales"),
+    [((70.0, 10.0), 0), ((0.07, 0.01), 1), ((70_000.0, 10_000.0), 1), ((140.0, 10.0), 0), ((200.0, 10.0), 1)],
+)
+def test_a_change_of_units_gets_another_scale_and_a_shift_of_some_deviations_none(evcl, later, scales):
+    shop(shift=70, scale=10).to_csv("a.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1", "--hidden", "4")[0] == 0
+    shop(seed=1, shift=later[0], scale=later[1]).to_csv("b.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "b.csv", "--epochs", "1")[0] == 0
+    parts = tables.load_model(Path("m")).encoder.parts("x")
+    assert [part.kind for part in parts] == ["number", *["beyond"] * scales]
+
+
 def test_a_range_that_grows_slowly_keeps_its_scale(model):
     for month in range(1, 4):
         shop(seed=month, shift=1.5 * month).to_csv("b.csv", index=False)

@@ -30,8 +30,9 @@ from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Sour
 
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
 FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,
-ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much
-EDGE = 3.0  # which begins this many standard deviations below the file's mean
+ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much;
+NARROW = 0.1  # or if it is wholly outside, and varies so little that the known scale would not tell its values apart
+EDGE = 3.0  # The scale begins this many standard deviations below the file's mean
 A_SEASON = 45 * DAY  # dates within less time than this do not show a year's cycle
 LEAST_SCALE = 1e-3  # of the standard deviation before
 
@@ -123,8 +124,10 @@ class EncoderFitting:
         for side, edge in ((1.0, high), (-1.0, low)):
             last = next((part for part in reversed(beyond) if part.std * side > 0), None)
             centre, scale = (first.mean[0], first.std[0]) if last is None else (last.start + EDGE * last.std, last.std)
-            outside = side * (mean - edge) > std or std <= ALIKE * abs(scale)
-            if side * (mean - centre) <= FAR * abs(scale) or not outside:
+            away, outside, wide = side * (mean - centre) / abs(scale), side * (mean - edge), std / abs(scale)
+            far = away > FAR and (outside > std or wide <= ALIKE)
+            narrow = away > EDGE and outside > EDGE * std and wide < NARROW
+            if not far and not narrow:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
             start = side * max(side * edge, side * mean - EDGE * own)
