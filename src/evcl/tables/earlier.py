@@ -13,7 +13,7 @@ far as the held-out rows are enough to tell. `laws/earlier.py` measures the erro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +36,9 @@ PSEUDO = 500  # pseudo-rows
 ROUNDS = 8  # of Lloyd's algorithm
 OFF = 0.05  # b
 KEPT = 20  # with fewer kept rows of a task, its accuracy is estimated
+
+
+SUMMARY = "summary."  # in a file, the prefix of these tensors; then the number of the task, and a name
 
 
 class Now(NamedTuple):
@@ -86,6 +89,28 @@ class Summary:
         if std.shape != (len(own), means.shape[1]) or not finite or not inside or int(counts.max()) > 2**40:
             raise EvclError("the summary of a task is damaged")
         return Summary(means, std[place], codes, counts, right)
+
+
+def tensors_of(summaries: Mapping[str, Summary], tasks: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of all summaries, with their names in a file."""
+    return {
+        f"{SUMMARY}{tasks.index(name)}.{part}": tensor
+        for name, summary in summaries.items()
+        for part, tensor in summary.tensors().items()
+    }
+
+
+def read_summaries(
+    tensors: Mapping[str, Tensor], tasks: Sequence[str], inputs: int, classes: int
+) -> dict[str, Summary]:
+    """The inverse of `tensors_of`; files of earlier versions have none."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, part = name.removeprefix(SUMMARY).partition(".")
+        parts.setdefault(int(number), {})[part] = tensor
+    if not all(0 <= number < len(tasks) for number in parts):
+        raise EvclError("a summary is of a task that was not learned")
+    return {tasks[number]: Summary.from_tensors(part, inputs, classes) for number, part in sorted(parts.items())}
 
 
 def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:

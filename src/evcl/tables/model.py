@@ -33,7 +33,18 @@ from evcl.methods import get as get_method
 from evcl.methods import known_settings
 from evcl.metrics import expected_calibration_error
 from evcl.nn import mlp
-from evcl.tables.earlier import MOST_SUMMARIES, Now, Summary, advice, checked, standing, summarised
+from evcl.tables.earlier import (
+    MOST_SUMMARIES,
+    SUMMARY,
+    Now,
+    Summary,
+    advice,
+    checked,
+    read_summaries,
+    standing,
+    summarised,
+    tensors_of,
+)
 from evcl.tables.encoding import Encoder, Unseen, labels_of, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
@@ -42,9 +53,6 @@ from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, bad, listed
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 NOTE = "evcl.tables"
-SUMMARY = (
-    "summary."  # in a file, the prefix of the tensors that summarise a task; then its number, and the tensor's name
-)
 BLOCK = 16_384  # bytes; the padded text is a multiple of this
 MEASURED = ("accuracy", "nll", "entropy", "epistemic")  # on the held-out rows
 MOST_HELD = 10_000  # at most this many rows are held out, however large the file
@@ -281,11 +289,7 @@ class Model:
         # The file stores them inside JSON, with a backslash for each quote, so sizes are measured on the escaped texts.
         described = self.learner.described()
         size = len(json.dumps(text)) + len(json.dumps(json.dumps(described[0])))
-        own = {
-            f"{SUMMARY}{self.learner.tasks.index(name)}.{part}": tensor
-            for name, summary in self.summaries.items()
-            for part, tensor in summary.tensors().items()
-        }
+        own = tensors_of(self.summaries, self.learner.tasks)
         write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
 
 
@@ -368,25 +372,10 @@ def load_model(path: Path) -> Model:
         if not 0 <= min(codes) <= max(codes) < len(labels):
             raise EvclError("its labels do not fit its heads")
         learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
-        model.summaries = _summaries(model, own)
+        model.summaries = read_summaries(own, learner.tasks, model.encoder.inputs, len(labels))
         model.now = checked(saved.get("now", {}), learner.tasks)
     except EvclError as error:
         raise EvclError(f"cannot load {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
     return model
-
-
-def _summaries(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Summary]:
-    """The summaries of tasks that a file has; files of earlier versions have none."""
-    parts: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, _, part = name.removeprefix(SUMMARY).partition(".")
-        parts.setdefault(int(number), {})[part] = tensor
-    tasks = model.learner.tasks
-    if not all(0 <= number < len(tasks) for number in parts):
-        raise EvclError("a summary is of a task that was not learned")
-    inputs = model.encoder.inputs
-    return {
-        tasks[number]: Summary.from_tensors(part, inputs, len(model.labels)) for number, part in sorted(parts.items())
-    }
