@@ -19,11 +19,11 @@ from rich.console import Console
 import evcl as package
 from evcl import tables
 from evcl.tables.arrow_file import ParquetFile
+from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Category, Encoder, labels_of
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import ImageFolder
-from evcl.tables.model import create
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 
@@ -152,7 +152,7 @@ def test_a_file_is_read_in_pieces(tmp_path):
     del whole
     tracemalloc.reset_peak()
     model, rows = create(source, "label")
-    train, held = model._inputs(source, rows.numbers(rows.names), 0.1)
+    train, held = model.inputs(source, rows.numbers(rows.names), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (len(train), len(held)) == (36_000, 4_000)
@@ -165,10 +165,10 @@ def test_what_is_held_out_is_not_learned_from_and_is_measured_on(model, tmp_path
     source = CsvFile(Path("b.csv"))
     made, rows = create(source, "buys", seed=3)
     y = rows.numbers(sorted(rows.names))
-    train, held = made._inputs(source, y, 0.2)
+    train, held = made.inputs(source, y, 0.2)
     assert (len(train), len(held)) == (240, 60)
     together = torch.cat([train.x, held.x]).numpy()
-    whole = made._inputs(source, y, 0.0)
+    whole = made.inputs(source, y, 0.0)
     assert whole[1] is None
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole[0].x.tolist()))
     yes = sorted(rows.names).index("yes")

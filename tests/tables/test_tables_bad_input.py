@@ -74,7 +74,7 @@ CASES = {
     "too many columns": (",".join(f"c{i}" for i in range(10_001)), "line 1: 10001 columns, but the maximum is 10000"),
     "a fraction as a class": (
         HEADER + "30,bath,1.5\n",
-        "line 2, column 'label': 1.5 is a number with a fraction, but classes are expected: there is no regression",
+        "line 2, column 'label': 1.5 is a number with a fraction, but classes are expected",
     ),
 }
 

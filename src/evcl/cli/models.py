@@ -47,7 +47,8 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     learner = found.learner
     voice.fact("columns", columns_of(found))
     voice.fact("target", found.target or "the folder of an image")
-    voice.fact("classes", shortened(found.labels))
+    number = "a count" if learner.likelihood == "poisson" else "a number"
+    voice.fact(*(("learns", number) if found.numeric else ("classes", shortened(found.labels))))
     if found.drop:
         voice.fact("drop", shortened(list(found.drop)))
     if learner.kept:
@@ -55,6 +56,9 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     if len(learner.heads) > 1:
         voice.fact("heads", shortened(list(learner.heads)))
     table = Table(box=None, padding=(0, 2 if console().width >= 80 else 1, 0, 0), pad_edge=False)
+    if found.numeric:
+        _show_numbers(found, table)
+        return
     now = standing(found)
     wide = console().width >= 80 or not now
     columns = ["task", "learned", "rows", "accuracy", *(["now"] if now else []), *(["ECE"] if wide else [])]
@@ -80,6 +84,21 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         console().print("now, with ~: estimated from a summary of the task's rows, which is usually right to 5 points.")
     if len(found.history) > 1 and not now:
         console().print("What earlier tasks are at now is not known: an earlier version of evcl learned them.")
+
+
+def _show_numbers(found: tables.Model, table: Any) -> None:
+    """Show what is known of the tasks of a model that learns a number."""
+    from rich.markup import escape
+
+    for i, column in enumerate(("task", "learned", "rows", "RMSE", "deviation", "coverage", "NLL")):
+        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
+    for line in found.history:
+        held = ["-", f"{line['deviation']:.4g}", "-", "-"]
+        if line["held_out"]:
+            held = [f"{line['rmse']:.4g}", held[1], percent(line["coverage"]), f"{line['nll']:.3f}"]
+        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *held)
+    console().print(table)
+    console().print("Measured on the rows held out of each file, when it was learned; coverage: of 95% intervals.")
 
 
 def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, Any]:

@@ -60,6 +60,9 @@ def learn(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Treat this column as categorical, even if numeric. May be repeated."),
     ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
+    ] = None,
     image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
     unknown: Annotated[
         str, typer.Option(help="What becomes of new categories and columns: learn, missing or error.")
@@ -78,6 +81,7 @@ def learn(
     """
     from evcl import methods, tables
     from evcl.methods.rehearsal import REHEARSAL
+    from evcl.tables.numeric import check_kind
 
     voice = Voice(as_json, quiet)
     with usage():
@@ -99,12 +103,13 @@ def learn(
             "settings": given or None,
             "method": method,
             "categories": category or None,
+            "kind": None if kind is None else check_kind(kind),
         }
         new = {name: value for name, value in options.items() if value is not None}
         device = checked_device(device)
     one_thread()
     dialect = _dialect(separator, decimal, missing, query)
-    kind = _unknown(unknown, "learn", "missing", "error")
+    lenient = _unknown(unknown, "learn", "missing", "error")
     try:
         with epochs_bar(task or data.stem, voice.silent) as callbacks:
             found = tables.learn(
@@ -116,7 +121,7 @@ def learn(
                 epochs=epochs,
                 validation=validation,
                 drop=drop or [],
-                unknown=kind,
+                unknown=lenient,
                 dialect=dialect,
                 keep=keep,
                 callbacks=callbacks,
@@ -141,9 +146,15 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
     elif new_labels:
         voice.say(f"new classes: {shortened(new_labels)}")
     held = f"; {line['held_out']:,} held out" if line["held_out"] else ""
-    what = f"{many(line['examples'], 'example')} of {many(line['classes'], 'class', 'classes')}"
+    what = many(line["examples"], "example")
+    what = what if found.numeric else f"{what} of {many(line['classes'], 'class', 'classes')}"
     voice.say(f"{line['task']}: {what} learned in {line['seconds']} s{held}")
-    if line["held_out"]:
+    if line["held_out"] and found.numeric:
+        before, inside = line["rmse_before"], percent(line["coverage"])
+        was = "" if before is None else f" ({before:.4g} before)"
+        spread = f"the target's deviation is {line['deviation']:.4g}"
+        voice.say(f"on the held-out rows: RMSE {line['rmse']:.4g}{was}; {spread}; {inside} within 95% intervals")
+    elif line["held_out"]:
         before = line["accuracy_before"]
         was = "" if before is None else f" ({percent(before)} before)"
         sure = f"entropy {line['entropy']:.3f}, epistemic {line['epistemic']:.3f}"
@@ -154,7 +165,7 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
     for estimated, how in ((False, "on the rows kept of them"), (True, "estimated")):
         if shown := [f"{name} {percent(one.accuracy)}" for name, one in now.items() if one.estimated == estimated]:
             voice.say(f"earlier tasks now, {how}: {shortened(shown)}")
-    if unknown := [one["task"] for one in found.history if one["task"] not in found.now]:
+    if not found.numeric and (unknown := [one["task"] for one in found.history if one["task"] not in found.now]):
         voice.say(f"what these tasks are at now is not known: {shortened(unknown)}")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
     facts: dict[str, Any] = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
@@ -191,7 +202,7 @@ def predict(
     """Predict every row of a file.
 
     Writes the file's own columns and, beside them, the predicted class, the probability of each class, how uncertain
-    the prediction is, and how unfamiliar the row is.
+    the prediction is, and how unfamiliar the row is. Of numbers: the mean, its standard deviation and a 95% interval.
     """
     from evcl import tables
     from evcl.tables.output_file import STANDARD, check_ending
@@ -218,24 +229,35 @@ def predict(
     for note in found.notes:
         voice.say(f"note: {note}")
     far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
-    voice.say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
+    if found.std is not None:
+        voice.say(f"{found.rows:,} predicted, mean std {found.std:.4g}, epistemic {found.epistemic:.4g}{far}")
+    else:
+        voice.say(f"{found.rows:,} predicted, mean entropy {found.entropy:.3f}, epistemic {found.epistemic:.3f}{far}")
     if found.unfamiliar is None:
         why = "the version of evcl that created this model did not record what it needs"
         voice.say(f"there is no column unfamiliar: {why}")
     if found.labelled:
         part = "its labels" if found.labelled == found.rows else f"the {found.labelled:,} labels it has"
-        voice.say(f"accuracy {percent(found.right / found.labelled)} against {part}")
+        good = f"accuracy {percent(found.right / found.labelled)}"
+        if found.std is not None:
+            good = f"RMSE {found.squares**0.5:.4g}, {percent(found.inside / found.labelled)} within 95% intervals,"
+        voice.say(f"{good} against {part}")
     if not standard:
         voice.say(f"predictions: {out}")
     accuracy = found.right / found.labelled if found.labelled else None
-    means = {"entropy": found.entropy, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
+    means: dict[str, Any] = {"entropy": found.entropy, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
+    good_numbers: dict[str, Any] = {"accuracy": accuracy}
+    if found.std is not None:
+        means = {"std": found.std, "epistemic": found.epistemic, "unfamiliar": found.unfamiliar}
+        known = found.labelled or None
+        good_numbers = {"rmse": known and found.squares**0.5, "coverage": known and found.inside / known}
     voice.end(
         {
             "predictions": out,
             "rows": found.rows,
             **means,
             "labelled": found.labelled,
-            "accuracy": accuracy,
+            **good_numbers,
             "notes": found.notes,
         }
     )

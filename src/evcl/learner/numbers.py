@@ -105,10 +105,12 @@ def measures(predictor: Predictor, x: Tensor, y: Tensor, task: str | int | None)
     return measured(moments_of(predictor, x, task), y, isinstance(predictor._run.likelihood, Poisson))
 
 
-def of_kept(predictor: Predictor) -> dict[str, float]:
-    """The first measure on the rows that are kept of each task."""
+def of_kept(predictor: Predictor, least: int) -> dict[str, float]:
+    """The first measure on the rows that are kept of each task, if there are at least `least`."""
     found = {}
     for kept in predictor._run.kept_examples():
+        if kept.y.shape[1] < max(1, least):
+            continue
         name = predictor.tasks[kept.task]
         y = predictor._session.scales[predictor._tasks[name]].restored(kept.y[0].double())
         found[name] = measures(predictor, kept.x[0], y, name)[0]

@@ -43,6 +43,11 @@ class Predictor:
         return self._session.tasks
 
     @property
+    def likelihood(self) -> str:
+        """What the targets are: categorical, gaussian, bernoulli or poisson."""
+        return self._run.likelihood.name
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
         return tuple(self._tasks)
@@ -178,7 +183,7 @@ class Predictor:
         """The accuracy on the rows that are kept of each task, if there are at least `least`; empty if none are."""
         right: dict[str, list[Tensor]] = {}
         if self._run.likelihood is not CATEGORICAL:
-            return numbers.of_kept(self)
+            return numbers.of_kept(self, least)
         places = {group.number: group.classes for groups in self._session.groups.values() for group in groups}
         for kept in self._run.kept_examples():
             name = self.tasks[kept.task]

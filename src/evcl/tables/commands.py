@@ -16,11 +16,12 @@ from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
 from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
+from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Number
+from evcl.tables.encoding import Fraction, Number
 from evcl.tables.excel_file import ExcelFile
 from evcl.tables.image_folder import PIXELS, ImageFolder
-from evcl.tables.model import Model, create, is_table, load_model
+from evcl.tables.model import Model, is_table, load_model
 from evcl.tables.npy_file import NpyFile
 from evcl.tables.npz_file import NpzFile
 from evcl.tables.source import Dialect, Source, Unknown, bad
@@ -105,8 +106,17 @@ def learn(
                 raise EvclError(f"there is no model {model} yet: to create one, name its label column with --target")
             if target is not None and source.images:
                 raise EvclError("--target is for tables: the class of an image is the name of its folder")
-            missing = () if dialect is None else dialect.missing
-            found, rows = create(source, target, drop=drop, missing=missing, **new)
+            new["missing"] = () if dialect is None else dialect.missing
+            if "kind" in new and source.images:
+                raise EvclError("--kind is for tables: the class of an image is the name of its folder")
+            try:
+                found, rows = create(source, target, drop=drop, **new)
+            except Fraction:
+                if "kind" in new or source.images:
+                    raise
+                source = open_source(data, side=side, dialect=dialect)
+                found, rows = create(source, target, drop=drop, kind="number", **new)
+                found.notes.append(f"{target} has numbers with fractions, so it is learned as a number, not as classes")
         else:
             found = load_model(model)
             _refuse(model, found, target, {**new, **({} if side is None else {"side": side})})
@@ -116,6 +126,8 @@ def learn(
                 found.missing = tuple(dict.fromkeys((*found.missing, *dialect.missing)))
         found.learner.to(device)
         if keep is not None:
+            if found.numeric:
+                raise EvclError("--keep keeps equally many rows of each class, but this model learns a number")
             found.learner.keep(keep)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, unknown, callbacks, checkpoint_folder(model))
@@ -152,6 +164,8 @@ def export(
         export_learner(load(model), out, task=task, what=what, samples=samples)
         return
     found = load_model(model)
+    if found.numeric:
+        raise EvclError(f"{model} predicts numbers: only models of classes can be exported")
     classes = [found.labels[int(code)] for code in found.learner.classes(task)]
     notes = {"evcl.columns": json.dumps(found.encoder.described())}
     export_learner(found.learner, out, task=task, what=what, samples=samples, classes=classes, notes=notes)

@@ -174,6 +174,8 @@ def _right(model: Model, summaries: Mapping[str, Summary]) -> dict[str, float]:
 
 def standing(model: Model) -> dict[str, Now]:
     """For each task, what it is at now, if that is known: measured on its kept rows, or estimated."""
+    if model.numeric:
+        return {}
     kept = {name: Now(part, False) for name, part in model.learner.evaluate_kept(KEPT).items()}
     right = _right(model, {name: one for name, one in model.summaries.items() if name not in kept})
     found = {}

@@ -217,6 +217,14 @@ def seconds_of(values: Values, where: Where) -> Floats:
     return np.where(absent, np.nan, whole / 1e6)
 
 
+class Fraction(EvclError):
+    """A number with a fraction where classes are expected."""
+
+    def __init__(self, path: Path, place: str, column: str, value: str) -> None:
+        what = f"{value} is a number with a fraction, but classes are expected"
+        super().__init__(f"{path}: {place}, column {column!r}: {what}")
+
+
 def as_text(values: Values, where: Where) -> Sequence[str | None]:
     """Categories and labels as text: text stays unchanged, integers become their digits."""
     if values.dtype == object:
@@ -231,7 +239,7 @@ def as_text(values: Values, where: Where) -> Sequence[str | None]:
         elif math.isfinite(value) and value == int(value):
             found.append(str(int(value)))
         else:
-            where.bad(row, f"{value} is not text or a whole number, but the column holds classes")
+            raise Fraction(where.path, where.piece.place(row), where.column, str(value))
     return found
 
 
@@ -256,7 +264,7 @@ def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]
             continue
         exact = number if abs(number) < WHOLE else Decimal(str(label))
         if exact != int(exact):
-            where.bad(row, f"{label} is a number with a fraction, but classes are expected: there is no regression")
+            raise Fraction(source.path, piece.place(row), column, str(label))
         found[row] = str(int(exact))
     return found
 

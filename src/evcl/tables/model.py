@@ -23,16 +23,13 @@ from evcl._core.errors import BadExample, EvclError, ForgettingWarning
 from evcl._core.files import parsed
 from evcl._core.inputs import positions
 from evcl._core.randomness import generator
-from evcl._core.settings import SEED, resolve
 from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
-from evcl.learner import Learner, Predictions, load
+from evcl.learner import Learner, load
 from evcl.learner.saved import write
-from evcl.methods import get as get_method
-from evcl.methods import known_settings
 from evcl.metrics import expected_calibration_error
-from evcl.nn import mlp
+from evcl.tables import numeric
 from evcl.tables.earlier import (
     MOST_SUMMARIES,
     SUMMARY,
@@ -48,6 +45,7 @@ from evcl.tables.earlier import (
 from evcl.tables.encoding import Encoder, Unseen, labels_of, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
+from evcl.tables.numeric import NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.rows import Rows, read_rows
 from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, bad, listed, plural
 
@@ -75,10 +73,19 @@ class Model:
 
     # --- learning --------------------------------------------------------------------------------------------------
 
+    @property
+    def numeric(self) -> bool:
+        """Whether the target is a number or a count, not a class."""
+        return self.learner.likelihood != "categorical"
+
+    @property
+    def _counts(self) -> bool:
+        return self.learner.likelihood == "poisson"
+
     def learn(
         self,
         source: Source,
-        rows: Rows,
+        rows: Rows | NumberRows,
         name: str,
         head: str | None = None,
         epochs: int | None = None,
@@ -99,12 +106,14 @@ class Model:
             known_heads = f"it has learned {', '.join(earlier[:8])}" if earlier else "this is its first task"
             raise EvclError(f"--head {head}: the model has learned no such task; {known_heads}")
         shared = "new" if head == "new" or not earlier else head or earlier[-1]
+        if isinstance(rows, NumberRows):
+            return learn_numbers(self, source, rows, name, shared, epochs, validation, unknown, callbacks, checkpoint)
         known = () if shared == "new" else self.learner.classes(shared)
         labels = [*self.labels, *sorted(set(rows.names) - set(self.labels))]
         if len(labels) > MOST_CLASSES:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
-        train, held = self._inputs(source, y, validation, unknown)
+        train, held = self.inputs(source, y, validation, unknown)
         before: Mapping[str, Any] = {}
         if held is not None and earlier:
             before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
@@ -137,7 +146,7 @@ class Model:
         self.notes += advice(self, before_it)
         return self.history[-1]
 
-    def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows:
+    def see(self, source: Source, drop: Collection[str] = (), unknown: Unknown = "learn") -> Rows | NumberRows:
         """Read a later file's labels, and extend the encoder and the network by what is new in its columns."""
         gone, new = self.check(source, drop, unknown)
         if source.images:
@@ -145,7 +154,12 @@ class Model:
         names = [name for name in self.encoder.names if name not in gone and source.shapes[name] == ()]
         new = [name for name in new if source.shapes[name] == ()] if unknown == "learn" else []
         fitting = EncoderFitting(source, [*names, *new], known=self.encoder)
-        rows = read_rows(source, self.target, fitting if unknown == "learn" else None)
+        fitted = fitting if unknown == "learn" else None
+        rows: Rows | NumberRows
+        if self.numeric:
+            rows = read_numbers(source, str(self.target), fitted, self._counts)
+        else:
+            rows = read_rows(source, self.target, fitted)
         if unknown == "learn":
             self._extend(fitting)
         return rows
@@ -171,14 +185,16 @@ class Model:
             if found
         ]
 
-    def _inputs(
+    def inputs(
         self, source: Source, y: Tensor, validation: float, unknown: Unknown = "learn"
     ) -> tuple[Examples, Examples | None]:
         """The file's training and held-out examples, each written directly to its part: nothing is in memory twice."""
         count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
         if count > 0:
-            held[stratified(y, count, generator(self.learner.seed, "validation", len(self.learner.tasks)))[1]] = True
+            drawn = generator(self.learner.seed, "validation", len(self.learner.tasks))
+            numeric = y.is_floating_point()
+            held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
         unseen = None if unknown == "error" else Unseen()
@@ -220,9 +236,9 @@ class Model:
 
     def predict(
         self, source: Source, task: str | None = None, unknown: Unknown = "missing", beside: Collection[str] = ()
-    ) -> Iterator[tuple[Predictions, Sequence[str | None], Piece]]:
-        """Yield, piece by piece, the predictions, the labels in the file (None if missing), and the piece itself, which
-        also has the columns `beside`.
+    ) -> Iterator[tuple[Any, Sequence[Any], Piece]]:
+        """Yield, piece by piece, the predictions, the labels in the file (None if missing; of numbers, NaN), and the
+        piece itself, which also has the columns `beside`.
         """
         own = FOLDER if source.images else self.target
         there = source.images or own in source.shapes
@@ -236,7 +252,11 @@ class Model:
                 found = self.learner.predictions(encoded, task)
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
-            given: Sequence[str | None] = labels_of(source, piece, str(own)) if there else [None] * piece.rows
+            given: Sequence[Any] = [None] * piece.rows
+            if there and self.numeric:
+                given = targets_of(source, piece, str(own), False)
+            elif there:
+                given = labels_of(source, piece, str(own))
             yield found, given, piece
             rows += piece.rows
         if not rows:
@@ -254,7 +274,7 @@ class Model:
             raise EvclError(f"--drop {wrong[0]}: the model learns from this column")
         own = [] if self.target is None else [self.target]
         gone, new = self.encoder.check(source, {*self.drop, *drop, *own})
-        source.expect({**self.encoder.kinds(), **dict.fromkeys(own, "text")})
+        source.expect({**self.encoder.kinds(), **dict.fromkeys(own, "number" if self.numeric else "text")})
         if unknown == "error" and gone:
             bad(source.path, f"there is no column {lacking(gone, new)}")
         if unknown == "error" and new:
@@ -293,44 +313,6 @@ class Model:
         write(path, (described[0], {**described[1], **own}), {NOTE: text + " " * (-size % BLOCK)})
 
 
-def create(
-    source: Source,
-    target: str | None,
-    *,
-    hidden: Sequence[int] = (100,),
-    method: str = "evcl",
-    seed: int = 0,
-    drop: Sequence[str] = (),
-    categories: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
-) -> tuple[Model, Rows]:
-    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
-    chosen = get_method(method)  # wrong options raise here, before the file is read
-    resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
-    SEED.check("seed", seed)
-    mlp(1, hidden)
-    for name in (*drop, *categories):
-        if name not in source.shapes:
-            bad(
-                source.path,
-                f"there is no column {name!r} to " + ("leave out" if name in drop else "take as a category"),
-            )
-    names = [name for name in source.shapes if name != target and name not in drop]
-    if not names:
-        bad(source.path, "no column is left to learn from")
-    source.expect(dict.fromkeys([*categories, *([] if target is None else [target])], "text"))
-    fitting = EncoderFitting(source, names, categories)
-    rows = read_rows(source, target, fitting)
-    if len(rows.names) < 2:
-        bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
-    encoder = fitting.encoder()
-    learner = Learner(mlp(encoder.inputs, hidden), method, seed=seed, **(settings or {}))
-    made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
-    made.notes = fitting.notes
-    return made, rows
-
-
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
     try:
@@ -364,12 +346,14 @@ def load_model(path: Path) -> Model:
         texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
             texts += [line["task"], line["learned"]]
-            _ = [float(line[key]) for key in ("examples", *(MEASURED if line["held_out"] else ()))]
+            own_measures = numeric.MEASURED if model.numeric else MEASURED
+            _ = [float(line[key]) for key in ("examples", *(own_measures if line["held_out"] else ()))]
             float(line.get("ece", 0))  # earlier files have none
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be text")
-        if not 0 <= min(codes) <= max(codes) < len(labels):
+        fits = not labels and set(codes) == {0} if model.numeric else 0 <= min(codes) <= max(codes) < len(labels)
+        if not fits:
             raise EvclError("its labels do not fit its heads")
         learner.predict(np.zeros((1, model.encoder.inputs)), task=0)  # raises if the sizes do not match
         model.summaries = read_summaries(own, learner.tasks, model.encoder.inputs, len(labels))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from evcl._core.errors import EvclError
 from evcl._core.files import write_atomically
-from evcl.learner import INFER, Predictions
+from evcl.learner import INFER, Numbers, Predictions
 from evcl.tables.commands import open_source
 from evcl.tables.encoding import Number
 from evcl.tables.model import Model, load_model
+from evcl.tables.numeric import number_columns
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
 from evcl.tables.source import Dialect, Source, Unknown, bad
 
@@ -28,10 +30,13 @@ class Predicted:
     entropy: float = 0.0  # mean
     epistemic: float = 0.0
     unfamiliar: float | None = None  # mean; None if the model cannot tell
+    std: float | None = None  # of numbers: the mean standard deviation; None: the model predicts classes
+    squares: float = 0.0  # of numbers: the mean squared error
+    inside: int = 0  # of numbers: how many are within their 95% interval
     read: list[str] = field(default_factory=list)  # how the file was read
     notes: list[str] = field(default_factory=list)  # what the user should know of it
 
-    def add(self, found: Predictions, labels: Sequence[str], given: Sequence[str | None]) -> None:
+    def add(self, found: Predictions, labels: Sequence[Any], given: Sequence[str | None]) -> None:
         """Count some rows. The means are sums until `end`."""
         self.rows += len(given)
         self.labelled += sum(label is not None for label in given)
@@ -41,8 +46,24 @@ class Predicted:
         if self.unfamiliar is not None and found.unfamiliar is not None:
             self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
 
+    def add_numbers(self, found: Numbers, given: Sequence[Any]) -> None:
+        """Count some rows of numbers. NaN and None are missing."""
+        true = np.asarray(given, dtype=float)
+        there = ~np.isnan(true)
+        low, high = found.interval(0.95)
+        self.rows += len(true)
+        self.labelled += int(there.sum())
+        self.squares += float(np.square(true - found.mean)[there].sum())
+        self.inside += int(((low <= true) & (true <= high)).sum())
+        self.std = (self.std or 0.0) + float(found.std.sum())
+        self.epistemic += float(found.epistemic.sum())
+        if self.unfamiliar is not None and found.unfamiliar is not None:
+            self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
+
     def end(self) -> None:
         self.entropy, self.epistemic = self.entropy / self.rows, self.epistemic / self.rows
+        self.std = None if self.std is None else self.std / self.rows
+        self.squares /= max(1, self.labelled)
         self.unfamiliar = None if self.unfamiliar is None else self.unfamiliar / self.rows
 
 
@@ -72,6 +93,8 @@ def predict(
     source.expect({name: "text" for name in source.shapes if name not in known})  # these are written as they are
     learner, total = found.learner, Predicted()
     if task is None:
+        if found.numeric and len(learner.heads) > 1:
+            raise EvclError(f"there are {len(learner.heads)} heads: choose one with --task, {', '.join(learner.heads)}")
         task = INFER if len(learner.heads) > 1 else learner.tasks[0]
     total.unfamiliar = 0.0 if learner.knows_unfamiliar else None
     for other in (model, data):
@@ -84,15 +107,17 @@ def predict(
     def write(into: Path) -> None:
         with writing(out, into) as writer:
             for predictions, given, piece in found.predict(source, task, unknown, beside):
-                labels = [found.labels[code] for code in predictions.labels.tolist()]
-                ours = prediction_columns(found, predictions, task, labels)
+                ours = prediction_columns(found, predictions, task)
                 if twice := [name for name in beside if name in ours]:
                     fix = "--key chooses columns, --only-predictions leaves all out"
                     bad(data, f"it has a column {twice[0]!r}, and so have the predictions; {fix}")
                 own = {name: Column(source.written(piece, name), number=name in numeric) for name in beside}
                 place = {"file": Column([piece.place(i) for i in range(piece.rows)])} if source.images else {}
                 writer.write({**place, **own, **ours})
-                total.add(predictions, labels, given)
+                if found.numeric:
+                    total.add_numbers(predictions, given)
+                else:
+                    total.add(predictions, list(ours["prediction"].values), given)
 
     if out == STANDARD:
         write(out)
@@ -103,8 +128,11 @@ def predict(
     return total
 
 
-def prediction_columns(model: Model, found: Predictions, task: str, labels: Sequence[str]) -> Mapping[str, Column]:
+def prediction_columns(model: Model, found: Any, task: str) -> Mapping[str, Column]:
     """The columns of a prediction, for some rows. What they are depends on what the model predicts."""
+    if model.numeric:
+        return number_columns(found)
+    labels = [model.labels[code] for code in found.labels.tolist()]
     classes = [model.labels[int(code)] for code in model.learner.classes(task)]
     columns = {"prediction": Column(np.array(labels, dtype=object))}
     columns |= {f"probability_{label}": Column(found.probabilities[:, i], 6) for i, label in enumerate(classes)}

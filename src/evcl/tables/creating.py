@@ -1,0 +1,64 @@
+"""A new model for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evcl import likelihoods
+from evcl._core.settings import SEED, resolve
+from evcl.learner import Learner
+from evcl.methods import check_targets, known_settings
+from evcl.methods import get as get_method
+from evcl.nn import mlp
+from evcl.tables.fitting import EncoderFitting
+from evcl.tables.model import Model
+from evcl.tables.numeric import LIKELIHOODS, NumberRows, Target, read_numbers
+from evcl.tables.rows import Rows, read_rows
+from evcl.tables.source import Source, bad
+
+
+def create(
+    source: Source,
+    target: str | None,
+    *,
+    hidden: Sequence[int] = (100,),
+    method: str = "evcl",
+    seed: int = 0,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    kind: Target = "class",
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[Model, Rows | NumberRows]:
+    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
+    chosen = get_method(method)  # wrong options raise here, before the file is read
+    resolved = resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
+    check_targets(chosen, resolved, likelihoods.get(LIKELIHOODS[kind]))
+    SEED.check("seed", seed)
+    mlp(1, hidden)
+    for name in (*drop, *categories):
+        if name not in source.shapes:
+            bad(
+                source.path,
+                f"there is no column {name!r} to " + ("leave out" if name in drop else "take as a category"),
+            )
+    names = [name for name in source.shapes if name != target and name not in drop]
+    if not names:
+        bad(source.path, "no column is left to learn from")
+    source.expect(dict.fromkeys(categories, "text"))
+    source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"))
+    fitting = EncoderFitting(source, names, categories)
+    rows: Rows | NumberRows
+    if kind == "class":
+        rows = read_rows(source, target, fitting)
+        if len(rows.names) < 2:
+            bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
+    else:
+        rows = read_numbers(source, str(target), fitting, kind == "count")
+    encoder = fitting.encoder()
+    about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
+    learner = Learner(mlp(encoder.inputs, hidden), method, **about, **(settings or {}))
+    made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
+    made.notes = fitting.notes
+    return made, rows

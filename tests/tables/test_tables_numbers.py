@@ -1,0 +1,117 @@
+"""Tables whose target is a number or a count, from files to predictions with intervals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evcl import tables
+
+FAST = ["--epochs", "20", "--hidden", "16"]
+
+
+def homes(rows=300, seed=0, shift=0.0):
+    """Prices by size and city, with noise of deviation 10."""
+    source = np.random.default_rng(seed)
+    size = source.normal(80 + shift, 20, rows).round(1)
+    city = np.array(["bath", "hull", "york"])[source.integers(0, 3, rows)]
+    price = (2.5 * size + 40 * (city == "bath") + source.normal(0, 10, rows)).round(2)
+    return pd.DataFrame({"size": size, "city": city, "price": price, "rooms": source.poisson(size / 20)})
+
+
+@pytest.fixture
+def model(evcl):
+    homes().to_csv("january.csv", index=False)
+    status, out, err = evcl("learn", "--model", "m", "--data", "january.csv", "--target", "price", "--drop", "rooms",
+                            *FAST)  # fmt: skip
+    assert (status, err) == (0, "")
+    assert "note: price has numbers with fractions, so it is learned as a number, not as classes" in out
+    assert "270 examples learned" in out
+    assert "on the held-out rows: RMSE " in out
+    return evcl
+
+
+def test_the_whole_way(model):
+    homes(seed=1, shift=10).to_csv("february.csv", index=False)
+    status, out, _ = model("learn", "--model", "m", "--data", "february.csv")
+    assert status == 0
+    assert " before); the target's deviation is " in out
+    homes(seed=2).to_csv("new.csv", index=False)
+    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+    assert status == 0
+    assert "300 predicted, mean std " in out
+    assert "within 95% intervals, against its labels" in out
+    found = pd.read_csv("p.csv")
+    assert list(found)[-6:] == ["prediction", "std", "low_95", "high_95", "epistemic", "unfamiliar"]
+    assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53
+    assert ((found.low_95 < found.price) & (found.price < found.high_95)).mean() > 0.85
+    status, out, _ = model("inspect", "m")
+    assert status == 0
+    assert "coverage" in out
+    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json")
+    told = json.loads(out)
+    assert told["rmse"] == pytest.approx(np.sqrt(((found.prediction - found.price) ** 2).mean()), rel=1e-4)
+    loaded = tables.load_model(Path("m"))
+    assert loaded.numeric
+    assert loaded.learner.likelihood == "gaussian"
+
+
+def test_counts_and_whole_numbers_are_asked_for(evcl):
+    table = homes()
+    table.to_csv("a.csv", index=False)
+    status, out, _ = evcl("learn", "--model", "c", "--data", "a.csv", "--target", "rooms", "--drop", "price", "--kind",
+                          "count", *FAST)  # fmt: skip
+    assert status == 0
+    status, out, _ = evcl("predict", "--model", "c", "--data", "a.csv", "--out", "p.csv")
+    found = pd.read_csv("p.csv")
+    assert (found.low_95 >= 0).all()
+    assert found.prediction.mean() == pytest.approx(table.rooms.mean(), rel=0.2)
+    table["whole"] = table.price.round().astype(int)
+    table.drop(columns=["price", "rooms"]).to_parquet("b.parquet")
+    status, out, _ = evcl(
+        "learn", "--model", "n", "--data", "b.parquet", "--target", "whole", "--kind", "number", *FAST
+    )
+    assert status == 0
+    assert "RMSE" in out
+
+
+def test_decimal_commas_are_numbers_too(evcl):
+    homes().drop(columns="rooms").to_csv("a.csv", index=False, sep=";", decimal=",")
+    status, _, _ = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", "--kind", "number", *FAST)
+    assert status == 0
+    assert tables.load_model(Path("m")).history[0]["deviation"] == pytest.approx(homes().price.std(ddof=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (lambda t: t, ["--keep", "20"], "this model learns a number"),
+        (lambda t: t, ["--kind", "class"], "--kind is fixed when a model is created"),
+        (lambda t: t, ["--kind", "ratio"], "--kind must be class, number or count, not 'ratio'"),
+        (lambda t: t.assign(price=["dear", *t.price[1:]]), [], "line 2, column 'price'"),
+        (lambda t: t.assign(price=[None, *t.price[1:]]), [], "the target 'price' is missing"),
+    ],
+)
+def test_bad_input_is_refused_and_the_model_stays(model, change, arguments, message):
+    before = Path("m").read_bytes()
+    change(homes(40, seed=3)).to_csv("next.csv", index=False)
+    status, _, err = model("learn", "--model", "m", "--data", "next.csv", *arguments)
+    assert status != 0
+    assert message in err
+    assert "Traceback" not in err
+    assert Path("m").read_bytes() == before
+
+
+def test_a_table_of_classes_stays_one(evcl):
+    """1.5 among the labels of a later file is no reason to change what the model predicts."""
+    table = homes().assign(label=lambda t: (t.price > 200).astype(int)).drop(columns=["price", "rooms"])
+    table.to_csv("a.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "label", *FAST)[0] == 0
+    table.assign(label=table.label + 0.5).to_csv("b.csv", index=False)
+    status, _, err = evcl("learn", "--model", "m", "--data", "b.csv")
+    assert status != 0
+    assert "is a number with a fraction, but classes are expected" in err
