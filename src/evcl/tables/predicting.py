@@ -101,7 +101,8 @@ def predict(
         if out != STANDARD and other.exists() and out.exists() and out.samefile(other):
             raise EvclError(f"--out {out} would overwrite a file that is read")
     beside = _beside(found, source, keys)
-    source.expect({name: "text" for name in beside if name not in found.encoder.names})  # 007 stays 007
+    read = {*found.encoder.names, *([found.target] if found.numeric else [])}
+    source.expect({name: "text" for name in beside if name not in read})  # 007 stays 007
     numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
 
     def write(into: Path) -> None:
