@@ -216,6 +216,15 @@ def test_a_date_in_words_and_figures(text):
     assert date_of(f"{text} 1:45:10 pm", True) == 1709942400 + 49510
 
 
+def test_digits_are_a_date_where_dates_are_expected():
+    Path("a.csv").write_text("when,y\n20240309,a\n20231231,b\n")
+    source = CsvFile(Path("a.csv"))
+    assert next(source.pieces(["when"])).columns["when"].tolist() == [20240309, 20231231]
+    source = CsvFile(Path("a.csv"))
+    source.expect({"when": "date"})
+    assert [str(d)[:10] for d in next(source.pieces(["when"])).columns["when"]] == ["2024-03-09", "2023-12-31"]
+
+
 def test_a_file_that_cannot_be_what_it_is_called():
     frame = sales()
     for name in ("a.csv.gz", "a.xlsx", "a.feather", "a.npy", "a.duckdb"):
@@ -238,6 +247,15 @@ def test_a_file_that_cannot_be_what_it_is_called():
         frame.to_parquet("a.parquet")
         with pytest.raises(EvclError, match=r"--query is for|--separator and --decimal are for"):
             open_source(path, dialect=dialect)
+
+
+def test_only_the_first_sheet_is_read_and_that_is_told():
+    with pd.ExcelWriter("a.xlsx") as book:
+        sales().to_excel(book, sheet_name="May", index=False)
+        sales(5).to_excel(book, sheet_name="June", index=False)
+    source = open_source(Path("a.xlsx"))
+    assert [piece.rows for piece in source.pieces(["price", "city", "when"])] == [30]
+    assert source.told == "read sheet 'May', the first of 2; dates: when"
 
 
 def test_queries_of_a_database():

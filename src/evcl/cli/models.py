@@ -51,6 +51,8 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     voice.fact(*(("learns", number) if found.numeric else ("classes", shortened(found.labels))))
     if found.drop:
         voice.fact("drop", shortened(list(found.drop)))
+    if found.missing:
+        voice.fact("missing", shortened(list(found.missing)))
     if learner.kept:
         voice.fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
     if len(learner.heads) > 1:
@@ -115,6 +117,7 @@ def _facts(path: Path, card: dict[str, Any], found: tables.Model) -> dict[str, A
         "target": found.target,
         "classes": found.labels,
         "drop": found.drop,
+        "missing": found.missing,
         "kept": learner.kept,
         "heads": learner.heads,
         "tasks": [{**line, **known.get(line["task"], unknown)} for line in found.history],

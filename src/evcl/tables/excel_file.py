@@ -37,6 +37,14 @@ class ExcelFile(TextSource):
                 bad(path, "row 1", f"two columns are called {name!r}")
 
     @property
+    def told(self) -> str | None:
+        if len(self._sheets) == 1:
+            return super().told
+        more = (super().told or "").removeprefix("read ")
+        first = f"read sheet {self._sheets[0]!r}, the first of {len(self._sheets)}"
+        return f"{first}; {more}" if more else first
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return dict.fromkeys(self._names, ())
 
@@ -51,6 +59,7 @@ class ExcelFile(TextSource):
                 book = load_workbook(self.path, read_only=True, data_only=True)
             if not book.worksheets:
                 bad(self.path, "it has no sheet of cells")
+            self._sheets = [sheet.title for sheet in book.worksheets]
             texts = (
                 (number, [_text(cell) for cell in row])
                 for number, row in enumerate(book.worksheets[0].iter_rows(values_only=True), 1)

@@ -109,7 +109,10 @@ class EncoderFitting:
             return parts
         flagged = (isinstance(first, (Number, Time)) and first.missing) or any(isinstance(p, Missing) for p in own)
         if fit.missing and not flagged and fit.values:
+            before = len(parts)
             parts = self._with(parts, [Missing(name)], f"column {name!r} has missing values now, but there is")
+            if len(parts) > before:
+                self.notes.append(f"missing values are new in {name}: an input marks them")
         if isinstance(first, Number) and first.seen is not None and fit.values:
             parts = self._rescaled(parts, first, [part for part in own if isinstance(part, Beyond)])
         return parts

@@ -67,7 +67,7 @@ class Reading:
         dates = [None if c in self.missing else date_of(c, self.day_first) for c in cells]
         for row, (cell, date) in enumerate(zip(cells, dates, strict=True)):
             if date is None and cell not in self.missing:
-                self._wrong(cell, "a date", "dates", path, piece.place(row), column)
+                self._wrong(cell, "a date", "holds dates", path, piece.place(row), column)
         return np.array(["NaT" if date is None else date for date in dates], dtype="datetime64[s]")
 
     def _numbers(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Floats:
@@ -75,7 +75,7 @@ class Reading:
         for row, text in enumerate(cells):
             number = np.nan if text in self.missing else number_of(text, self.decimal)
             if number is None:
-                self._wrong(text, "a number", "numeric", path, piece.place(row), column)
+                self._wrong(text, "a number", "is numeric", path, piece.place(row), column)
             if WHOLE <= abs(number) < np.inf and text.lstrip("+-").isdecimal() and int(text) != number:
                 bad(path, f"{piece.place(row)}, column {column!r}", f"{text} {INEXACT}")
             found[row] = number
@@ -84,7 +84,7 @@ class Reading:
     @staticmethod
     def _wrong(text: str, what: str, kind: str, path: Path, place: str, column: str) -> NoReturn:
         fix = f"correct it, or use --missing {text!r}, or --category {column} when the model is created"
-        bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but the column is {kind}: {fix}")
+        bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but the column {kind}: {fix}")
 
 
 def plain_numbers(cells: Sequence[str], missing: frozenset[str]) -> Floats | None:

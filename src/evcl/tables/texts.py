@@ -76,6 +76,7 @@ _CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*(?
 _TIME = rf"(?:[T ,]+{_CLOCK})?"
 _YEAR_FIRST = re.compile(rf"(\d{{4}})([-/.])(\d{{1,2}})\2(\d{{1,2}}){_TIME}", re.ASCII)
 _YEAR_MONTH = re.compile(r"(\d{4})[-/](\d{1,2})", re.ASCII)
+_DIGITS = re.compile(r"(\d{4})(\d{2})(\d{2})", re.ASCII)
 _YEAR_LAST = re.compile(
     rf"(?:(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}})|(\d{{2}})([-/.])(\d{{2}})\6(\d{{2}})){_TIME}", re.ASCII
 )
@@ -116,6 +117,8 @@ def _parsed(text: str, day_first: bool) -> datetime | None:
         day, name, name2, day2, year, *clock = match.groups()
         short = (name or name2)[:3].lower()
         return _made(year, str(_MONTHS.index(short) + 1), day or day2, clock) if short in _MONTHS else None
+    if match := _DIGITS.fullmatch(text):  # a number, unless the column is known to hold dates
+        return _made(match[1], match[2], match[3], [])
     if match := _YEAR_MONTH.fullmatch(text):
         return _made(match[1], match[2], "1", [])
     if match := _ONLY_CLOCK.fullmatch(text):
