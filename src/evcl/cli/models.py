@@ -49,9 +49,9 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     voice.fact("target", found.target or "the folder of an image")
     number = "a count" if learner.likelihood == "poisson" else "a number"
     voice.fact(*(("learns", number) if found.numeric else ("classes", shortened(found.labels))))
-    for name, texts in (("drop", found.drop), ("missing", found.missing)):
-        if texts:
-            voice.fact(name, shortened(list(texts)))
+    told = {"drop": found.drop, "missing": found.missing}
+    for name in (name for name, texts in told.items() if texts):
+        voice.fact(name, shortened(list(told[name])))
     if learner.kept:
         voice.fact("keeps", f"{learner.kept:,} rows of earlier tasks, which it rehearses")
     if len(learner.heads) > 1:
