@@ -17,7 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -110,11 +113,17 @@ def growth(folder: Path, sizes: list[int]) -> None:
 
 
 def resumed(folder: Path, rows: int) -> None:
-    """Kill a `learn` after two thirds of its time, run it again, and compare with one that was not killed."""
-    path, epochs = folder / f"{rows}.csv", 4 * EPOCHS
+    """Kill a `learn` when it has saved a checkpoint, as it does once a minute, run it again, and compare with one that
+    was not killed.
+    """
+    path, epochs = folder / f"{rows}.csv", 6 * EPOCHS
     whole, own = folder / "whole.safetensors", folder / "killed.safetensors"
     once = _spent(command("evcl", path, epochs, whole))
-    killed = _spent(command("evcl", path, epochs, own), most=int(once / 1.5))
+    saved = own.with_name(f"{own.name}.checkpoint")
+    killed = _spent(command("evcl", path, epochs, own), until=lambda: any(saved.glob("*.safetensors")))
+    if own.exists():
+        print(f"\n{rows:,} rows, {epochs} epochs: learned before the first checkpoint, which is saved after a minute")
+        return
     again = _spent(command("evcl", path, epochs, own))
     same = _tensors(whole) == _tensors(own)
     print(f"\n{rows:,} rows, {epochs} epochs: {once:.1f} s at once; killed after {killed:.1f} s,", end=" ")
@@ -122,16 +131,20 @@ def resumed(folder: Path, rows: int) -> None:
     print(f"the models are {'equal' if same else 'DIFFERENT'}")
 
 
-def _spent(arguments: list[str], most: int | None = None) -> float:
-    """The processor's seconds of a process, which is killed after `most`."""
-    if most is not None:
-        arguments = ["sh", "-c", f'ulimit -t {most}; exec "$@"', "sh", *arguments]
+def _spent(arguments: list[str], until: Callable[[], bool] = lambda: False) -> float:
+    """The processor's seconds of a process, which is killed when `until` is true."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != (0 if most is None else -signal.SIGKILL):
+    found: Any = 0, 0, None
+    while not found[0]:
+        time.sleep(0.1)
+        found = os.wait4(process.pid, os.WNOHANG)
+        if not found[0] and until():
+            process.kill()
+            found = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(found[1])
+    if process.returncode not in (0, -signal.SIGKILL):
         raise SystemExit(f"the process ended with {process.returncode}")
-    return used.ru_utime + used.ru_stime
+    return float(found[2].ru_utime + found[2].ru_stime)
 
 
 def _tensors(path: Path) -> dict[str, bytes]:
@@ -147,7 +160,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="evcl-perf-") as folder:
         growth(Path(folder), args.rows)
-        resumed(Path(folder), args.rows[0])
+        resumed(Path(folder), args.rows[-1])
 
 
 if __name__ == "__main__":
