@@ -216,6 +216,17 @@ def test_a_date_in_words_and_figures(text):
     assert date_of(f"{text} 1:45:10 pm", True) == 1709942400 + 49510
 
 
+def test_a_target_with_decimal_commas_is_a_number(evcl):
+    rows = "".join(f"{i},5;{3 * i},25\n" for i in range(40))
+    Path("a.csv").write_text("x;y\n" + rows)
+    status, out, err = evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1")
+    assert (status, err) == (0, "")
+    assert "note: y has numbers with fractions, so it is learned as a number, not as classes\n" in out
+    Path("b.csv").write_text("x;y\n" + "".join(f"{i},5;{i % 2},0\n" for i in range(40)))
+    assert evcl("learn", "--model", "n", "--data", "b.csv", "--target", "y", "--epochs", "1")[0] == 0
+    assert "classes  0, 1\n" in evcl("inspect", "n")[1]
+
+
 def test_digits_are_a_date_where_dates_are_expected():
     Path("a.csv").write_text("when,y\n20240309,a\n20231231,b\n")
     source = CsvFile(Path("a.csv"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
-from evcl.tables.source import INEXACT, MOST_INPUTS, WHOLE, Floats, Kind, Piece, Source, Values, as_number, bad, listed
+from evcl.tables.source import (
+    INEXACT,
+    MOST_INPUTS,
+    WHOLE,
+    Floats,
+    Kind,
+    Piece,
+    Source,
+    Unseen,
+    Values,
+    as_number,
+    bad,
+    listed,
+)
+from evcl.tables.texts import number_of
 
 Inputs = NDArray[np.float32]
 DAY, YEAR = 86_400.0, 365.2425 * 86_400.0  # in seconds
@@ -258,25 +272,18 @@ def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]
     """A piece's labels as text. 1.0 is class 1, however a file spells it; a number with a fraction is an error."""
     where = Where(source.path, piece, column)
     found = list(as_text(piece.columns[column], where))
+    comma = source.decimal(column) == ","
     for row, label in enumerate(found if source.untyped else ()):
-        number = None if label is None or "." not in label else as_number(label)
+        if label is None or ("," if comma else ".") not in label:
+            continue
+        number = number_of(label, ",") if comma else as_number(label)
         if number is None or math.isinf(number):
             continue
-        exact = number if abs(number) < WHOLE else Decimal(str(label))
+        exact = number if comma or abs(number) < WHOLE else Decimal(label)
         if exact != int(exact):
             raise Fraction(source.path, piece.place(row), column, str(label))
         found[row] = str(int(exact))
     return found
-
-
-@dataclass
-class Unseen:
-    """What a file had that the model does not know, while it is encoded leniently."""
-
-    texts: dict[str, Counter[str]] = field(default_factory=dict)  # column -> unknown text -> rows
-
-    def of(self, column: str) -> Counter[str]:
-        return self.texts.setdefault(column, Counter())
 
 
 class Encoder:

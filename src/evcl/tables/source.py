@@ -6,6 +6,7 @@ A reader knows nothing about the model. Every error names the file and the place
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,16 @@ class Piece:
     cells: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the texts that they were read from, if any
 
 
+@dataclass
+class Unseen:
+    """What a file had that the model does not know, while it is encoded leniently."""
+
+    texts: dict[str, Counter[str]] = field(default_factory=dict)  # column -> unknown text -> rows
+
+    def of(self, column: str) -> Counter[str]:
+        return self.texts.setdefault(column, Counter())
+
+
 class Source(Protocol):
     """A file that can be read from the beginning any number of times."""
 
@@ -77,6 +88,10 @@ class Source(Protocol):
 
     def expect(self, kinds: Mapping[str, Kind]) -> None:
         """Read these columns as numbers, dates or text, whatever their cells look like."""
+        ...
+
+    def decimal(self, name: str) -> str | None:
+        """The decimal sign of a column of text whose cells are numbers, whatever they are read as; None for others."""
         ...
 
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
@@ -109,6 +124,9 @@ class TypedSource:
 
     def expect(self, kinds: Mapping[str, Kind]) -> None:
         """The file itself says what its columns hold."""
+
+    def decimal(self, name: str) -> str | None:
+        return None
 
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
         return piece.columns[name]

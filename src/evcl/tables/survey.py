@@ -192,6 +192,10 @@ class TextSource:
             found = {n: readings[n].values(c, self.path, piece, n) for n, c in piece.cells.items()}
             yield Piece(found, piece.place, piece.rows, piece.cells)
 
+    def decimal(self, name: str) -> str | None:
+        found = self._columns[name].kind(self.dialect.decimal)
+        return self._readings[name].decimal if found == "number" else None
+
     def written(self, piece: Piece, name: str) -> Values | Sequence[str | None]:
         reading, cells, values = self._readings[name], piece.cells[name], piece.columns[name]
         if reading.kind == "number":
