@@ -21,9 +21,10 @@ from evcl import tables
 from evcl.tables.arrow_file import ParquetFile
 from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Category, Encoder, labels_of
+from evcl.tables.encoding import Category, Encoder
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import ImageFolder
+from evcl.tables.values import labels_of
 
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]
 

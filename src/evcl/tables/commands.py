@@ -18,13 +18,14 @@ from evcl.learner.export import export as export_learner
 from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
 from evcl.tables.creating import create
 from evcl.tables.csv_file import CsvFile
-from evcl.tables.encoding import Fraction, Number
+from evcl.tables.encoding import Number
 from evcl.tables.excel_file import ExcelFile
 from evcl.tables.image_folder import PIXELS, ImageFolder
 from evcl.tables.model import Model, is_table, load_model
 from evcl.tables.npy_file import NpyFile
 from evcl.tables.npz_file import NpzFile
 from evcl.tables.source import Dialect, Source, Unknown, bad
+from evcl.tables.values import Fraction
 
 READERS: dict[str, Callable[[Path, Dialect], Source]] = {
     ".csv": CsvFile,

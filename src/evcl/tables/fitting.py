@@ -9,24 +9,9 @@ from shlex import quote
 
 import numpy as np
 
-from evcl.tables.encoding import (
-    CYCLES,
-    DAY,
-    YEAR,
-    Beyond,
-    Category,
-    Encoder,
-    Missing,
-    Number,
-    Part,
-    Time,
-    Where,
-    as_text,
-    numbers_of,
-    seconds_of,
-    spelt,
-)
+from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, Missing, Number, Part, Time
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
+from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
 FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,

@@ -42,12 +42,13 @@ from evcl.tables.earlier import (
     summarised,
     tensors_of,
 )
-from evcl.tables.encoding import Encoder, labels_of, lacking
+from evcl.tables.encoding import Encoder, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.rows import Rows, read_rows
 from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, Unseen, bad, listed, plural
+from evcl.tables.values import labels_of
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 NOTE = "evcl.tables"

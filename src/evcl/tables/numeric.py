@@ -16,10 +16,10 @@ from evcl._core.errors import BadExample, EvclError
 from evcl.benchmarks import Examples
 from evcl.callbacks import Callback
 from evcl.learner import Numbers
-from evcl.tables.encoding import Where, numbers_of
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.output_file import Column
 from evcl.tables.source import Piece, Source, Unknown, bad
+from evcl.tables.values import Where, numbers_of
 
 if TYPE_CHECKING:
     from evcl.tables.model import Model

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from evcl._core.inputs import positions
-from evcl.tables.encoding import labels_of
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Source, bad
+from evcl.tables.values import labels_of
 
 
 @dataclass

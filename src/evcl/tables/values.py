@@ -1,0 +1,120 @@
+"""The values of a column: as numbers, dates, categories or labels; an error names the row."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from evcl._core.errors import EvclError
+from evcl.tables.source import INEXACT, WHOLE, Floats, Piece, Source, Values, as_number, bad
+from evcl.tables.texts import number_of
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a column's values are, for error messages. `known`: all texts that the column's parts encode; `unseen`
+    counts the others, as missing values; None: they are errors.
+    """
+
+    path: Path
+    piece: Piece
+    column: str
+    known: Collection[str] = ()
+    unseen: Counter[str] | None = None
+
+    def bad(self, row: int, what: str) -> NoReturn:
+        bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
+
+
+def numbers_of(values: Values, where: Where) -> Floats:
+    """The numbers as float64 (NaN: missing). Raises for an integer that float64 would change, such as a long id."""
+    if values.dtype.kind in "OM":
+        came = "text" if values.dtype == object else "dates"
+        where.bad(0, f"it holds {came}, but the model learned it as numbers")
+    given = np.ma.getdata(values)
+    found: Floats = given.astype(np.float64, copy=False)
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+        with np.errstate(invalid="ignore"):  # the largest become 2^63 or 2^64, too large to convert back
+            other = (found.astype(given.dtype) != given) | (found >= float(np.iinfo(given.dtype).max))
+        if other.any():
+            place = tuple(np.argwhere(other)[0])
+            where.bad(int(place[0]), f"{given[place]} {INEXACT}")
+    if np.ma.isMaskedArray(values):
+        found = np.where(np.ma.getmaskarray(values), np.nan, found)
+    if np.isinf(found).any():
+        where.bad(
+            int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
+        )
+    return found
+
+
+def seconds_of(values: Values, where: Where) -> Floats:
+    """Dates as seconds since 1970 (NaN: missing)."""
+    if values.dtype.kind != "M":
+        came = "text" if values.dtype == object else "numbers"
+        where.bad(0, f"it holds {came}, but the model learned it as dates")
+    absent = np.isnat(values)
+    whole = np.where(absent, np.datetime64(0, "us"), values).astype("datetime64[us]").astype(np.int64)
+    return np.where(absent, np.nan, whole / 1e6)
+
+
+class Fraction(EvclError):
+    """A number with a fraction where classes are expected."""
+
+    def __init__(self, path: Path, place: str, column: str, value: str) -> None:
+        what = f"{value} is a number with a fraction, but classes are expected"
+        super().__init__(f"{path}: {place}, column {column!r}: {what}")
+
+
+def as_text(values: Values, where: Where) -> Sequence[str | None]:
+    """Categories and labels as text: text stays unchanged, integers become their digits."""
+    if values.dtype == object:
+        return values  # type: ignore[return-value]
+    if values.ndim > 1 or values.dtype.kind == "M":
+        came = "dates" if values.dtype.kind == "M" else f"an array of shape {values.shape[1:]}"
+        where.bad(0, f"text or a whole number is expected, not {came}")
+    found: list[str | None] = []
+    for row, value in enumerate(values.tolist()):
+        if value is None or math.isnan(value):
+            found.append(None)
+        elif math.isfinite(value) and value == int(value):
+            found.append(str(int(value)))
+        else:
+            raise Fraction(where.path, where.piece.place(row), where.column, str(value))
+    return found
+
+
+def spelt(text: str, known: Collection[str]) -> str:
+    """A text as it is known: a whole number is one category, whether a file spells it 1 or 1.0."""
+    if text in known:
+        return text
+    number = as_number(text)
+    if number is None or abs(number) >= WHOLE or number != int(number):
+        return text
+    forms = (str(int(number)), f"{int(number)}.0")
+    return next((form for form in forms if form in known), text)
+
+
+def labels_of(source: Source, piece: Piece, column: str) -> Sequence[str | None]:
+    """A piece's labels as text. 1.0 is class 1, however a file spells it; a number with a fraction is an error."""
+    where = Where(source.path, piece, column)
+    found = list(as_text(piece.columns[column], where))
+    comma = source.decimal(column) == ","
+    for row, label in enumerate(found if source.untyped else ()):
+        if label is None or ("," if comma else ".") not in label:
+            continue
+        number = number_of(label, ",") if comma else as_number(label)
+        if number is None or math.isinf(number):
+            continue
+        exact = number if comma or abs(number) < WHOLE else Decimal(label)
+        if exact != int(exact):
+            raise Fraction(source.path, piece.place(row), column, str(label))
+        found[row] = str(int(exact))
+    return found
