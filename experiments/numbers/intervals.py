@@ -7,7 +7,10 @@ file housing.csv with the same districts (that of A. Geron's book), whose rows w
 series: 11 blocks of 200 rows whose rule, level and noise drift; each block is learned after it was predicted, so there
 are 10 folds. Beside EVCL, scikit-learn's MLPRegressor, with scaled targets, and BayesianRidge. In the series,
 MLPRegressor learns each block with 50 calls of partial_fit; BayesianRidge is fitted to all rows so far, and again to
-the last block alone. Nothing was tuned on these data.
+the last block alone.
+
+Nothing was tuned on diabetes and housing. The rule for targets that drift was developed on this generator of series,
+with seeds 0, 1 and 100; the series measured here have seeds from 200 on.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ def housing(path: str | None) -> tuple[np.ndarray, np.ndarray]:
     each |= {name: each[name] / homes for name in ("total_rooms", "total_bedrooms")}  # as scikit-learn has them
     each["occupation"] = each["population"] / homes
     return np.stack(list(each.values()), 1), y
+
+
+FIRST_SERIES = 200
 
 
 def series(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +135,7 @@ def main() -> None:
     for name in given.data:
         for seed in range(given.seeds):
             if name == "series":
-                scores = blocks(*series(seed), seed)
+                scores = blocks(*series(FIRST_SERIES + seed), seed)
             else:
                 x, y = load_diabetes(return_X_y=True) if name == "diabetes" else housing(given.housing)
                 rows = np.random.default_rng(seed).permutation(len(y))[: given.rows]
