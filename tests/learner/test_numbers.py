@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import stats
 
 import evcl
 from evcl.learner.counts import count_interval, count_nll
@@ -171,6 +172,36 @@ def test_weights_of_examples_count_as_repetitions() -> None:
     assert learner.predict(x).mean() == pytest.approx(8.0, abs=1.5)
 
 
+def test_weights_count_in_the_noise_and_in_the_usual_count() -> None:
+    """Rows of a tiny weight hardly count: neither in the intervals, nor in what a second task is taken for."""
+    x, y = rows(300)
+    wild = np.arange(300) % 2 == 0
+    y[wild] += 200 * np.random.default_rng(1).normal(size=wild.sum())
+    weights = np.where(wild, 1e-6, 1.0)
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian", epochs=20)
+    learner.learn((x, y), "a", sample_weight=weights)
+    assert learner.predictions(x).aleatoric[0] < 15  # all rows alike: about 140
+    learner.learn((x, y), "b", head="a", sample_weight=weights)
+    assert learner.predictions(x).aleatoric[0] < 15
+    counts = np.where(wild, 10_000, 3)
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="poisson", epochs=20)
+    learner.learn((x, counts), sample_weight=np.where(wild, 1e-9, 1.0))
+    assert learner.predict(x).mean() == pytest.approx(3, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
+def test_surprise_counts_weights_as_repetitions(name: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    likelihood: Any = evcl.likelihoods.get(name)
+    outputs = torch.randn(2, 6, 2 if name == "bernoulli" else 4, generator=rng)
+    y = torch.randint(0, 2, (2, 6, 2), generator=rng).float()
+    twice = [0, 1, 1, 2, 3, 4, 5, 5]
+    weights = torch.tensor([[1.0, 2, 1, 1, 1, 2]]).expand(2, 6)
+    repeated = likelihood.surprise(outputs[:, twice], y[:, twice], None)
+    torch.testing.assert_close(likelihood.surprise(outputs, y, weights), repeated)
+    torch.testing.assert_close(likelihood.surprise(outputs, y, 0.3 * weights), repeated)
+
+
 def test_several_labels_at_once() -> None:
     x, _ = rows(400)
     labels = np.stack([x[:, 0] > 0, x[:, 1] > 0], 1)
@@ -207,6 +238,30 @@ def test_count_intervals_are_those_of_the_negative_binomial() -> None:
     nll = count_nll(np.array([mean]), np.array([std]), np.arange(60.0))
     assert np.exp(-nll).sum() == pytest.approx(1, abs=1e-4)
     assert np.exp(-nll[3]) == pytest.approx((drawn == 3).mean(), abs=0.003)
+
+
+@pytest.mark.parametrize("excess", [0.0, 0.3, 4.0])  # of the variance over the mean
+def test_count_intervals_are_right_for_every_mean(excess: float) -> None:
+    mean = np.array([1.0, 10, 100, 500, 744, 746, 800, 900, 999, 1001, 2000])
+    variance = (1 + excess) * mean
+    low, high = count_interval(mean, np.sqrt(variance), 0.95)
+    exact = stats.poisson(mean) if not excess else stats.nbinom(mean**2 / (variance - mean), 1 / (1 + excess))
+    for found, q in ((low, 0.025), (high, 0.975)):
+        np.testing.assert_allclose(found, exact.ppf(q), rtol=0.01, atol=1)
+
+
+def test_targets_in_small_units_are_learned_alike() -> None:
+    """Only targets that are all equal count as constant, whatever their unit."""
+    x, y = rows(200)
+    found = []
+    for unit in (1.0, 1e-12):
+        learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian", epochs=5)
+        learner.learn((x, unit * (y - 100)))
+        found.append(learner.measure((x, unit * (y - 100))).rmse / unit)
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian", epochs=2)
+    learner.learn((x, np.full(200, 3.7e-12)))
+    assert np.isfinite(learner.predict(x)).all()
 
 
 @pytest.mark.parametrize(

@@ -35,15 +35,15 @@ def count_interval(mean: Any, std: Any, level: float) -> tuple[Any, Any]:
         r, p = (one[small] for one in _parameters(mean, std))
         below = (1 - level) / 2
         ends = [np.zeros(len(r)), np.zeros(len(r))]
-        probability = np.exp(r * np.log(p))
-        total = probability.copy()
+        log_probability = r * np.log(p)  # of large counts, the probability itself would underflow
+        total = np.exp(log_probability)
         for k in range(1, MOST):
             for end, wanted in zip(ends, (below, 1 - below), strict=True):
                 end[total < wanted] = k
             if bool((total >= 1 - below).all()):
                 break
-            probability = probability * (k - 1 + r) / k * (1 - p)
-            total += probability
+            log_probability += np.log((k - 1 + r) / k * (1 - p))
+            total += np.exp(log_probability)
         low[small], high[small] = ends
     return low, high
 

@@ -209,7 +209,7 @@ class Learning:
             if known is None and not learner._trial and len(given) == 1:
                 found |= self._trials(task)
             elif known is not None and task.y.shape[2] == len(known):
-                found[task.head] = numbers.new_errors(learner, task.x[0], task.y[0], task.head)
+                found[task.head] = numbers.new_errors(learner, task.x[0], task.y[0], _weights(task), task.head)
         return found
 
     def _trials(self, task: Given) -> dict[str, Tensor]:
@@ -227,8 +227,9 @@ class Learning:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the task itself warns
                 Learning(other, Options(self.options.epochs, ())).learn([part])
-            rows = fold.to(task.x.device)
-            errors.append(numbers.new_errors(other, task.x[0, rows], task.y[0, fold], task.head))  # type: ignore[call-overload]
+            rows, counted = fold.to(task.x.device), _weights(task)
+            counted = None if counted is None else counted[fold]
+            errors.append(numbers.new_errors(other, task.x[0, rows], task.y[0, fold], counted, task.head))  # type: ignore[call-overload]
         return {task.head: torch.cat(errors)}
 
     def _fit(
@@ -347,3 +348,8 @@ class Learning:
             one = density(x, self._doubt(p, task.head), room(columns, weights))
             found = one if found is None else found.merged(one, room(columns, weights))
         return found
+
+
+def _weights(task: Given) -> Tensor | None:
+    """[N]: the weights of a task's examples, scaled to a mean of 1."""
+    return None if task.weights is None else task.weights[0] / task.weights[0].mean()

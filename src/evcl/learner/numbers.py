@@ -117,16 +117,18 @@ def of_kept(predictor: Predictor, least: int) -> dict[str, float]:
     return found
 
 
-def new_errors(predictor: Predictor, x: Tensor, y: Tensor, head: str) -> Tensor:
+def new_errors(predictor: Predictor, x: Tensor, y: Tensor, weights: Tensor | None, head: str) -> Tensor:
     """[n, D]: the squared errors, without the part that uncertain weights explain, on rows that were not learned from,
-    x and y [N, D], or on some of them; of counts, as multiples of the rate.
+    x and y [N, D], or on some of them; of counts, as multiples of the rate. They are multiplied by `weights` [N].
     """
     step = math.ceil(len(y) / TESTED)
     some, wanted = x[::step], y[::step]
     task = next(name for name, own in predictor._tasks.items() if own == head)
     found = moments_of(predictor, some, task)
     errors = (wanted.to(some.device) - found.mean).square() - found.epistemic
-    return errors / found.mean.clamp_min(1e-6) if isinstance(predictor._run.likelihood, Poisson) else errors
+    if isinstance(predictor._run.likelihood, Poisson):
+        errors = errors / found.mean.clamp_min(1e-6)
+    return errors if weights is None else weights[::step].to(errors).unsqueeze(1) * errors
 
 
 def measured(found: Moments, y: Tensor, counts: bool) -> NumberMeasures:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import draw, own_columns
+from evcl.likelihoods.likelihood import draw, own_columns, weighted
 
 
 class Bernoulli:
@@ -32,10 +32,10 @@ class Bernoulli:
         nll = -(y * p.clamp_min(tiny).log() + (1 - y) * (1 - p).clamp_min(tiny).log()).sum(-1)
         return nll, ((p > 0.5) == (y > 0.5)).to(p).mean(-1)
 
-    def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""
+    def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         p = outputs.sigmoid()
-        return (y - p).square().flatten(1).sum(1) / (p * (1 - p)).flatten(1).sum(1).clamp_min(1e-12)
+        return weighted((y - p).square(), weights) / weighted(p * (1 - p), weights).clamp_min(1e-12)
 
     def fisher_targets(
         self,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import draw, own_columns
+from evcl.likelihoods.likelihood import draw, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
@@ -47,10 +47,10 @@ class Gaussian:
         nll = 0.5 * (error / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
         return nll.to(y), (error <= INSIDE**2 * variance).to(y).mean(-1)
 
-    def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""
+    def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         f, log_v = outputs.chunk(2, -1)
-        return ((y - f).square() * (-log_v).exp()).flatten(1).mean(1)
+        return weighted((y - f).square() * (-log_v).exp(), weights)
 
     def fisher_targets(
         self,

@@ -77,6 +77,12 @@ def own_columns(outputs: Tensor, columns: Tensor | None) -> Tensor:
     return outputs.gather(1, columns[:, :1] + torch.arange(width, device=outputs.device))
 
 
+def weighted(each: Tensor, weights: Tensor | None) -> Tensor:
+    """[R]: the mean of numbers [R, n, D] over examples of these weights [R, n], and over D."""
+    each = each.mean(2)
+    return each.mean(1) if weights is None else (weights * each).sum(1) / weights.sum(1).clamp_min(1e-12)
+
+
 def draw(shape: tuple[int, ...], like: Tensor, generators: Sequence[torch.Generator] | None, normal: bool) -> Tensor:
     """Standard normal or uniform draws [R, ...], one generator per replica; on the CPU, whatever the device."""
     if generators is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import own_columns
+from evcl.likelihoods.likelihood import own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
@@ -38,10 +38,10 @@ class Poisson:
         nll = (rate - y * rate.log() + torch.lgamma(y + 1)).sum(-1)
         return nll, (rate.round() == y).to(y).mean(-1)
 
-    def surprise(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect."""
+    def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         rate = _log_rate(outputs).exp()
-        return (y - rate).square().flatten(1).sum(1) / rate.flatten(1).sum(1).clamp_min(1e-12)
+        return weighted((y - rate).square(), weights) / weighted(rate, weights).clamp_min(1e-12)
 
     def fisher_targets(
         self,

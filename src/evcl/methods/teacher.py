@@ -183,10 +183,10 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     mean, network = round_.posterior.mean, round_.network
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
     at = drawn.to(task.y.device)
-    (shown, below), y = task.seen_by(network), task.take(at)[1]
+    (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
     last = round_.last_task(task.head)
     z = outputs(network, mean, network.layout, shown.take(at)[0], [task.head], task=last, from_below=below)
-    surprise = round_.likelihood.surprise(z, y).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
+    surprise = round_.likelihood.surprise(z, y, weights).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
     return Past([], 1 - share * (1 - 1 / surprise), 1 - share)
 

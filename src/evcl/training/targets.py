@@ -84,13 +84,13 @@ def prepared(session: Session, task: Given, number: int) -> TaskData:
     session.domains[task.name], session.lacking = 0, []
     k = session.groups[name][0].number
     before = session.scales.get(name, first_scale(outputs))
-    scale = before
+    scale, w = before, _counted(y[0], None if task.weights is None else task.weights[0])
     if isinstance(run.likelihood, Gaussian):
-        scale = _merged(before, y[0], None if task.weights is None else task.weights[0])
+        scale = _merged(before, y[0], w)
         if before.rows:
             _rescale(run, k, before, scale)
     elif isinstance(run.likelihood, Poisson) and not before.rows:
-        usual = y[0].mean(0).clamp_min(1 / (1 + y.shape[1])).log()
+        usual = (w * y[0]).sum(0).div(w.sum()).clamp_min(1 / (1 + y.shape[1])).log()
         head = run.network.number_head(k)
         head.beside = usual.to(head.beside).expand_as(head.beside).clone()
     session.scales = {**session.scales, name: scale._replace(rows=before.rows + y.shape[1])}
@@ -110,9 +110,13 @@ def expect(run: Run, k: int, errors: Tensor, scale: Scale) -> None:
         head.least = size.to(head.beside)
 
 
-def _merged(before: Scale, y: Tensor, weights: Tensor | None) -> Scale:
-    """The mean and deviation of the earlier targets and of y [N, D]."""
-    w = y.new_ones(len(y), 1) if weights is None else weights.to(y).unsqueeze(1)
+def _counted(y: Tensor, weights: Tensor | None) -> Tensor:
+    """[N, 1]: how much each row of y [N, D] counts."""
+    return y.new_ones(len(y), 1) if weights is None else weights.to(y).unsqueeze(1)
+
+
+def _merged(before: Scale, y: Tensor, w: Tensor) -> Scale:
+    """The mean and deviation of the earlier targets and of y [N, D], with the weights w [N, 1]."""
     n, m = before.rows, float(len(y))
     mean = (w * y).sum(0) / w.sum()
     variance = (w * (y - mean).square()).sum(0) / w.sum()
@@ -120,7 +124,7 @@ def _merged(before: Scale, y: Tensor, weights: Tensor | None) -> Scale:
     both = a * before.std.square() * (n > 0) + b * variance + a * b * step.square() * (n > 0)
     mean = before.mean + b * step if n else mean
     std = both.sqrt()
-    least = 1e-9 * mean.abs().clamp_min(1.0)  # constant targets
+    least = 1e-9 * mean.abs()  # constant targets: what is left is rounding
     return before._replace(mean=mean, std=torch.where(std > least, std, before.std if n else torch.ones_like(std)))
 
 
