@@ -16,6 +16,11 @@ from evcl.tables.model import Model
 from evcl.tables.numeric import LIKELIHOODS, NumberRows, Target, read_numbers
 from evcl.tables.rows import Rows, read_rows
 from evcl.tables.source import Source, bad
+from evcl.tables.texts import DATE, meanings, number_of
+from evcl.tables.values import DATES
+
+MANY = 20  # a target of more different numbers may be a number,
+REPEATED = 3  # if each is in fewer rows than this, on average, or if they are no codes
 
 
 def create(
@@ -28,10 +33,13 @@ def create(
     drop: Sequence[str] = (),
     categories: Sequence[str] = (),
     missing: Sequence[str] = (),
-    kind: Target = "class",
+    kind: Target | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Model, Rows | NumberRows]:
-    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels."""
+    """Create a model for files like this one, which has learned nothing yet; also returns the file's labels. `kind`:
+    what the target is; None: classes, with a note or an error if they look like something else.
+    """
+    chosen_kind, kind = kind, kind or "class"
     chosen = get_method(method)  # wrong options raise here, before the file is read
     resolved = resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
     check_targets(chosen, resolved, likelihoods.get(LIKELIHOODS[kind]))
@@ -54,6 +62,8 @@ def create(
         rows = read_rows(source, target, fitting)
         if len(rows.names) < 2:
             bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
+        if chosen_kind is None and not source.images:
+            fitting.notes += _doubts(source, str(target), rows)
     else:
         rows = read_numbers(source, str(target), fitting, kind == "count")
     encoder = fitting.encoder()
@@ -62,3 +72,19 @@ def create(
     made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
     made.notes = fitting.notes
     return made, rows
+
+
+def _doubts(source: Source, target: str, rows: Rows) -> list[str]:
+    """A note if the classes look like numbers: they hardly repeat, or are no codes from 0 or 1. Dates are refused."""
+    names = rows.names
+    if 2 * sum(meanings(name) & DATE != 0 for name in names) > len(names):
+        bad(source.path, f"column {target!r}", DATES)
+    found = [number_of(name, source.decimal(target) or ".") for name in names]
+    numbers = sorted(number for number in found if number is not None)
+    if len(numbers) < len(names) or len(names) <= MANY:
+        return []
+    codes = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
+    if codes and REPEATED * len(names) <= len(rows.codes):
+        return []
+    fix = "--kind number or --kind count learns it as one, --kind class leaves out this note"
+    return [f"{target} has {len(names):,} different numbers, each of which is learned as a class: {fix}"]

@@ -45,10 +45,10 @@ from evcl.tables.earlier import (
 from evcl.tables.encoding import Encoder, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
-from evcl.tables.numeric import NumberRows, learn_numbers, read_numbers, targets_of
+from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.rows import Rows, read_rows
 from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, Unseen, bad, listed, plural
-from evcl.tables.values import labels_of
+from evcl.tables.values import labels_of, same_truth
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
 NOTE = "evcl.tables"
@@ -121,6 +121,7 @@ class Model:
         classes = tuple(sorted({*map(int, known), *y.tolist()}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ForgettingWarning)  # its labels are numbers: see `notes`
+            warnings.filterwarnings("ignore", UNSCALED)
             self.learner.learn(train, name, shared, epochs, classes=classes, callbacks=callbacks, checkpoint=checkpoint)
         known_before, self.labels = len(self.labels), labels
         lacking = [repr(labels[int(code)]) for code in self.learner.lacking]
@@ -134,7 +135,7 @@ class Model:
                 "seconds": round(time.perf_counter() - started, 1),
                 "examples": len(train),
                 "held_out": 0 if held is None else len(held),
-                "classes": len(rows.names),
+                "classes": len(train.y.unique()),
                 "known_before": known_before,  # number of labels before this task; later ones came with it
                 "accuracy_before": None if shared == "new" else before.get("accuracy"),
                 **({} if held is None else self._measured(held, name, source)),
@@ -160,7 +161,7 @@ class Model:
         if self.numeric:
             rows = read_numbers(source, str(self.target), fitted, self._counts)
         else:
-            rows = read_rows(source, self.target, fitted)
+            rows = read_rows(source, self.target, fitted, self.labels)
         if unknown == "learn":
             self._extend(fitting)
         return rows
@@ -258,6 +259,8 @@ class Model:
                 given = targets_of(source, piece, str(own), False)
             elif there:
                 given = labels_of(source, piece, str(own))
+                same = same_truth([label for label in set(given) if label is not None], self.labels)
+                given = [same.get(str(label), label) for label in given] if same else given
             yield found, given, piece
             rows += piece.rows
         if not rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Target = Literal["class", "number", "count"]  # what a target is
 LIKELIHOODS: dict[Target, str] = {"class": "categorical", "number": "gaussian", "count": "poisson"}
 MEASURED = ("rmse", "nll", "coverage")  # on the held-out rows
+UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the encoder scales their inputs
 
 
 @dataclass
@@ -88,7 +90,9 @@ def learn_numbers(
     before: Mapping[str, Any] = {}
     if held is not None and shared != "new":
         before = measured(model, held, shared, source)
-    model.learner.learn(train, name, shared, epochs, callbacks=callbacks, checkpoint=checkpoint)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", UNSCALED)
+        model.learner.learn(train, name, shared, epochs, callbacks=callbacks, checkpoint=checkpoint)
     line = {
         "task": name,
         "file": source.path.name,

@@ -12,7 +12,7 @@ from evcl._core.inputs import positions
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.source import MOST_CLASSES, Source, bad
-from evcl.tables.values import labels_of
+from evcl.tables.values import labels_of, same_truth
 
 
 @dataclass
@@ -26,8 +26,12 @@ class Rows:
         return positions(self.names, labels)[torch.tensor(self.codes)]
 
 
-def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None = None) -> Rows:
-    """Read a file's labels in one pass and, for the first task, fit the encoder in the same pass."""
+def read_rows(
+    source: Source, target: str | None, fitting: EncoderFitting | None = None, known: Sequence[str] = ()
+) -> Rows:
+    """Read a file's labels in one pass and, for the first task, fit the encoder in the same pass. `known`: the labels
+    learned so far.
+    """
     own = FOLDER if source.images else str(target)
     if not source.images and own not in source.shapes:
         bad(
@@ -45,7 +49,14 @@ def read_rows(source: Source, target: str | None, fitting: EncoderFitting | None
                 bad(source.path, piece.place(row), what)
             codes.append(place.setdefault(label, len(place)))
         if len(place) > MOST_CLASSES:
-            bad(source.path, f"column {own!r}", f"more than {MOST_CLASSES:,} different labels are too many classes")
+            fix = "" if source.images else "; --kind number or --kind count learns a number"
+            what = f"more than {MOST_CLASSES:,} different labels are too many classes{fix}"
+            bad(source.path, f"column {own!r}", what)
     if not codes:
         bad(source.path, "it holds no rows")
-    return Rows(list(place), codes)
+    same = same_truth(list(place), known)
+    names = list(dict.fromkeys(same.get(name, name) for name in place))
+    if len(names) < len(place):
+        merged = [names.index(same.get(name, name)) for name in place]
+        codes = [merged[code] for code in codes]
+    return Rows(names, codes)

@@ -1,0 +1,89 @@
+"""What a column of labels is taken for: classes, numbers, truth values or dates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+FIRST = ["--target", "y", "--epochs", "1", "--hidden", "4"]
+
+
+def table(y, rows=200):
+    """Two columns and the labels."""
+    source = np.random.default_rng(0)
+    return pd.DataFrame({"a": source.normal(size=rows), "b": source.normal(size=rows), "y": y})
+
+
+def learn(evcl, frame, *options, name="a"):
+    frame.to_csv(f"{name}.csv", index=False)
+    return evcl("learn", "--model", "m", "--data", f"{name}.csv", *options)
+
+
+def test_numbers_that_would_be_classes_get_a_note(evcl):
+    ages = np.random.default_rng(0).integers(18, 99, 200)
+    status, out, err = learn(evcl, table(ages), *FIRST)
+    assert (status, err) == (0, "")
+    assert f"note: y has {len(set(ages))} different numbers, each of which is learned as a class: --kind number" in out
+    Path("m").unlink()
+    assert "different numbers" not in learn(evcl, table(ages), *FIRST, "--kind", "class")[1]
+    Path("m").unlink()
+    assert "different numbers" not in learn(evcl, table(np.arange(200) % 30), *FIRST)[1]  # codes
+
+
+def test_the_classes_of_held_out_rows_are_not_learned(evcl):
+    _, out, _ = learn(evcl, table(np.arange(200)), *FIRST)
+    assert "a: 180 examples of 180 classes learned in" in out
+
+
+def test_amounts_of_money_are_numbers(evcl):
+    amounts = [f"${amount:,.2f}" for amount in np.random.default_rng(0).normal(9000, 2000, 200)]
+    status, out, err = learn(evcl, table(amounts), *FIRST)
+    assert (status, err) == (0, "")
+    assert "note: y has numbers with fractions, so it is learned as a number" in out
+    assert "RMSE" in out
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_dates_are_no_target(evcl, ending):
+    frame = table(pd.date_range("2024-01-01", periods=200))
+    frame.to_parquet("a.parquet")
+    frame.to_csv("a.csv", index=False)
+    status, _, err = evcl("learn", "--model", "m", "--data", f"a.{ending}", *FIRST)
+    assert status == 1
+    assert f"a.{ending}: column 'y': the target holds dates, which cannot be predicted: choose another --target" in err
+    assert not Path("m").exists()
+
+
+@pytest.mark.parametrize("spelt", [("false", "true"), ("FALSE", "TRUE"), ("0", "1"), ("0.0", "1.0")])
+def test_a_truth_value_is_one_class_however_it_is_spelt(evcl, spelt):
+    truth = np.arange(200) % 2
+    assert learn(evcl, table(np.array(["False", "True"])[truth]), *FIRST)[0] == 0
+    frame = table(np.array(spelt)[truth])
+    status, out, _ = learn(evcl, frame, "--epochs", "1", name="b")
+    assert status == 0
+    assert "new classes" not in out
+    assert "classes  False, True\n" in evcl("inspect", "m")[1]
+    _, out, _ = evcl("predict", "--model", "m", "--data", "b.csv", "--out", "p.csv")
+    found = pd.read_csv("p.csv")
+    assert f"accuracy {100 * (found.prediction == truth.astype(bool)).mean():.1f}% against its labels" in out
+
+
+def test_truth_values_spelt_in_two_ways_in_the_first_file(evcl):
+    learn(evcl, table(np.array(["False", "True", "false", "TRUE"])[np.arange(200) % 4]), *FIRST)
+    assert "classes  False, True\n" in evcl("inspect", "m")[1]
+
+
+def test_0_and_1_among_other_codes_are_no_truth_values(evcl):
+    learn(evcl, table(np.arange(200) % 3), *FIRST)
+    assert "new classes: True" in learn(evcl, table(["True"] * 200), "--epochs", "1", name="b")[1]
+
+
+def test_a_table_has_no_warning_of_scale(evcl):
+    """A file that has a column almost constant: the encoder has scaled it, and the user cannot."""
+    frame = table(np.arange(2400) % 2, 2400).assign(c=["z"] * 2 + ["x"] * 2398)
+    assert learn(evcl, frame, *FIRST)[::2] == (0, "")
+    Path("m").unlink()
+    assert learn(evcl, frame, *FIRST, "--kind", "number")[::2] == (0, "")
