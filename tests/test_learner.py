@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -745,3 +746,14 @@ def test_validation_examples_of_another_group_are_left_out():
     both = torch.cat([x, x + 3]), torch.cat([y, y + 2])
     learner.learn(both, task="c", head="a", validation=both)
     assert learner.tasks == ("a", "b", "c")
+
+
+def test_a_deep_copy_learns_as_the_learner_does():
+    learner = small(epochs=3)
+    learner.learn(blobs())
+    both = [learner.keep(20), copy.deepcopy(learner).keep(20)]
+    for one in both:
+        one.learn(blobs(seed=1), head=0)
+    ours, theirs = (one.predict_proba(blobs()[0]) for one in both)
+    assert np.array_equal(ours, theirs)
+    assert both[1].kept == 20

@@ -311,3 +311,18 @@ def test_the_regressor_has_noise_and_intervals():
     both = EVCLRegressor((20,), epochs=5, random_state=0).fit(x, np.stack([y, -y], 1))
     assert both.predict(x).shape == (400, 2)
     assert both.predict_interval(x).shape == (400, 2, 2)
+
+
+def test_an_error_leaves_the_estimator_as_it_was():
+    model = small().fit(X, NAMES)
+    before = model.predict_proba(X)
+    with pytest.raises(evcl.EvclError, match="unknown method 'nope'"):
+        model.set_params(method="nope").fit(X[:, :3], Y + 5)
+    assert model.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert model.n_features_in_ == 4
+    assert (model.predict_proba(X) == before).all()
+    numbers = EVCLRegressor((4,), epochs=1, random_state=0).fit(X, X[:, 0])
+    mean = numbers.predict(X)
+    with pytest.raises(evcl.EvclError, match="unknown method 'nope'"):
+        numbers.set_params(method="nope").fit(X[:, :3], X[:, 0])
+    assert (numbers.predict(X) == mean).all()

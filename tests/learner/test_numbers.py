@@ -270,7 +270,11 @@ def test_targets_in_small_units_are_learned_alike() -> None:
         ({"likelihood": "cauchy"}, None, "likelihood must be one of categorical, gaussian"),
         ({"likelihood": "gaussian", "method": "lwf"}, None, "lwf learns classes only: it distils"),
         ({"likelihood": "gaussian", "method": "er"}, None, "er learns classes only: its memory"),
-        ({"likelihood": "gaussian", "memory": 20}, None, "learns classes only: its memory"),
+        (
+            {"likelihood": "gaussian", "memory": 20},
+            None,
+            "^a memory keeps rows by class: leave memory out",
+        ),
         ({"likelihood": "gaussian"}, [1.0, np.nan], "must be numbers, but row 1 has nan"),
         ({"likelihood": "gaussian"}, ["a", "b"], "must be numbers, not"),
         ({"likelihood": "bernoulli"}, [[0, 1], [1, 2]], "must be 0 or 1, but row 1 has 2"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -110,3 +112,9 @@ def test_surprise_is_about_one_for_targets_as_expected(likelihood: Likelihood) -
     y = sample(reference(likelihood, many), 1)
     torch.testing.assert_close(likelihood.surprise(many, y), torch.ones(R).double(), rtol=0.05, atol=0.05)  # type: ignore[attr-defined]
     assert bool((likelihood.surprise(many, y + 3) > 2).all())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS.values(), ids=lambda one: one.name)
+def test_a_copy_is_the_object_itself(likelihood: Likelihood) -> None:
+    """So that `likelihood is CATEGORICAL` also holds in a copy of a learner."""
+    assert copy.copy(likelihood) is copy.deepcopy([likelihood])[0] is likelihood

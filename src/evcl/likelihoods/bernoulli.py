@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import draw, own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, draw, own_columns, weighted
 
 
-class Bernoulli:
+class Bernoulli(Stateless):
     """Any number of yes-or-no labels, y [..., D] of 0 and 1: `p(y_d = 1 | outputs) = sigmoid(outputs_d)`."""
 
     name, compiled, beside = "bernoulli", False, False

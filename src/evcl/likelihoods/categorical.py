@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl.likelihoods.likelihood import Stateless
 
-class Categorical:
+
+class Categorical(Stateless):
     """One of several classes: `p(y | outputs) = softmax(outputs)[y]`."""
 
     name, compiled, beside = "categorical", True, False

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import draw, own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, draw, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
 
-class Gaussian:
+class Gaussian(Stateless):
     """Numbers: `p(y | outputs) = N(y; f, v)` for each target. The outputs [..., 2 D] are f and, beside them, log v."""
 
     name, compiled, beside = "gaussian", False, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -65,6 +65,18 @@ class Likelihood(Objective, Protocol):
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
         """Advance the generators as `fisher_targets` of kind `sampled` would for outputs of this shape."""
         ...
+
+
+class Stateless:
+    """A base class of likelihoods: there is one object of each, and a copy is the object itself. So a check such as
+    `likelihood is CATEGORICAL` also holds in a copy of a learner.
+    """
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 def own_columns(outputs: Tensor, columns: Tensor | None) -> Tensor:

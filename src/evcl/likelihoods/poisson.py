@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
 
-class Poisson:
+class Poisson(Stateless):
     """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. The outputs [..., 2 D] are f and, beside them,
     the constant o.
     """

@@ -367,7 +367,9 @@ def check_targets(method: Method, settings: Settings, likelihood: Likelihood) ->
     """Refuse a method, or settings of it, that cannot learn targets of this likelihood."""
     if likelihood is CATEGORICAL:
         return
-    why = method.only_classes or ("its memory keeps equally many rows of each class" if settings.get("memory") else "")
+    why = method.only_classes
+    if not why and settings.get("memory"):
+        raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
     if not why and settings.get("importance") == "kfac":
         why = "Kronecker factors are measured on class probabilities"
     if why:

@@ -123,9 +123,10 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
         NLL of each row; only ratios count, and a row of weight 0 is left out.
         """
-        rows = self._checked(X, y, sample_weight, reset=True)
-        self._name([np.unique(rows.y)])
-        return self._fit(rows)
+        with self._unchanged_on_error():
+            rows = self._checked(X, y, sample_weight, reset=True)
+            self._name([np.unique(rows.y)])
+            return self._fit(rows)
 
     def partial_fit(
         self,
@@ -144,20 +145,13 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         wanted, together, and again with the rows that follow. When there are 1,000, they are consolidated.
         """
         fitted = hasattr(self, "_learner")
-        rows = self._checked(X, y, sample_weight, reset=not fitted)
-        known = [self.labels_] if fitted else []
-        if classes is not None:
-            known.append(np.unique(column_or_1d(classes)))
-        before = getattr(self, "labels_", None), getattr(self, "classes_", None)
-        self._name([*known, np.unique(rows.y)])
-        try:
+        with self._unchanged_on_error():
+            rows = self._checked(X, y, sample_weight, reset=not fitted)
+            known = [self.labels_] if fitted else []
+            if classes is not None:
+                known.append(np.unique(column_or_1d(classes)))
+            self._name([*known, np.unique(rows.y)])
             return self._partial_fit(rows, task)
-        except BaseException:
-            if before[0] is None:
-                del self.labels_, self.classes_
-            else:
-                self.labels_, self.classes_ = before
-            raise
 
     def _name(self, parts: list[Any]) -> None:
         labels = _in_order(parts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,8 +30,9 @@ STOCHASTIC = {
     "check_sample_weight_equivalence_on_dense_data": _AVERAGE,
     "check_sample_weight_equivalence_on_sparse_data": _AVERAGE,
 }
-"""Checks of scikit-learn that cannot hold exactly. It runs them on its own networks only with a solver that uses all
-rows in every step (`lbfgs`), not with Adam.
+"""Checks of scikit-learn that cannot hold exactly. It runs the dense one on its own networks with parameters that are
+not their defaults: on MLPClassifier with `solver="lbfgs"`, which uses all rows in every step, and on MLPRegressor with
+`solver="sgd"`, `tol=1e-2` and `random_state=42`.
 """
 
 E = TypeVar("E", bound="Estimator")
@@ -166,6 +168,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return [epoch.nll for epoch in self.learner_.history.get(self.learner_.tasks[-1], ())]
 
     # --- learning --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Within this, an error leaves the estimator as it was."""
+        before = self.__dict__.copy()
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     def _read(self, x: Any, y: Any, sample_weight: Any, reset: bool, **options: Any) -> Rows:
         x, y = validate_data(self, x, y, dtype=np.float32, accept_sparse="csr", reset=reset, **options)

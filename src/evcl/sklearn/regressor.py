@@ -54,13 +54,15 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
         NLL of each row; only ratios count, and a row of weight 0 is left out.
         """
-        return self._fit(self._read(X, y, sample_weight, True, y_numeric=True, multi_output=True))
+        with self._unchanged_on_error():
+            return self._fit(self._read(X, y, sample_weight, True, y_numeric=True, multi_output=True))
 
     def partial_fit(self, X: Any, y: Any, task: str | None = None, sample_weight: Any = None) -> EVCLRegressor:  # noqa: N803
         """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name (see `EVCLClassifier`)."""
         reset = not hasattr(self, "_learner")
-        rows = self._read(X, y, sample_weight, reset, y_numeric=True, multi_output=True)
-        return self._partial_fit(rows, task)
+        with self._unchanged_on_error():
+            rows = self._read(X, y, sample_weight, reset, y_numeric=True, multi_output=True)
+            return self._partial_fit(rows, task)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
         """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
