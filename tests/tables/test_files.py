@@ -216,6 +216,34 @@ def test_a_date_in_words_and_figures(text):
     assert date_of(f"{text} 1:45:10 pm", True) == 1709942400 + 49510
 
 
+def test_other_dates_and_times():
+    day, quarter = 1709942400, 1704067200
+    for text in ("3/9/24", "03/9/24"):
+        assert (date_of(text, False), date_of(text, True)) == (day, 1725321600), text
+    assert date_of("9.3.24", False) == day
+    times = ["2024-03-09 13:45:00+00", "20240309T134500", "20240309T1345Z", "Sat Mar 09 13:45:00 2024"]
+    for text in (*times, "Sat Mar  9 13:45:00 UTC 2024", "20240309T134500.250+0100"):
+        assert date_of(text, True) == day + 49500, text
+    for text in ("Mar-24", "March 2024", "Mar-2024", "2024-03"):
+        assert date_of(text, True) == 1709251200, text
+    for text in ("2024Q1", "2024-Q1", "Q1 2024"):
+        assert date_of(text, True) == quarter, text
+    words = ["3-9-24", "1.2.3", "Mar 24", "Mary-24", "Foo-24", "2024Q5", "20241309T134500", "Sat Foo 09 13:45:00 2024"]
+    assert [text for text in words if date_of(text, True) is not None] == []
+    assert column("3/9/24", "12/10/24", "1/31/25")[1] == "dates: x (month first)"
+
+
+def test_text_of_digits_gets_a_note(evcl):
+    """Such a column may be numbers or dates in a form that is not known."""
+    rows = "".join(f"{i % 7};{i % 25}/{i % 25 + 3};{'yes' if i % 2 else 'no'}\n" for i in range(100))
+    Path("a.csv").write_text("x;code;y\n" + rows)
+    learn = ["learn", "--model", "m", "--data", "a.csv", "--target", "y", "--epochs", "1"]
+    note = "note: column 'code' has 25 different texts such as '0/3', which are read as neither numbers nor dates: "
+    assert note in evcl(*learn)[1]
+    Path("m").unlink()
+    assert "note: column" not in evcl(*learn, "--category", "code")[1]
+
+
 def test_a_target_with_decimal_commas_is_a_number(evcl):
     rows = "".join(f"{i},5;{3 * i},25\n" for i in range(40))
     Path("a.csv").write_text("x;y\n" + rows)

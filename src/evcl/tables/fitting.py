@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, M
 from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
+DIGITS = re.compile(r"[\d\s./:,;+-]*\d[\d\s./:,;+-]*")  # with separators, or they would be a number
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
 FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,
 ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much;
@@ -140,7 +142,7 @@ class _Fit:
     """Looks at one column. `known`: the texts that have an input already; None: the column is new."""
 
     def __init__(self, shape: tuple[int, ...], category: bool, known: Collection[str] | None) -> None:
-        self._shape, self._category = shape, category
+        self._shape, self._category, self._asked = shape, category, category
         self._known: Collection[str] = known or ()
         self._old = known is not None
         self.texts: dict[str, None] = {}
@@ -226,6 +228,10 @@ class _Fit:
         """What is strange about the column, such as an id's; None: nothing."""
         if self._category and len(self.texts) >= HARDLY and 2 * len(self.texts) > self.values:
             return f"has {len(self.texts):,} different texts in {self.values:,} rows, which hardly repeat"
+        digits = [text for text in self.texts if DIGITS.fullmatch(text)]
+        if not self._asked and len(self.texts) >= HARDLY and 2 * len(digits) > len(self.texts):
+            shown = f"{len(self.texts):,} different texts such as {digits[0]!r}"
+            return f"has {shown}, which are read as neither numbers nor dates"
         if not self._category and self._dates is None and not self._shape and self._counts and self.values >= HARDLY:
             return "only counts the rows"
         return None

@@ -72,21 +72,29 @@ def grouped(text: str, decimal: str) -> bool:
     return found is not None and any(mark in found[2] for mark in _SPACES + ("," if decimal == "." else "."))
 
 
-_CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})?"
+_CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*(?:Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?"
 _TIME = rf"(?:[T ,]+{_CLOCK})?"
 _YEAR_FIRST = re.compile(rf"(\d{{4}})([-/.])(\d{{1,2}})\2(\d{{1,2}}){_TIME}", re.ASCII)
 _YEAR_MONTH = re.compile(r"(\d{4})[-/](\d{1,2})", re.ASCII)
-_DIGITS = re.compile(r"(\d{4})(\d{2})(\d{2})", re.ASCII)
+_DIGITS = re.compile(
+    r"(\d{4})(\d{2})(\d{2})(?:T(\d{2})(\d{2})(\d{2})?(?:[.,]\d+)?()(?:Z|[+-]\d{2}(?::?\d{2})?)?)?", re.ASCII
+)
 _YEAR_LAST = re.compile(
-    rf"(?:(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}})|(\d{{2}})([-/.])(\d{{2}})\6(\d{{2}})){_TIME}", re.ASCII
+    rf"(?:(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}})|"
+    rf"(\d{{2}}(?=-)|\d{{1,2}}(?=[/.]))([-/.])(\d{{2}}(?=-)|\d{{1,2}}(?=[/.]))\6(\d{{2}})){_TIME}",  # 1-2-24 is a code
+    re.ASCII,
 )
 _NAMED = re.compile(
     rf"(?:[A-Za-z]{{3,9}},? )?(?:(\d{{1,2}})[- ]([A-Za-z]{{3,9}})\.?[- ,]+|([A-Za-z]{{3,9}})\.? (\d{{1,2}}),? )"
     rf"(\d{{4}}|\d{{2}}){_TIME}",
     re.ASCII,
 )
+_NAMED_CLOCK = re.compile(rf"[A-Za-z]{{3}} ([A-Za-z]{{3}}) +(\d{{1,2}}) {_CLOCK} (?:[A-Z]{{3,4}} )?(\d{{4}})", re.ASCII)
+_NAMED_MONTH = re.compile(r"([A-Za-z]{3,9})\.?(?:[- ](\d{4})|-(\d{2}))", re.ASCII)  # Mar-24 is a month; Mar 24, a day
+_QUARTER = re.compile(r"(\d{4})[- ]?Q([1-4])|Q([1-4])[- ]?(\d{4})", re.ASCII)
 _ONLY_CLOCK = re.compile(_CLOCK, re.ASCII)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WHOLE = " january february march april may june july august september october november december"
 _EPOCH = datetime(1970, 1, 1)  # times are local ones: the hour of the day is that of the place
 
 
@@ -115,15 +123,27 @@ def _parsed(text: str, day_first: bool) -> datetime | None:
         return _made(year or year2, month, day, clock)
     if match := _NAMED.fullmatch(text):
         day, name, name2, day2, year, *clock = match.groups()
-        short = (name or name2)[:3].lower()
-        return _made(year, str(_MONTHS.index(short) + 1), day or day2, clock) if short in _MONTHS else None
-    if match := _DIGITS.fullmatch(text):  # a number, unless the column is known to hold dates
-        return _made(match[1], match[2], match[3], [])
+        return _made(year, _month(name or name2), day or day2, clock)
+    if match := _NAMED_CLOCK.fullmatch(text):
+        name, day, *clock, year = match.groups()
+        return _made(year, _month(name), day, clock)
+    if (match := _NAMED_MONTH.fullmatch(text)) and f" {match[1].lower()}" in _WHOLE:
+        return _made(match[2] or match[3], _month(match[1]), "1", [])
+    if match := _QUARTER.fullmatch(text):
+        return _made(match[1] or match[4], str(3 * int(match[2] or match[3]) - 2), "1", [])
+    if match := _DIGITS.fullmatch(text):  # eight digits are a number, unless the column is known to hold dates
+        year, month, day, *clock = match.groups()
+        return _made(year, month, day, clock)
     if match := _YEAR_MONTH.fullmatch(text):
         return _made(match[1], match[2], "1", [])
     if match := _ONLY_CLOCK.fullmatch(text):
         return _made("1970", "1", "1", list(match.groups()))
     return None
+
+
+def _month(name: str) -> str:
+    """The number of a month; ValueError if there is none of this name."""
+    return str(_MONTHS.index(name[:3].lower()) + 1)
 
 
 def _made(year: str, month: str, day: str, clock: list[str | None]) -> datetime:
