@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import check_dataframe_column_names_consiste
 
 import evcl
 from evcl._core.settings import BAYESIAN, ELASTIC, TRAINING
+from evcl.learner.learning import Learning
 from evcl.sklearn import STOCHASTIC, EVCLClassifier, EVCLRegressor
 from evcl.sklearn.estimator import SETTINGS
 
@@ -326,3 +327,76 @@ def test_an_error_leaves_the_estimator_as_it_was():
     with pytest.raises(evcl.EvclError, match="unknown method 'nope'"):
         numbers.set_params(method="nope").fit(X[:, :3], X[:, 0])
     assert (numbers.predict(X) == mean).all()
+
+
+def test_what_can_change_between_tasks_does_and_all_else_is_refused():
+    model = small(settings={"fisher": "sampled"}).fit(X, NAMES)
+    first = model.learner_.settings
+    model.set_params(epochs=2, strength=5.0, batch_size=50, predict_samples=7).partial_fit(X, NAMES, task="1")
+    now = model.learner_.settings
+    assert (now.epochs, now.strength, now.batch_size, now.predict_samples, model.n_iter_) == (2, 5.0, 50, 7, 2)
+    assert {name for name in first if first[name] != now[name]} == {
+        "epochs",
+        "strength",
+        "batch_size",
+        "predict_samples",
+    }
+    before = model.predict_proba(X)
+    for change, message in (
+        ({"init_std": 0.1}, "init_std cannot change between two tasks: set it back to 'auto', or start over with fit"),
+        ({"method": "vcl"}, "method cannot change between two tasks: set it back to 'evcl'"),
+        ({"hidden_layer_sizes": 8}, r"hidden_layer_sizes cannot change between two tasks: set it back to \[16\]"),
+        ({"scale": True}, "scale cannot change between two tasks: set it back to False"),
+        ({"settings": {"fisher": "exact"}}, "fisher cannot change between two tasks: set it back to 'sampled'"),
+        ({"epochs": 0}, "epochs must be a whole number"),
+    ):
+        params = model.get_params()
+        with pytest.raises(evcl.EvclError, match=message):
+            model.set_params(**change).partial_fit(X, NAMES, task="2")
+        assert (model.predict_proba(X) == before).all()
+        model.set_params(**params)
+    assert model.tasks_ == ("0", "1")
+
+
+@pytest.mark.filterwarnings("ignore::evcl.ForgettingWarning")
+def test_a_task_without_a_name_takes_the_next_free_number():
+    model = small(epochs=1).partial_fit(X, NAMES, task="1")
+    model.partial_fit(X, NAMES)
+    assert model.tasks_ == ("1", "2")
+    with pytest.raises(evcl.EvclError, match="'1' is already learned, and other rows have come since: choose another"):
+        model.partial_fit(X, NAMES, task="1")
+
+
+def test_the_number_of_targets_stays():
+    y = X[:, 0]
+    model = EVCLRegressor((4,), epochs=1, random_state=0).partial_fit(X, y).partial_fit(X, y[:, None])
+    assert model.predict(X).shape == (150,)
+    for task in (None, "more"):
+        with pytest.raises(evcl.EvclError, match="y must have 1 number per row, as in earlier calls, not 2"):
+            model.partial_fit(X, X[:, :2], task=task)
+    with pytest.raises(evcl.EvclError, match="y must have 2 numbers per row, as in earlier calls, not 1"):
+        EVCLRegressor((4,), epochs=1).fit(X, X[:, :2]).partial_fit(X, y)
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_the_spread_of_numbers_is_measured_when_it_is_wanted(name, monkeypatch):
+    """It takes five more trainings, but is that of one call with all rows, and leaves the means as they were."""
+    trials, measured = Learning._trials, []
+    monkeypatch.setattr(Learning, "_trials", lambda self, task: measured.append(task.name) or trials(self, task))
+    y = X[:, 0] + X[:, 1]
+    whole = EVCLRegressor((4,), epochs=2, random_state=0).fit(X, y)
+    assert measured == ["0"]
+    for state in (0, np.random.RandomState(0)):
+        measured.clear()
+        model = EVCLRegressor((4,), epochs=2, random_state=state)
+        for part in (slice(0, 50), slice(50, 150)):
+            mean = model.partial_fit(X[part], y[part], task=name).predict(X)
+        pickled = pickle.loads(pickle.dumps(model))  # noqa: S301
+        assert (model.tasks_, model.n_iter_, measured) == ((name or "0",), 2, [])
+        ends = model.predict_interval(X)
+        assert (model.predict(X) == mean).all()
+        assert (pickled.predict_interval(X) == ends).all()
+        assert len(measured) == 2
+        assert isinstance(state, np.random.RandomState) or (ends == whole.predict_interval(X)).all()
+        model.partial_fit(X, y, task="b").predict_interval(X)
+        assert len(measured) == 2  # rows of a later task are predicted before they are learned

@@ -28,7 +28,9 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     `strength`, `tempering`, `init_std`, `prior_std`, `lr`, `batch_size`, `epochs` and `predict_samples` are settings of
     the method, as everywhere in evcl. None means the method's default; a setting that the method does not have is an
-    error.
+    error. `strength`, `tempering`, `lr`, `batch_size`, `epochs`, `predict_samples`, `memory`, `device` and all that is
+    not a setting may be set between two tasks, with `set_params`; None then leaves a setting as it is. A change of
+    another setting, of `method`, `hidden_layer_sizes` or `scale` is an error there.
 
     Parameters
     ----------
@@ -38,8 +40,7 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         "evcl", "vcl", "ewc", "naive" or another method; see `evcl list`.
     memory
         Number of examples to keep, of all tasks together, equally many of each class; later tasks train on them beside
-        their own. None: none, or the method's default if it always has a memory. It may be set between two tasks, with
-        `set_params`.
+        their own. None: none, or the method's default if it always has a memory.
     scale
         Subtract from each column its mean and divide it by its standard deviation, both of the first task.
     early_stopping
@@ -54,7 +55,7 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     settings
         A mapping of further settings, by name: {"coreset": "kcenter"}.
     random_state
-        A number, a numpy RandomState or None, as in scikit-learn.
+        A number, a numpy RandomState or None, as in scikit-learn. It counts where training starts over.
     device
         The device to train on: "cpu", "cuda" or "mps".
     verbose
@@ -169,8 +170,6 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return positions(y.tolist(), self.labels_.tolist())
 
     def _options(self, learner: Learner) -> dict[str, Any]:
-        if self.memory is not None and learner.settings.get("memory", 0) != self.memory:
-            learner.keep(self.memory)
         names, weight = self.labels_.tolist(), self.class_weight
         if isinstance(weight, Mapping):
             weight = {names.index(label): value for label, value in weight.items()}

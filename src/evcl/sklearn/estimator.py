@@ -6,14 +6,17 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from evcl._core.errors import EvclError, ForgettingWarning, extra
+from evcl._core.settings import resolve
 from evcl.callbacks import Callback, Epoch
 from evcl.learner import Learner, rebuilt
 from evcl.methods import get as get_method
+from evcl.methods import known_settings
 from evcl.nn import mlp
 from evcl.sklearn.scaling import Scaling, unscaled
 
@@ -23,6 +26,7 @@ with extra("tables", "evcl.sklearn needs scikit-learn"):
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples", "memory")
+BETWEEN_TASKS = ("strength", "tempering", "lr", "batch_size", "epochs", "predict_samples", "memory")  # may change there
 TOGETHER = 1000  # calls of partial_fit without a task's name are learned together until they have this many rows
 FEWEST_STEPS, SMALLEST_BATCH = 22, 8  # a first task has this many steps: its batches are smaller, but not below 8
 _AVERAGE = "mini-batches are drawn from the rows, so weights and repetitions agree only on average"
@@ -81,7 +85,8 @@ class Open(NamedTuple):
     before: Learner | None  # None: it is the first task
     scaling: Scaling
     rows: Rows
-    learned: bool  # False: when predictions are wanted
+    learned: bool = False  # False: when predictions are wanted
+    spread: bool = False  # False: errors on new rows, which take several trainings, are measured when they are wanted
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
@@ -146,16 +151,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @property
     def learner_(self) -> Learner:
         """The underlying `evcl.Learner`. Rows that are waiting are learned first."""
-        if not hasattr(self, "_learner"):
-            raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit or partial_fit first")
-        self._settle()
-        learner: Learner = self._learner
-        return learner
+        return self._settled(spread=True)
 
     @property
     def tasks_(self) -> tuple[str, ...]:
         """The names of the learned tasks, in order."""
-        return self.learner_.tasks
+        return self._settled(spread=False).tasks
 
     @property
     def n_iter_(self) -> int:
@@ -165,7 +166,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @property
     def loss_curve_(self) -> list[float]:
         """The mean NLL of each epoch of the last task."""
-        return [epoch.nll for epoch in self.learner_.history.get(self.learner_.tasks[-1], ())]
+        learner = self._settled(spread=False)
+        return [epoch.nll for epoch in learner.history.get(learner.tasks[-1], ())]
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -191,8 +193,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self: E, rows: Rows) -> E:
         """Start over with one task. It is closed: `partial_fit` begins another one."""
-        opened = Open(None, None, unscaled(rows.x.shape[1]), rows, False)
-        self._learn(opened)
+        self._learn(Open(None, None, unscaled(rows.x.shape[1]), rows), spread=True)
         self._open = None
         return self
 
@@ -200,34 +201,43 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Add rows to the task of this name, if it is the last one, or begin another one."""
         opened: Open | None = getattr(self, "_open", None)
         if opened is not None and opened.name == task:
-            opened = opened._replace(rows=opened.rows.joined(rows), learned=False)
+            opened = opened._replace(rows=opened.rows.joined(rows), learned=False, spread=False)
         else:
             fitted = hasattr(self, "_learner")
-            before = self.learner_ if fitted else None
+            before = self._settled(spread=False) if fitted else None  # the next task measures the spread anew
+            if before is not None and task in before.tasks:
+                raise EvclError(f"{task!r} is already learned, and other rows have come since: choose another name")
             scaling = self._scaling if fitted else unscaled(rows.x.shape[1])
-            opened = Open(task, before, scaling, rows, False)
+            opened = Open(task, before, scaling, rows)
         full = task is None and len(opened.rows.x) >= TOGETHER
         if task is not None or full or not hasattr(self, "_learner"):
-            opened = self._learn(opened)
+            opened = self._learn(opened, spread=full)
         self._open = None if full else opened
         return self
 
-    def _settle(self) -> None:
-        """Learn rows that are waiting."""
+    def _settled(self, spread: bool) -> Learner:
+        """The learner, after rows that are waiting. `spread`: whether its intervals are wanted, or only its means."""
+        if not hasattr(self, "_learner"):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit or partial_fit first")
         opened: Open | None = getattr(self, "_open", None)
-        if opened is not None and not opened.learned:
-            self._open = self._learn(opened)
+        if opened is not None and not (opened.learned and (opened.spread or not spread)):
+            self._open = self._learn(opened, spread)
+        return self._learner
 
-    def _learn(self, opened: Open) -> Open:
-        """Learn a task from its beginning, and note the result."""
+    def _learn(self, opened: Open, spread: bool) -> Open:
+        """Learn a task from its beginning, and note the result. Without `spread`, the means are the same, and a first
+        task of numbers takes one training instead of six.
+        """
         before, rows = opened.before, opened.rows
+        spread = spread or before is not None or self.likelihood == "categorical"
+        learner = self._new(opened) if before is None else self._next(before, opened.scaling)
+        learner._trial = not spread
         scaling = opened.scaling.after(rows.x) if self.scale else opened.scaling
-        x = scaling(rows.x) if self.scale else rows.x
-        learner = self._new(*x.shape) if before is None else rebuilt(*before.described()).to(self.device)
-        name = str(len(learner.tasks)) if opened.name is None else opened.name
+        x = scaling(rows.x)
+        name = _free(learner.tasks) if opened.name is None else opened.name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ForgettingWarning)  # the classifier's labels are positions
-            if not self.scale and before is not None:
+            if not self.scale and (before is not None or opened.learned):
                 warnings.filterwarnings("ignore", "the inputs are not scaled")
             learner.learn(
                 (np.require(x, requirements="W"), self._targets(rows.y)),
@@ -236,12 +246,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 validation=self.validation_fraction if self.early_stopping else None,
                 patience=self.n_iter_no_change if self.early_stopping else None,
                 sample_weight=rows.weights,
-                callbacks=[_Printed()] if self.verbose else (),
+                callbacks=[_Printed()] if self.verbose and not opened.learned else (),
                 **self._options(learner),
             )
         self._told(learner, name)
+        learner._trial = False
         self._learner, self._scaling = learner, scaling
-        return opened._replace(learned=True)
+        return opened._replace(learned=True, spread=spread)
 
     def _targets(self, y: Any) -> Any:
         """The targets as the learner takes them."""
@@ -254,17 +265,49 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _told(self, learner: Learner, name: str) -> None:
         """Say what the user should know after a task."""
 
-    def _new(self, rows: int, width: int) -> Learner:
+    def _given(self) -> dict[str, Any]:
+        """The settings of the method that the user has chosen, by name."""
         given: dict[str, Any] = {name: getattr(self, name, None) for name in SETTINGS}
-        given = {name: value for name, value in given.items() if value is not None}
-        given |= self.settings or {}
+        return {name: value for name, value in given.items() if value is not None} | dict(self.settings or {})
+
+    def _next(self, before: Learner, scaling: Scaling) -> Learner:
+        """A copy of a learner that learns one more task, with the parameters as they are now."""
+        description, tensors = before.described()
+        given, has = self._given(), before.settings
+        wanted = resolve(before.method.name, known_settings(before.method, given), given)
+        asked = {name: (wanted[name], has.get(name)) for name in given if name != "memory"}
+        fixed = {name: pair for name, pair in asked.items() if name not in BETWEEN_TASKS}
+        fixed["method"] = get_method(self.method).name, before.method.name
+        fixed["hidden_layer_sizes"] = self._widths(), description["mlp"]["hidden"]
+        fixed["scale"] = bool(self.scale), scaling.known
+        for name, (now, then) in fixed.items():
+            if now != then:
+                raise EvclError(
+                    f"{name} cannot change between two tasks: set it back to {then!r}, or start over with fit"
+                )
+        description["settings"] |= {name: now for name, (now, _) in asked.items()}
+        learner = rebuilt(description, tensors).to(self.device)
+        if given.get("memory", (kept := learner.settings.get("memory", 0))) != kept:
+            learner.keep(given["memory"])
+        return learner
+
+    def _widths(self) -> list[int]:
+        widths: list[int] = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
+        return widths
+
+    def _new(self, opened: Open) -> Learner:
+        """A learner for a first task."""
+        (rows, width), given = opened.rows.x.shape, self._given()
         known = get_method(self.method).known_settings
         if "batch_size" in known and "batch_size" not in given:
             most, epochs = int(known["batch_size"].default), given.get("epochs", known["epochs"].default)
             if isinstance(epochs, int) and rows * epochs < FEWEST_STEPS * most:
                 given["batch_size"] = min(most, max(SMALLEST_BATCH, rows * epochs // FEWEST_STEPS))
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        network = mlp(width, np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist())
+        if opened.learned:  # the same again, for its spread
+            seed = self._learner.seed
+        else:
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        network = mlp(width, self._widths())
         if get_method(self.method).jointly:
             raise EvclError(
                 f"{self.method} trains on all tasks at once, but {type(self).__name__} learns one at a time"
@@ -274,12 +317,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def _predictions(self, x: Any) -> Any:
+    def _predictions(self, x: Any, spread: bool = True) -> Any:
         check_is_fitted(self)
-        learner = self.learner_
+        learner = self._settled(spread)
         x = validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False)
         x = x if isinstance(x, np.ndarray) else x.toarray()
-        return learner.predictions(self._scaling(x) if self.scale else np.require(x, requirements="W"))
+        return learner.predictions(np.require(self._scaling(x), requirements="W"))
 
     # --- pickling --------------------------------------------------------------------------------------------------
 
@@ -300,6 +343,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             self._learner.history = history
         if state.get("_open") is not None and state["_open"].before is not None:
             self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
+
+
+def _free(tasks: Sequence[str]) -> str:
+    """The name of the next task: its number, or the next number that is no task's name."""
+    return next(name for name in map(str, count(len(tasks))) if name not in tasks)
 
 
 class _Printed(Callback):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evcl._core.errors import extra
+from evcl._core.errors import EvclError, extra
 from evcl.sklearn.estimator import Estimator
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
@@ -62,11 +62,15 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         reset = not hasattr(self, "_learner")
         with self._unchanged_on_error():
             rows = self._read(X, y, sample_weight, reset, y_numeric=True, multi_output=True)
+            rows = rows._replace(y=rows.y.reshape(len(rows.y), -1))
+            found, had = rows.y.shape[1], len(self._learner.classes()) if hasattr(self, "_learner") else 0
+            if had and found != had:
+                raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {found}")
             return self._partial_fit(rows, task)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
         """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
-        found = self._predictions(X)
+        found = self._predictions(X, spread=return_std)
         return (found.mean, found.std) if return_std else found.mean
 
     def predict_interval(self, X: Any, level: float = 0.95) -> Any:  # noqa: N803

@@ -17,6 +17,11 @@ class Scaling(NamedTuple):
     mean: Any  # [columns], float64
     std: Any  # [columns]; 0: the column has not varied yet
 
+    @property
+    def known(self) -> bool:
+        """Whether there is one; if not, the columns are used as they are."""
+        return not bool(np.isnan(self.mean).all())
+
     def after(self, x: Any) -> Scaling:
         """With the scale of the columns that vary in x for the first time."""
         x = np.asarray(x, dtype=np.float64)
@@ -26,6 +31,8 @@ class Scaling(NamedTuple):
         return Scaling(centre, np.where(new, std, self.std))
 
     def __call__(self, x: Any) -> Any:
+        if not self.known:
+            return x
         divisor = np.where(self.std == 0, 1.0, self.std)
         return np.where(self.std == 0, 0.0, (np.asarray(x, dtype=np.float64) - self.mean) / divisor).astype(np.float32)
 
