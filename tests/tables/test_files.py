@@ -135,6 +135,7 @@ def test_a_column_is_read_as_a_whole():
     assert column("10A", "11", "12B", "7") == (["10A", "11", "12B", "7"], "")
     assert column("1.234", "5.678", "0,5") == ([1234, 5678, 0.5], "decimal commas: x; grouped thousands: x")
     assert column("1.234", "5.678") == ([1.234, 5.678], "")
+    assert column("91%", "7.5 %") == ([91, 7.5], "per cent: x")
     assert column("1,234", "5,678") == ([1.234, 5.678], "decimal commas: x")  # beside semicolons
     assert column("1,234", "0.5") == ([1234, 0.5], "grouped thousands: x")
     assert column("-999", "3", "-999.0", missing=("-999",))[0] == [NAN, 3, NAN]

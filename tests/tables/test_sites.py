@@ -103,6 +103,10 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(evcl, site):
         assert (status, out, err.count("\n")) == (1, "", 1), message
         assert message in err
         assert {path for path in Path().iterdir() if path.suffix != ".lock"} == before
+    assert (
+        "--out m.txt: it is a model file, whose name should end in .saf"
+        in merge(evcl, "north", "south", out="m.txt")[2]
+    )
     assert "does not continue north.safetensors" in merge(evcl, "south", "keeping", base="north.safetensors")[2]
     Path("merged.safetensors").write_text("mine")
     assert "merged.safetensors already exists" in merge(evcl, "north", "south")[2]

@@ -47,6 +47,8 @@ def test_the_whole_way(model):
     assert "within 95% intervals, against its labels" in out
     found = pd.read_csv("p.csv")
     assert list(found)[-6:] == ["prediction", "std", "low_95", "high_95", "epistemic", "unfamiliar"]
+    written = pd.read_csv("p.csv", dtype=str).prediction
+    assert max(len(text.replace(".", "").lstrip("0")) for text in written) <= 7
     assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53
     assert ((found.low_95 < found.price) & (found.price < found.high_95)).mean() > 0.85
     status, out, _ = model("inspect", "m")
@@ -54,6 +56,7 @@ def test_the_whole_way(model):
     assert "coverage" in out
     status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv", "--json")
     told = json.loads(out)
+    assert told["read"] == []
     assert told["rmse"] == pytest.approx(np.sqrt(((found.prediction - found.price) ** 2).mean()), rel=1e-4)
     loaded = tables.load_model(Path("m"))
     assert loaded.numeric
@@ -115,3 +118,13 @@ def test_a_table_of_classes_stays_one(evcl):
     status, _, err = evcl("learn", "--model", "m", "--data", "b.csv")
     assert status != 0
     assert "is a number with a fraction, but classes are expected" in err
+
+
+def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
+    table = homes().assign(price=lambda t: t.price + 1e9)
+    table.drop(columns="rooms").to_csv("a.csv", index=False)
+    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "price", *FAST)[0] == 0
+    assert evcl("predict", "--model", "m", "--data", "a.csv", "--out", "p.csv")[0] == 0
+    found = pd.read_csv("p.csv")
+    assert found.prediction.nunique() > 250
+    assert (found.high_95 - found.low_95).to_numpy() == pytest.approx(2 * 1.96 * found["std"].to_numpy(), rel=0.1)

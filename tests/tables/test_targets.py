@@ -87,3 +87,26 @@ def test_a_table_has_no_warning_of_scale(evcl):
     assert learn(evcl, frame, *FIRST)[::2] == (0, "")
     Path("m").unlink()
     assert learn(evcl, frame, *FIRST, "--kind", "number")[::2] == (0, "")
+
+
+def test_what_a_message_advises(evcl):
+    def first(rows, *options):
+        Path("a.csv").write_text("when,y\n" + rows)
+        return evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", *options)[2]
+
+    days = "".join(f"2024-01-{day:02},{day}\n" for day in range(1, 29))
+    dear = first(days + "2024-02-01,dear\n", "--kind", "number")
+    fix = "correct it, or leave the row out, or create the model with --kind class\n"
+    assert dear == f"evcl: a.csv: line 30, column 'y': 'dear' is not a number, but the target is numeric: {fix}"
+    odd = first(days + "2024-13-45,1\n")
+    assert "'2024-13-45' is not a date, but the column holds dates: correct it, or create the model with" in odd
+    assert "--missing" not in odd
+    told = first("".join(f"{i},{label}\n" for i, label in enumerate(["EU", "NA"] * 10)))
+    assert "line 3: the label is missing: 'NA' means a missing value; if it is a class here, write it in" in told
+
+
+def test_a_column_that_is_empty_from_now_on_is_named(evcl):
+    frame = table(np.arange(200) % 2).assign(city=["bath", "york"] * 100)
+    learn(evcl, frame, *FIRST)
+    out = learn(evcl, frame.assign(a=None, city=None), "--epochs", "1", name="b")[1]
+    assert "note: there is nothing in column a, city: its values count as missing\n" in out

@@ -258,6 +258,7 @@ def predict(
             **means,
             "labelled": found.labelled,
             **good_numbers,
+            "read": found.read,
             "notes": found.notes,
         }
     )

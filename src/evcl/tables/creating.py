@@ -55,7 +55,7 @@ def create(
     if not names:
         bad(source.path, "no column is left to learn from")
     source.expect(dict.fromkeys(categories, "text"))
-    source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"))
+    source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"), target)
     fitting = EncoderFitting(source, names, categories)
     rows: Rows | NumberRows
     if kind == "class":

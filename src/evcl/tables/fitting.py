@@ -54,6 +54,8 @@ class EncoderFitting:
                     bad(self._source.path, f"column {name!r}", "all its values are missing; --drop leaves it out")
             return Encoder([self._new(name) for name in self.names])
         parts, known = list(self._encoder.columns), self._encoder
+        if empty := [name for name in known.names if name in self._fits and not self._fits[name].values]:
+            self.notes.append(f"there is nothing in column {listed(empty)}: its values count as missing")
         for name in known.names:
             if name in self._fits:
                 parts = self._extended(parts, name, known.parts(name))

@@ -27,6 +27,8 @@ def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:
         raise EvclError("merge takes the files of at least two sites")
     if len({path.resolve() for path in (base, *sites)}) < 1 + len(sites):
         raise EvclError("merge takes each file once: what is in a file twice would count twice")
+    if out.suffix.lower() not in ("", ".safetensors"):
+        raise EvclError(f"--out {out}: it is a model file, whose name should end in .safetensors")
     with claimed(out):
         if out.exists():
             raise EvclError(f"{out} already exists: choose another name with --out")

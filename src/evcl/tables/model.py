@@ -47,7 +47,7 @@ from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.rows import Rows, read_rows
-from evcl.tables.source import MOST_CLASSES, Piece, Source, Unknown, Unseen, bad, listed, plural
+from evcl.tables.source import MOST_CLASSES, Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -278,7 +278,8 @@ class Model:
             raise EvclError(f"--drop {wrong[0]}: the model learns from this column")
         own = [] if self.target is None else [self.target]
         gone, new = self.encoder.check(source, {*self.drop, *drop, *own})
-        source.expect({**self.encoder.kinds(), **dict.fromkeys(own, "number" if self.numeric else "text")})
+        kinds: dict[str, Kind] = dict.fromkeys(own, "number" if self.numeric else "text")
+        source.expect({**self.encoder.kinds(), **kinds}, self.target)
         if unknown == "error" and gone:
             bad(source.path, f"there is no column {lacking(gone, new)}")
         if unknown == "error" and new:

@@ -19,7 +19,7 @@ from evcl.callbacks import Callback
 from evcl.learner import Numbers
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.output_file import Column
-from evcl.tables.source import Piece, Source, Unknown, bad
+from evcl.tables.source import Floats, Piece, Source, Unknown, bad
 from evcl.tables.values import Where, numbers_of
 
 if TYPE_CHECKING:
@@ -126,10 +126,19 @@ def number_columns(found: Numbers) -> dict[str, Column]:
     """The columns of predictions of numbers or counts."""
     low, high = found.interval(0.95)
     columns = {"prediction": found.mean, "std": found.std, "low_95": low, "high_95": high, "epistemic": found.epistemic}
-    written = {name: Column(np.asarray(values, dtype=float)) for name, values in columns.items()}
+    written = {name: Column(_rounded(np.asarray(values, dtype=float), found.std)) for name, values in columns.items()}
     if found.unfamiliar is not None:
         written["unfamiliar"] = Column(found.unfamiliar, 3)
     return written
+
+
+def _rounded(values: Floats, std: Any) -> Floats:
+    """Numbers with 7 significant digits, and at least 3 of those that their standard deviations have."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        more = np.ceil(np.log10(np.abs(values) / np.asarray(std, dtype=float))) + 3
+    digits = np.clip(np.nan_to_num(more, nan=7, posinf=7, neginf=7), 7, 17).astype(int)
+    pairs = zip(values.tolist(), digits.tolist(), strict=True)
+    return np.array([float(f"{value:.{count}g}") for value, count in pairs])
 
 
 def check_kind(kind: Any) -> Target:

@@ -46,6 +46,8 @@ def read_rows(
         for row, label in enumerate(labels_of(source, piece, own)):
             if label is None:
                 what = "the image is not in the folder of a class" if source.images else "the label is missing"
+                if text := piece.cells[own][row] if own in piece.cells else "":
+                    what += f": {text!r} means a missing value; if it is a class here, write it in another way"
                 bad(source.path, piece.place(row), what)
             codes.append(place.setdefault(label, len(place)))
         if len(place) > MOST_CLASSES:

@@ -86,8 +86,8 @@ class Source(Protocol):
         """Its decimal sign, and whether the day comes first in its dates, as far as it tells: see `Dialect`."""
         ...
 
-    def expect(self, kinds: Mapping[str, Kind]) -> None:
-        """Read these columns as numbers, dates or text, whatever their cells look like."""
+    def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
+        """Read these columns as numbers, dates or text, whatever their cells look like. `target` is predicted."""
         ...
 
     def decimal(self, name: str) -> str | None:
@@ -122,7 +122,7 @@ class TypedSource:
     def usual(self) -> tuple[str | None, bool | None]:
         return None, None
 
-    def expect(self, kinds: Mapping[str, Kind]) -> None:
+    def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
         """The file itself says what its columns hold."""
 
     def decimal(self, name: str) -> str | None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 import numpy as np
@@ -52,6 +53,7 @@ class Reading:
     day_first: bool = False
     missing: frozenset[str] = ABSENT  # texts that mean a missing value in this column
     never: tuple[float, ...] = ()  # numbers that do, however they are written
+    target: bool = False
 
     def values(self, cells: Sequence[str], path: Path, piece: Piece, column: str) -> Values:
         if self.kind == "text":
@@ -81,10 +83,14 @@ class Reading:
             found[row] = number
         return found
 
-    @staticmethod
-    def _wrong(text: str, what: str, kind: str, path: Path, place: str, column: str) -> NoReturn:
-        fix = f"correct it, or use --missing {text!r}, or --category {column} when the model is created"
-        bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but the column {kind}: {fix}")
+    def _wrong(self, text: str, what: str, kind: str, path: Path, place: str, column: str) -> NoReturn:
+        if self.target:
+            which, fix = "the target", "leave the row out, or create the model with --kind class"
+        else:
+            which, fix = "the column", f"create the model with --category {quote(column)}"
+            if self.kind != "date" or not any(c.isdigit() for c in text):  # 2024-13-45 means no missing value
+                fix = f"use --missing {text!r}, or {fix}"
+        bad(path, f"{place}, column {column!r}", f"{text!r} is not {what}, but {which} {kind}: correct it, or {fix}")
 
 
 def plain_numbers(cells: Sequence[str], missing: frozenset[str]) -> Floats | None:
@@ -174,15 +180,17 @@ class TextSource:
     def __init__(self, path: Path, dialect: Dialect) -> None:
         self.path, self.dialect = path, dialect
         self._expected: dict[str, Kind] = {}
+        self._target: str | None = None
         self._readings: dict[str, Reading] = {}
         self._columns: dict[str, _Column] = {}
 
     def cells(self, names: Collection[str]) -> Iterator[Piece]:
         raise NotImplementedError
 
-    def expect(self, kinds: Mapping[str, Kind]) -> None:
-        """Read these columns as numbers, dates or text, whatever they look like."""
+    def expect(self, kinds: Mapping[str, Kind], target: str | None = None) -> None:
+        """Read these columns as numbers, dates or text, whatever they look like. `target` is predicted."""
         self._expected.update(kinds)
+        self._target = target or self._target
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         if any(name not in self._readings for name in names):
@@ -223,7 +231,8 @@ class TextSource:
             first, usual = day > month, self.dialect.usual[1]
             if day == month:
                 first = (decimal == "," or not self._has_mark(name, "/")) if usual is None else usual
-            self._readings[name] = Reading(kinds[name], own, first, column.missing(kinds[name]), never)
+            missing = column.missing(kinds[name])
+            self._readings[name] = Reading(kinds[name], own, first, missing, never, name == self._target)
 
     def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str | None:
         """The decimal sign of most columns that tell."""
@@ -251,6 +260,8 @@ class TextSource:
             parts.append(f"decimal commas: {listed(commas)}")
         if groups:
             parts.append(f"grouped thousands: {listed(groups)}")
+        if cents := [name for name in of["number"] if self._has_mark(name, "%")]:
+            parts.append(f"per cent: {listed(cents)}")
         if of["date"]:
             parts.append(f"dates: {listed([name + self._order(name) for name in of['date']])}")
         tokens = {t: None for n, r in self._readings.items() for t in self._columns[n].tokens if t and t in r.missing}
