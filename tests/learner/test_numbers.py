@@ -202,6 +202,37 @@ def test_surprise_counts_weights_as_repetitions(name: str) -> None:
     torch.testing.assert_close(likelihood.surprise(outputs, y, 0.3 * weights), repeated)
 
 
+def test_inputs_of_another_region_are_not_taken_for_a_contradiction() -> None:
+    """y = sin 2x + u / 2 holds in both tasks; only x moves. What was learned of the first region mostly stays."""
+
+    def region(centre: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        x = np.stack([centre + 0.4 * rng.normal(size=400), rng.normal(size=400)], 1).astype("float32")
+        return x, np.sin(2 * x[:, 0]) + x[:, 1] / 2 + 0.1 * rng.normal(size=400)
+
+    kept = {}
+    for method in ("evcl", "naive"):
+        learner = evcl.Learner(evcl.nn.mlp(2, [50]), method, likelihood="gaussian", seed=0)
+        learner.learn(region(-1.5, 0), "a")
+        learner.learn(region(1.5, 1), "b", head="a")
+        kept[method] = learner.measure(region(-1.5, 2)).rmse
+        assert learner.measure(region(1.5, 3)).rmse < 0.2
+    assert kept["evcl"] < 0.5 * kept["naive"]
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
+def test_predictions_are_known_where_draws_agree(name: str) -> None:
+    likelihood: Any = evcl.likelihoods.get(name)
+    rng = torch.Generator().manual_seed(0)
+    base = torch.zeros(1, 4, 1 if name == "bernoulli" else 2)
+    for spread, low, high in ((1e-3, 0.999, 1.0), (20.0, 0.0, 0.2)):
+        shift = spread * torch.randn(200, *base.shape, generator=rng)
+        if name != "bernoulli":
+            shift[..., 1] = 0
+        averaged = likelihood.predict(base + shift).mean(0)
+        assert low <= float(likelihood.known(averaged, 200, None)) <= high
+
+
 def test_several_labels_at_once() -> None:
     x, _ = rows(400)
     labels = np.stack([x[:, 0] > 0, x[:, 1] > 0], 1)

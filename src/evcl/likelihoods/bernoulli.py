@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Stateless, draw, own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, draw, known, own_columns, weighted
 
 
 class Bernoulli(Stateless):
@@ -36,6 +36,12 @@ class Bernoulli(Stateless):
         """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         p = outputs.sigmoid()
         return weighted((y - p).square(), weights) / weighted(p * (1 - p), weights).clamp_min(1e-12)
+
+    def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
+        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`; in nats."""
+        p, within = predicted.chunk(2, -1)
+        between = torch.special.entr(p) + torch.special.entr(1 - p) - within
+        return known(within, draws / (draws - 1) * between, weights)
 
     def fisher_targets(
         self,

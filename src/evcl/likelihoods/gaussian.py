@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Stateless, draw, own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, draw, known, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
@@ -51,6 +51,11 @@ class Gaussian(Stateless):
         """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         f, log_v = outputs.chunk(2, -1)
         return weighted((y - f).square() * (-log_v).exp(), weights)
+
+    def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
+        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`."""
+        f, square, noise = predicted.chunk(3, -1)
+        return known(noise, draws / (draws - 1) * (square - f.square()), weights)
 
     def fisher_targets(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Stateless, own_columns, weighted
+from evcl.likelihoods.likelihood import Stateless, known, own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
@@ -42,6 +42,11 @@ class Poisson(Stateless):
         """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
         rate = _log_rate(outputs).exp()
         return weighted((y - rate).square(), weights) / weighted(rate, weights).clamp_min(1e-12)
+
+    def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
+        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`."""
+        rate, square = predicted.chunk(2, -1)
+        return known(rate, draws / (draws - 1) * (square - rate.square()), weights)
 
     def fisher_targets(
         self,

@@ -22,7 +22,7 @@ on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -41,6 +41,7 @@ ASKED = 1000  # maximum number of new rows used to measure whether the teacher a
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
 UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
 MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
+DOUBTED = 10  # draws of the weights that tell how sure a teacher is of numbers
 COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
 Number = Tensor | float  # one number for all replicas, or [R, 1]
 
@@ -175,20 +176,36 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
 
     The KL counts the rows that this head has learned from once, as Bayes' rule does. So the elastic term only protects
     the others. If the squared errors of the new rows are z times what the likelihood expects, the old ones count 1 / z
-    times: they would have to be that much noisier for the new ones to fit.
+    times: they would have to be that much noisier for the new ones to fit. But where the teacher is unsure itself, its
+    errors contradict nothing. So of the fraction 1 - 1 / z only the part `known` is forgotten: the mean over the rows
+    of min(1, noise / variance due to uncertain weights), which is 1 for inputs like those that were learned.
     """
     task = round_.tasks[0]
     if len(round_.tasks) != 1 or task.head not in rows:
         return Past([], 1.0, 1.0)
-    mean, network = round_.posterior.mean, round_.network
+    q, network, likelihood = round_.posterior, round_.network, round_.likelihood
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
     at = drawn.to(task.y.device)
     (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
-    last = round_.last_task(task.head)
-    z = outputs(network, mean, network.layout, shown.take(at)[0], [task.head], task=last, from_below=below)
-    surprise = round_.likelihood.surprise(z, y, weights).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
+    x, last = shown.take(at)[0], round_.last_task(task.head)
+
+    def said(drawn: Tensor) -> Tensor:
+        return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=below)
+
+    forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
+    if q.log_std is not None:
+        total = sum(likelihood.predict(said(one)) for one in _draws(q.mean, q.log_std, round_))
+        known = likelihood.known(total / DOUBTED, DOUBTED, weights)  # type: ignore[attr-defined]
+        forgotten = known.to(forgotten).view(-1, 1) * forgotten
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
-    return Past([], 1 - share * (1 - 1 / surprise), 1 - share)
+    return Past([], 1 - share * forgotten, 1 - share)
+
+
+def _draws(mean: Tensor, log_std: Tensor, round_: Round) -> Iterator[Tensor]:
+    """DOUBTED draws of the weights [R, P]."""
+    for i in range(DOUBTED):
+        noise = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in round_.generators("doubt", i)]
+        yield mean + log_std.exp() * torch.stack(noise).to(mean.device)
 
 
 def protection(
