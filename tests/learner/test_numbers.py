@@ -15,7 +15,7 @@ from scipy import stats
 
 import evcl
 from evcl.learner.counts import count_interval, count_nll
-from evcl.training.targets import _rescale
+from evcl.training.targets import _rescale, far_outside, limited
 
 
 def rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -207,12 +207,12 @@ def test_inputs_of_another_region_are_not_taken_for_a_contradiction() -> None:
 
     def region(centre: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(seed)
-        x = np.stack([centre + 0.4 * rng.normal(size=400), rng.normal(size=400)], 1).astype("float32")
-        return x, np.sin(2 * x[:, 0]) + x[:, 1] / 2 + 0.1 * rng.normal(size=400)
+        x = np.stack([centre + 0.4 * rng.normal(size=510), rng.normal(size=510)], 1).astype("float32")
+        return x, np.sin(2 * x[:, 0]) + x[:, 1] / 2 + 0.1 * rng.normal(size=510)
 
     kept = {}
     for method in ("evcl", "naive"):
-        learner = evcl.Learner(evcl.nn.mlp(2, [50]), method, likelihood="gaussian", seed=0)
+        learner = evcl.Learner(evcl.nn.mlp(2, [50]), method, likelihood="gaussian", epochs=60)
         learner.learn(region(-1.5, 0), "a")
         learner.learn(region(1.5, 1), "b", head="a")
         kept[method] = learner.measure(region(-1.5, 2)).rmse
@@ -231,6 +231,34 @@ def test_predictions_are_known_where_draws_agree(name: str) -> None:
             shift[..., 1] = 0
         averaged = likelihood.predict(base + shift).mean(0)
         assert low <= float(likelihood.known(averaged, 200, None)) <= high
+
+
+def test_a_mistyped_target_does_not_ruin_a_model() -> None:
+    learner = learned()
+    x, y = rows(200, seed=4)
+    y[17] = 1e6
+    with pytest.warns(UserWarning, match=r"targets far outside the others .*: 1, the first in row 17, 1e\+06"):
+        learner.learn((x, y), "b", head="a", epochs=20)
+    found = learner.measure(rows(1000, seed=6))
+    assert found.rmse < 7  # the noise is 5
+    assert 0.9 <= found.coverage <= 0.99
+    assert float(learner._session.scales["a"].std) < 30
+
+
+def test_ordinary_targets_are_never_far_outside() -> None:
+    rng = np.random.default_rng(0)
+    drawn = {
+        "normal": rng.normal(size=20_000),
+        "skewed": rng.lognormal(size=20_000),
+        "two groups": np.where(rng.random(20_000) < 0.5, 0.0, 1e6) + rng.normal(size=20_000),
+        "mostly 0": np.where(rng.random(20_000) < 0.995, 0.0, 100.0),
+        "constant": np.full(50, 3.0),
+        "few": np.array([1.0, 2.0, 1e9]),
+    }
+    for name, y in drawn.items():
+        given = torch.tensor(y).unsqueeze(1)
+        assert not far_outside(given).any(), name
+        assert torch.equal(limited(given), given)
 
 
 def test_several_labels_at_once() -> None:

@@ -128,3 +128,17 @@ def test_large_numbers_that_hardly_vary_keep_their_digits(evcl):
     found = pd.read_csv("p.csv")
     assert found.prediction.nunique() > 250
     assert (found.high_95 - found.low_95).to_numpy() == pytest.approx(2 * 1.96 * found["std"].to_numpy(), rel=0.1)
+
+
+def test_a_mistyped_target_is_named_and_does_little_harm(model):
+    typed = homes(seed=1)
+    typed.loc[40, "price"] = 1e6
+    typed.to_csv("february.csv", index=False)
+    status, out, err = model("learn", "--model", "m", "--data", "february.csv")
+    assert (status, err) == (0, "")
+    told = "note: 1 row has a target far outside the others, learned as the largest or smallest of these: line 42 has "
+    assert told + "1e+06" in out
+    homes(seed=2).to_csv("new.csv", index=False)
+    assert model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")[0] == 0
+    found = pd.read_csv("p.csv")
+    assert np.sqrt(((found.prediction - found.price) ** 2).mean()) < 25  # the deviation is 53

@@ -32,6 +32,7 @@ from evcl.learner.weights import check_order, weighted, with_weights
 from evcl.likelihoods import CATEGORICAL, Bernoulli
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
+from evcl.training.targets import far_outside, limited
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner
@@ -117,8 +118,23 @@ class Learning:
                 check_order(data)
             x, y = learner._examples(data, "learn")
         each = y.unsqueeze(0) if isinstance(y, Tensor) else [y]
+        if isinstance(each, Tensor) and self.run.likelihood is not CATEGORICAL:
+            each = self._limited(each)
         given = Given(name, head, known, x.unsqueeze(0), each, counts, reread=counts is not None)
         return with_weights(given, self.options.sample_weight)
+
+    def _limited(self, y: Tensor) -> Tensor:
+        """The targets y [1, N, D], with a warning if some are far outside the others: see `limited`."""
+        rows = far_outside(y[0]).any(1).nonzero().flatten().tolist()
+        if not rows:
+            return y
+        value = y[0, rows[0]][far_outside(y[0])[rows[0]]][0]
+        warnings.warn(
+            f"targets far outside the others are learned as the largest or smallest of these: {len(rows)}, the first "
+            f"in row {rows[0]}, {value:g}",
+            stacklevel=4,
+        )
+        return limited(y[0]).unsqueeze(0)
 
     def _head(self, data: Any, name: str, head: str | int | None) -> str:
         """The name of the head that a task uses: an earlier one, or a new one."""

@@ -97,7 +97,9 @@ def weighted(each: Tensor, weights: Tensor | None) -> Tensor:
 
 def known(noise: Tensor, epistemic: Tensor, weights: Tensor | None) -> Tensor:
     """[R], from 0 to 1: the mean of min(1, noise / epistemic) over examples, for variances [R, n, D]."""
-    return weighted(noise / torch.maximum(noise, epistemic).clamp_min(1e-30), None if weights is None else weights.to(noise))
+    return weighted(
+        noise / torch.maximum(noise, epistemic).clamp_min(1e-30), None if weights is None else weights.to(noise)
+    )
 
 
 def draw(shape: tuple[int, ...], like: Tensor, generators: Sequence[torch.Generator] | None, normal: bool) -> Tensor:

@@ -21,6 +21,7 @@ from evcl.tables.fitting import EncoderFitting
 from evcl.tables.output_file import Column
 from evcl.tables.source import Floats, Piece, Source, Unknown, bad
 from evcl.tables.values import Where, numbers_of
+from evcl.training.targets import far_outside
 
 if TYPE_CHECKING:
     from evcl.tables.model import Model
@@ -92,7 +93,9 @@ def learn_numbers(
         before = measured(model, held, shared, source)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", UNSCALED)
+        warnings.filterwarnings("ignore", "targets far outside")  # the note names the place in the file
         model.learner.learn(train, name, shared, epochs, callbacks=callbacks, checkpoint=checkpoint)
+    model.notes += _far_outside(source, rows.values, str(model.target))
     line = {
         "task": name,
         "file": source.path.name,
@@ -109,6 +112,21 @@ def learn_numbers(
     }
     model.history.append(line)
     return line
+
+
+def _far_outside(source: Source, values: Tensor, target: str) -> list[str]:
+    """What to say of targets [N] that are far outside the others, if there are any."""
+    rows = far_outside(values.unsqueeze(1)).flatten().nonzero().flatten().tolist()
+    if not rows:
+        return []
+    left = rows[0]
+    for piece in source.pieces([target]):
+        if left < piece.rows:
+            break
+        left -= piece.rows
+    counted = "1 row has a target" if len(rows) == 1 else f"{len(rows):,} rows have targets"
+    first = f"{piece.place(left)} has {float(values[rows[0]]):g}"
+    return [f"{counted} far outside the others, learned as the largest or smallest of these: {first}"]
 
 
 def measured(model: Model, held: Examples, task: str, source: Source) -> dict[str, Any]:

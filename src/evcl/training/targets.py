@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from evcl.training.session import Given, Session
 
 REMEMBERED, LEAST = 2, 200  # earlier errors count as this many times the rows of the last task, and at least as LEAST
+FAR, FEW = 10, 20  # a target is far outside if it is this many times the range away; fewer rows than FEW tell no range
 TRUSTED = 10  # the noise of training counts as this many rows beside those that were predicted before being learned
 
 
@@ -66,6 +67,29 @@ def first_scale(outputs: int) -> Scale:
     """The scale of targets that are learned as they are."""
     none = torch.zeros(outputs, dtype=torch.float64)
     return Scale(0.0, none, torch.ones_like(none), none, 0.0, 0)
+
+
+def far_outside(y: Tensor) -> Tensor:
+    """[N, D]: which targets y [N, D] are far outside the others, as mistyped ones are: more than 10 times the range of
+    the rest away from it. The rest is all except one in a hundred at each end, and at least one.
+    """
+    low, high = _range(y)
+    wide = FAR * (high - low)
+    return ((y < low - wide) | (y > high + wide)) & (wide > 0)
+
+
+def limited(y: Tensor) -> Tensor:
+    """The targets y [N, D], with those far outside put on the end of the range of the others. Otherwise a single one
+    would decide the scale, the noise, and that all earlier rows were wrong.
+    """
+    return torch.where(far_outside(y), y.clamp(*_range(y)), y)
+
+
+def _range(y: Tensor) -> tuple[Tensor, Tensor]:
+    """[D] each: the ends of the range of y [N, D] without one in a hundred at each end."""
+    out = max(1, len(y) // 100) if len(y) >= FEW else 0
+    ordered = y.sort(0).values
+    return ordered[out], ordered[-1 - out]
 
 
 def prepared(session: Session, task: Given, number: int) -> TaskData:
