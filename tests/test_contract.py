@@ -91,7 +91,11 @@ def test_it_refuses_bad_input_and_stays_as_it_was(method, name):
     x, y = (part[:20].numpy() for part in benchmark[1].train)
     holed = x.copy()
     holed[3, 5] = np.nan
-    bad = [((holed, y), "NaN or infinity"), ((x, y + 0.5), "regression"), ((x[:, :9], y), "numbers per example")]
+    bad = [
+        ((holed, y), "NaN or infinity"),
+        ((x, y + 0.5), "for numbers, make the learner with"),
+        ((x[:, :9], y), "numbers per example"),
+    ]
     if one.method.jointly:
         with pytest.raises(evcl.EvclError, match="use learn_jointly"):
             one.learn((x, y))

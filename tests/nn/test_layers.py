@@ -423,6 +423,6 @@ def test_of_a_partly_frozen_lstm_the_rest_learns():
 
 
 def test_mlp_checks_its_widths():
-    for inputs, hidden in ((0, [3]), (3, []), (3, [2.5]), (True, [3])):
+    for inputs, hidden in ((0, [3]), (3, [0]), (3, [2.5]), (True, [3])):
         with pytest.raises(evcl.EvclError, match="mlp takes"):
             evcl.nn.mlp(inputs, hidden)

@@ -54,7 +54,8 @@ from evcl.experiments.store import Claim  # noqa: E402
 from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
 from evcl.report.page import page  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
-from evcl.tables.model import create, load_model  # noqa: E402
+from evcl.tables.creating import create  # noqa: E402
+from evcl.tables.model import load_model  # noqa: E402
 from evcl.tables.source import MOST_PIXELS  # noqa: E402
 from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
 from evcl.training.checkpoint import _digest as digest  # noqa: E402
@@ -123,7 +124,7 @@ def use_table(path: Path) -> None:
     source = open_source(path)
     target = next((name for name in ("class", "y") if name in source.shapes), None)
     made, rows = create(source, target, hidden=(4,))
-    made._inputs(source, rows.numbers(sorted(rows.names)), 0.1, lenient=True)
+    made.inputs(source, rows.numbers(sorted(rows.names)), 0.1)
 
 
 def use_images(path: Path) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.settings import Settings, decided
-from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods import CATEGORICAL, Gaussian, Poisson
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
@@ -36,14 +36,14 @@ UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for
 COLUMNS = 4096  # added to the kernel at a time: large images would need gigabytes at once
 ENOUGH = 10_000  # beyond this many rows beta does not grow
 BETAS = (0.001, 0.03)  # limits of beta
-NUMBERS, OF_NUMBERS = ("gaussian", "poisson"), 0.3  # beta for targets that are numbers
+OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
-    if round_.likelihood.name in NUMBERS:
+    if isinstance(round_.likelihood, (Gaussian, Poisson)):
         return OF_NUMBERS
     noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5

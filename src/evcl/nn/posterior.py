@@ -73,12 +73,14 @@ class Layout:
             self.view(flat, name).copy_(part.view(values, name))
 
     def extended(self, flat: Tensor, new: Layout, start: Tensor) -> Tensor:
-        """Move `flat` [R, P] to a layout in which names were added, or grew along some of their axes.
+        """Move `flat` [R, P] to a layout in which names were added, grew along some of their axes, or are left out.
 
         New values come from `start` [R, P'], which has the new layout.
         """
         found = start.clone()
         for name, shape in self.shapes.items():
+            if name not in new.shapes:
+                continue
             corner = new.view(found, name)
             for axis, length in enumerate(shape):
                 corner = corner.narrow(1 + axis, 0, length)
