@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,11 @@ def rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def learned(**options: Any) -> evcl.Learner:
+    return copy.deepcopy(_learned(**options))
+
+
+@cache
+def _learned(**options: Any) -> evcl.Learner:
     learner = evcl.Learner(evcl.nn.mlp(3, [20]), likelihood="gaussian", seed=0, **options)
     learner.learn(rows(400), "a", epochs=20)
     return learner
