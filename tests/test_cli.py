@@ -502,3 +502,16 @@ def test_the_command_is_installed_and_help_says_what_it_does():
     assert subprocess.run([*command[:-1], "--version"], capture_output=True, text=True, check=True).stdout.startswith(
         "evcl "
     )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="needs closed pipes")
+def test_a_reader_that_ends_early_is_no_failure():
+    """As in evcl ... | head: no message, and the status that other tools have."""
+    code = "import sys; sys.argv = ['evcl', 'list', 'methods']; input(); from evcl.cli.app import main; main()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.close()
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        assert other.stderr.read() == b""
+        assert other.wait() == 128 + signal.SIGPIPE

@@ -18,7 +18,7 @@ from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.torchrun import own, world
 from evcl.cli import data, lists, models, paper, sweep, tables
-from evcl.cli.commands import HELP, Once, Sections, UsageError, wrong
+from evcl.cli.commands import HELP, ClosedPipe, Once, Sections, UsageError, wrong
 from evcl.cli.options import Usage
 from evcl.cli.progress import console
 from evcl.cli.run import run
@@ -67,7 +67,9 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 on success, 1 on failure, 2 on wrong usage. Errors print one line."""
+    """Run the command line. Exit status: 0 on success, 1 on failure, 2 on wrong usage, 141 if the reader of its output
+    has ended. Errors print one line.
+    """
     debug = "--debug" in sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -85,9 +87,9 @@ def main() -> None:
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         what = str(error) or ("finished runs are kept" if command in KEEPING else "nothing was written")
         _fail(f"interrupted; {what}", 1, debug, wait=0)
-    except BrokenPipeError:  # whoever read the output has ended, as in evcl ... | head
+    except (ClosedPipe, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 0)
     except Exception as error:
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
@@ -47,8 +48,22 @@ class Once(TyperCommand):
         return found
 
 
+class ClosedPipe(Exception):
+    """Whoever read the output has ended, as in evcl ... | head."""
+
+
 class Sections(TyperGroup):
     """The group of all commands. Its help lists them by what they are for."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            found = super().invoke(ctx)
+            sys.stdout.flush()  # a closed pipe shows here at the latest, not when Python ends
+        except (BrokenPipeError, SystemExit) as error:  # rich and typer would exit with status 1
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            raise ClosedPipe from error
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
