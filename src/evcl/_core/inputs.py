@@ -18,6 +18,8 @@ from evcl._core.errors import EvclError
 Label = int | str  # and bool, which is an int
 FARTHEST = 30.0  # in deviations, the mean of a column that networks still learn from
 SMALLEST = 0.01  # the smallest size of inputs that networks learn from at the usual rates
+ENOUGH = 10_000  # rows that tell the scale of inputs
+PIECE = 2**22  # numbers that are checked at a time, so that a check needs no second copy of the inputs
 
 
 def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -31,15 +33,18 @@ def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     if x.numel() == 0:
         raise EvclError(f"the inputs are empty: shape {tuple(x.shape)}")
     found: Tensor = x.detach().to(device=device, dtype=dtype)
-    if not bool(found.isfinite().all()):
-        row = int((~found.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
+    start = 0
+    for piece in found.split(max(1, PIECE // found[0].numel())):
+        if not bool(piece.isfinite().all()):
+            row = start + int((~piece.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
+        start += len(piece)
     return found
 
 
 def warn_of_scale(x: Tensor) -> None:
-    """Warn if a network can hardly learn from inputs [N, ...] on this scale."""
-    flat = double(x.flatten(1))
+    """Warn if a network can hardly learn from inputs [N, ...] on this scale. Of many rows, some are looked at."""
+    flat = double(x[:: -(-len(x) // ENOUGH)].flatten(1))
     mean, std = flat.mean(0), flat.std(0, correction=0)
     shifted = (mean.abs() > FARTHEST * std) & (std > 1e-6 * mean.abs())
     if bool(shifted.any()):
