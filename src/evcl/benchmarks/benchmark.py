@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -165,9 +165,24 @@ class Request:
     data_dir: Path | None
 
 
+class Kind(Protocol):
+    """How runs are made on a benchmark that is not a sequence of labelled tasks: see `Entry.kind`."""
+
+    def method(self, name: str) -> Any:
+        """The `evcl.methods.Method` of this name, with its settings for such benchmarks. Raises if there is none."""
+        ...
+
+    def execute(self, cells: Sequence[Any], on_event: Any, allow_divergence: bool, checkpoints: Any) -> list[Any]:
+        """The results of cells that differ only in their seed: see `evcl.experiments.run.execute_together`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A registered benchmark: `build(request)` makes it, with at least `request.tasks` tasks."""
+    """A registered benchmark: `build(request)` makes it, with at least `request.tasks` tasks.
+
+    If `kind` is given, it runs the benchmark in its own way, and says which methods there are.
+    """
 
     name: str
     summary: str
@@ -175,6 +190,7 @@ class Entry:
     seeded: bool  # whether the tasks depend on the seed (permutations); if not, all seeds see the same tasks
     tasks: int = 5  # the default number
     most_tasks: int = 2_000  # each is measured after every later one: 2,000,000 times; the result has 4,000,000 numbers
+    kind: Kind | None = None
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")

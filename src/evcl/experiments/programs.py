@@ -10,6 +10,7 @@ from typing import Any
 from evcl import methods
 from evcl._core.settings import BAYESIAN, TRAINING, Setting
 from evcl._core.summaries import BENCHMARK_SUMMARIES
+from evcl.benchmarks import BENCHMARKS
 from evcl.experiments.resume import describe
 from evcl.experiments.run import Config
 from evcl.methods.memory import has_models
@@ -48,6 +49,9 @@ def programs(configs: Sequence[Config], replicas: int) -> list[list[int]]:
     """
     found: list[tuple[Any, dict[str, Any], list[int]]] = []
     for i, config in enumerate(configs):
+        if BENCHMARKS[config.benchmark].kind is not None:  # it runs one configuration at a time
+            found.append((None, {}, [i]))
+            continue
         method = methods.for_settings(methods.get(config.method), config.settings)
         apart = _shares_heads(config) and method.log_joint is not None  # it may get other heads than other methods
         chosen = (config.network, config.scenario, apart)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ SCHEMA = 1
 RESULT = "result.json"
 """The name of a run's result file."""
 MOST_RESULT_BYTES = 2**28  # size limit of a result of a run or search; enough for 1,000 tasks and 15 seeds
-RANGES = {
+RANGES: dict[str, tuple[float, float]] = {
     "average_accuracy": (0, 1),
     "forgetting": (-2, 2),
     "backward_transfer": (-2, 2),
@@ -29,6 +29,26 @@ RANGES = {
     "ece": (0, 1),
 }
 MEASURES = tuple(RANGES)
+RANGES |= dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9))
+OPTIONAL = ("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns")
+Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
+
+
+class Score(NamedTuple):
+    """What a benchmark is judged by: a matrix per seed, and its mean over the tasks after the last one."""
+
+    matrices: str  # the field of `Result` with the matrices
+    label: str
+    unit: str = ""
+    scale: float = 1.0  # tables and figures show the numbers times this
+    places: int = 2
+
+
+SCORES = {
+    "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0),
+    "log_likelihood": Score("log_likelihoods", "log-likelihood", "nats"),
+    "average_return": Score("returns", "average return", places=1),
+}
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
@@ -87,6 +107,10 @@ class Result(Struct, frozen=True, kw_only=True):
         ece: the expected calibration error, over all tasks after the last one
         inferred_accuracy: over all tasks after the last one, if the task is not given but inferred, in each of the
             ways of `evcl.training.Session.infer`; empty if there is one head, or if the method is not Bayesian
+        log_likelihood: of generative models: in nats per example, over all tasks after the last one
+        log_likelihoods: as `accuracy`
+        average_return: of agents: over all tasks after the last one
+        returns: as `accuracy`
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
             seed; None: not measured
@@ -99,13 +123,17 @@ class Result(Struct, frozen=True, kw_only=True):
     preset: Name
     config: dict[Name, Any]
     seeds: list[int]
-    accuracy: list[list[list[float | None]]] | None
+    accuracy: Matrices | None
     average_accuracy: Summary
     forgetting: Summary
     backward_transfer: Summary
     nll: Summary
     ece: Summary
     inferred_accuracy: dict[Name, Summary] = {}
+    log_likelihood: Summary | None = None
+    log_likelihoods: Matrices | None = None
+    average_return: Summary | None = None
+    returns: Matrices | None = None
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -125,12 +153,23 @@ class Result(Struct, frozen=True, kw_only=True):
     @property
     def diverged(self) -> bool:
         """Whether a seed diverged: its loss became NaN or infinite."""
-        return self.accuracy is not None and self.average_accuracy.mean is None
+        return self.matrices is not None and self.measure(self.score).mean is None
+
+    @property
+    def score(self) -> str:
+        """The measure that the benchmark is judged by, one of SCORES."""
+        return next((name for name in SCORES if getattr(self, SCORES[name].matrices) is not None), "average_accuracy")
+
+    @property
+    def matrices(self) -> Matrices | None:
+        """The matrices of the score."""
+        found: Matrices | None = getattr(self, SCORES[self.score].matrices)
+        return found
 
     def measure(self, name: str) -> Summary:
-        """One of MEASURES."""
-        summary: Summary = getattr(self, name)
-        return summary
+        """One of MEASURES or SCORES; it has no values if it was not measured."""
+        summary: Summary | None = getattr(self, name)
+        return summary or Summary(None, None, [None] * len(self.seeds))
 
 
 def summarise(values: Sequence[float | None]) -> Summary:
@@ -144,12 +183,15 @@ def summarise(values: Sequence[float | None]) -> Summary:
 
 def merge(results: Sequence[Result]) -> Result:
     """Merge the results of one configuration's seeds into one result."""
-    matrices = [result.accuracy for result in results if result.accuracy is not None]
-    measures = {name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in MEASURES}
+    score = results[0].score
+    matrices = [result.matrices for result in results if result.matrices is not None]
+    measures: dict[str, Any] = {
+        name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in {*MEASURES, score}
+    }
+    measures[SCORES[score].matrices] = [matrix for some in matrices for matrix in some] if matrices else None
     return replace(
         results[0],
         seeds=[seed for result in results for seed in result.seeds],
-        accuracy=[matrix for some in matrices for matrix in some] if matrices else None,
         seconds=round(sum(result.seconds for result in results), 3),
         memory_bytes=max((r.memory_bytes for r in results if r.memory_bytes is not None), default=None),
         inferred_accuracy={
@@ -166,7 +208,7 @@ def to_json(content: Result | Mapping[str, Any]) -> str:
     left out.
     """
     built = msgspec.to_builtins(content)
-    for name in ("memory_bytes", "inferred_accuracy"):
+    for name in OPTIONAL:
         if not built.get(name, True):
             del built[name]
     return json.dumps(built, indent=1, allow_nan=False) + "\n"
@@ -202,17 +244,23 @@ def _check(result: Result) -> None:
     if result.seconds < 0 or (result.memory_bytes or 0) < 0:
         raise ValueError("seconds and memory_bytes should be at least 0")
     summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
+    for name in ("forgetting", "backward_transfer"):  # in units of the score
+        low, high = RANGES[name]
+        width = 1 if result.score == "average_accuracy" else RANGES[result.score][1]
+        summaries[name] = result.measure(name), width * low, width * high
     summaries |= {f"inferred_accuracy {how}": (one, 0, 1) for how, one in result.inferred_accuracy.items()}
     for name, (summary, low, high) in summaries.items():
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
             raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
-    if result.accuracy is None:
+    if result.matrices is None:
         return
-    accuracy = np.array(result.accuracy, dtype=np.float64)  # None becomes NaN
-    if accuracy.shape != (count, tasks, tasks):
-        raise ValueError(f"accuracy has the shape {accuracy.shape}, not {(count, tasks, tasks)}")
-    if (accuracy < 0).any() or (accuracy > 1).any():
-        raise ValueError("accuracy should lie between 0 and 1")
-    if np.isnan(accuracy[:, -1]).any() or result.diverged:
-        raise ValueError("the last row of accuracy, and so its average, should be measured")
+    name = SCORES[result.score].matrices
+    matrices = np.array(result.matrices, dtype=np.float64)  # None becomes NaN
+    if matrices.shape != (count, tasks, tasks):
+        raise ValueError(f"{name} has the shape {matrices.shape}, not {(count, tasks, tasks)}")
+    low, high = RANGES[result.score]
+    if (matrices < low).any() or (matrices > high).any():
+        raise ValueError(f"{name} should lie between {low:g} and {high:g}")
+    if np.isnan(matrices[:, -1]).any() or result.diverged:
+        raise ValueError(f"the last row of {name}, and so its average, should be measured")

@@ -96,7 +96,7 @@ def configure(
 
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
-    entry, chosen = benchmarks.BENCHMARKS[benchmark], methods.get(method)
+    entry, chosen = benchmarks.BENCHMARKS[benchmark], method_of(benchmark, method)
     count = benchmarks.check_tasks(entry, tasks)
     values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
@@ -116,6 +116,15 @@ def configure(
     if len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network, scenario)
+
+
+def method_of(benchmark: str, name: str) -> methods.Method:
+    """The method with the settings that it has on this benchmark."""
+    kind = benchmarks.BENCHMARKS[benchmark].kind
+    if kind is None:
+        return methods.get(name)
+    found: methods.Method = kind.method(name)
+    return found
 
 
 def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
@@ -193,6 +202,11 @@ def execute_together(
 
     Seeds that disagree on whether a task is a new domain cannot share a network: each of their cells runs alone.
     """
+    kind = benchmarks.BENCHMARKS[cells[0].benchmark].kind
+    if kind is not None:
+        if ranks is not None:
+            raise EvclError(f"{cells[0].benchmark} is learned by a single process: leave out torchrun")
+        return kind.execute(cells, on_event, allow_divergence, checkpoints)
     try:
         return _side_by_side(cells, on_event, allow_divergence, ranks, checkpoints)
     except Undecided:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from evcl._core.errors import EvclError
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, Result, preset
+from evcl.experiments.run import method_of
 from evcl.experiments.trunk import is_text
-from evcl.methods import METHODS
 
 # entries of a configuration that are not settings
 SHAPE = ("tasks", "scenario", "hidden", "network", "precision", "device")
@@ -63,17 +64,28 @@ def command(result: Result) -> str:
     for name in ("device", "precision"):
         if name in config:
             words += [f"--{name}", str(config[name])]
-    if method not in METHODS or benchmark not in BENCHMARKS:
+    if not _known(result):
         words += ["--plugin", "FILE.py"]
     return shlex.join(words)
+
+
+def _known(result: Result) -> bool:
+    """Whether the method and the benchmark are registered here."""
+    if result.benchmark not in BENCHMARKS:
+        return False
+    try:
+        method_of(result.benchmark, result.method)
+    except EvclError:
+        return False
+    return True
 
 
 def _given(result: Result) -> dict[str, Any]:
     """The settings that differ from the preset's; all settings if the method is not registered here."""
     named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
-    method = METHODS.get(result.method)
-    if method is None or result.preset not in SUMMARIES:
+    if result.preset not in SUMMARIES or not _known(result):
         return named
+    method = method_of(result.benchmark, result.method)
     usual = {name: setting.default for name, setting in method.known_settings.items()}
     usual |= preset(result.preset, result.benchmark, method)
     return {name: value for name, value in named.items() if name not in usual or usual[name] != value}
