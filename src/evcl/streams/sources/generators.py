@@ -328,4 +328,4 @@ def generated(
         return Rows(torch.cat([x for x, _ in blocks])[rows], torch.cat([y for _, y in blocks])[rows], maker.names)
 
     title = name or f"{label}-{change.kind}"
-    return Source(title, summary, rows, maker.names, maker.classes, change.kind, True, part)
+    return Source(title, summary, rows, maker.names, maker.classes, change.kind, True, part, change.at)

@@ -53,6 +53,7 @@ class Source:
         drift: `none`, `sudden`, `gradual` or `recurring` for generated rows, `real` for real ones
         seeded: whether the rows depend on the seed
         part: `part(start, stop, seed)` makes the rows from `start` to before `stop`
+        changes: the rows at which it is known to change
     """
 
     name: str
@@ -63,6 +64,7 @@ class Source:
     drift: str
     seeded: bool
     part: Callable[[int, int, int], Rows]
+    changes: tuple[int, ...] = ()
 
     def read(self, size: int = BLOCK, seed: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """The rows from `start` to before `stop`, `size` at a time; the last piece may be shorter."""
