@@ -78,7 +78,8 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
     return place.name
 """
 BUILD = {
-    "tiny_weights-1.0.0/pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+    "tiny_weights-1.0.0/pyproject.toml": b"[build-system]\nrequires = []\n"
+    b'build-backend = "own"\nbackend-path = ["."]\n',
     "tiny_weights-1.0.0/own.py": BACKEND,
     "tiny_weights-1.0.0/PKG-INFO": b"Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0.0\n",
 }

@@ -22,11 +22,16 @@ from evcl.streams.sources.source import BLOCK, Rows, Source
 
 
 class Rule(Protocol):
-    """A generator. `concepts` is how many there are by default, `names` the inputs, `classes` the labels."""
+    """A generator: the names of its inputs and classes, and how many concepts it has."""
 
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-    concepts: int
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def concepts(self) -> int: ...
 
     def rows(self, phase: Phase, seed: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
         """Inputs [n, inputs] and labels [n]; `source` draws the rows, and `seed` the concepts."""
@@ -286,7 +291,7 @@ def steps(spreads: Tensor, inputs: int, source: torch.Generator) -> Tensor:
     """A step for each spread [n]: in the direction of a random point of a cube, with a normal length."""
     direction = 2 * _uniform(source, len(spreads), inputs) - 1
     length = torch.randn(len(spreads), generator=source).double() * spreads
-    return direction * (length / direction.norm(dim=1))[:, None]
+    return direction * (length / direction.square().sum(1).sqrt())[:, None]
 
 
 RULES: dict[str, Rule] = {

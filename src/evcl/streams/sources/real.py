@@ -108,7 +108,7 @@ _CODES = {  # first and last code of each column, from the survey's documents
     "SEX": (1, 2),
     "RAC1P": (1, 9),
 }
-_CENSUS = (
+_CENSUS: tuple[str | Codes, ...] = (
     "AGEP",
     "SCHL",
     *(Codes(name, tuple(map(str, range(low, high + 1)))) for name, (low, high) in _CODES.items()),
@@ -141,10 +141,10 @@ CENSUS = _real("census", 277_677, _CENSUS, ("not employed", "employed"), _census
 # Flights
 
 LATE = 15  # minutes
-_CARRIERS = tuple("9E AA AS B6 DL EV F9 FL HA MQ OO UA US VX WN YV".split())
+_CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
 _ORIGINS = ("EWR", "JFK", "LGA")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_FLIGHTS = (
+_FLIGHTS: tuple[str | Codes, ...] = (
     *("scheduled departure", "scheduled arrival", "distance"),
     *(Codes("weekday", _DAYS), Codes("carrier", _CARRIERS), Codes("origin", _ORIGINS)),
 )

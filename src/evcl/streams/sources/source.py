@@ -95,4 +95,5 @@ def get(name: str) -> Source:
 
 def one_hot(codes: NDArray[Any], values: int) -> NDArray[np.float32]:
     """Codes [n] from 0 to `values` - 1 as indicators [n, values]."""
-    return np.eye(values, dtype=np.float32)[codes]
+    found: NDArray[np.float32] = np.eye(values, dtype=np.float32)[codes]
+    return found
