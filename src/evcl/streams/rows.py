@@ -1,9 +1,9 @@
 """Rows of a table as inputs, while they come: nothing is known of later rows, and what is known fits a fixed size.
 
-A number is standardised with the mean and deviation of the rows that have come so far. A date becomes points on
-circles: the year, the week, the day. Everything that is not known in advance has an input of its own in a pool of spare
-inputs: each text of a category, the missing values of a column, a column that comes later. When the pool is full,
-further ones share its inputs (the hashing trick), so that the network never has to grow.
+A number is an input, which `Stream` standardises; a missing one is the mean of the rows that have come so far. A date
+becomes points on circles: the year, the week, the day. Everything that is not known in advance has an input of its own
+in a pool of spare inputs: each text of a category, the missing values of a column, a column that comes later. When the
+pool is full, further ones share its inputs (the hashing trick), so that the network never has to grow.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from evcl.tables.encoding import CYCLES
 from evcl.tables.source import MOST_INPUTS, Floats, Kind, Piece, Source, Values, bad
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of
 
-Inputs = NDArray[np.float32]
+Inputs = NDArray[np.float64]
 SPARE, PER_TEXT = 4, 16  # spare inputs: for anything, and for each column of texts
 MOST_SPARE = 512
-FARTHEST = 10.0  # a number this many deviations from the mean, or farther, is an input of this size
+FARTHEST, KNOWN = 10.0, 30  # a number more deviations than this from the mean counts as far outside, after some rows
+LARGEST = 1e30  # a larger number counts as this, so that its square is finite
 
 
 @dataclass
@@ -43,20 +44,22 @@ class Column:
     def inputs(self) -> int:
         return {"number": math.prod(self.shape), "date": 2 * len(CYCLES), "text": 0}[self.kind]
 
-    def standardised(self, numbers: Floats) -> Floats:
-        """Numbers [n, inputs], NaN if missing, in units of the deviation of all rows so far, these included."""
+    def filled(self, numbers: Floats) -> Floats:
+        """Numbers [n, inputs], where a missing one, NaN, is the mean so far. One that is far outside is brought nearer,
+        so that a broken sensor cannot spoil the scale of a column for long.
+        """
+        if (self.count >= KNOWN).all():
+            reach = FARTHEST * np.sqrt(self.squares / self.count)
+            numbers = np.where(reach > 0, np.clip(numbers, self.mean - reach, self.mean + reach), numbers)
+        numbers = np.clip(numbers, -LARGEST, LARGEST)
         there = ~np.isnan(numbers)
         count = there.sum(0)
         mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
-        with np.errstate(over="ignore"):
-            squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
-            total, apart = self.count + count, mean - self.mean
-            self.squares = self.squares + squares + apart**2 * self.count * count / np.maximum(total, 1)
+        squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
+        total, apart = self.count + count, mean - self.mean
+        self.squares = self.squares + squares + apart**2 * self.count * count / np.maximum(total, 1)
         self.mean, self.count = self.mean + apart * count / np.maximum(total, 1), total
-        std = np.sqrt(self.squares / np.maximum(total, 1))
-        constant = std <= 1e-9 * np.abs(self.mean) + 1e-300
-        scaled = np.where(there, numbers - self.mean, 0.0) / np.where(constant, np.inf, std)
-        return np.clip(scaled, -FARTHEST, FARTHEST)
+        return np.where(there, numbers, self.mean)
 
 
 class RowEncoder:
@@ -103,7 +106,7 @@ class RowEncoder:
 
     def encode(self, columns: Mapping[str, Values], where: Piece, source: Any) -> Inputs:
         """The inputs of the rows of these columns. A column that is not there is missing in each of them."""
-        out = np.zeros((where.rows, self.inputs), dtype=np.float32)
+        out = np.zeros((where.rows, self.inputs))
         for name, values in columns.items():
             at = Where(source, where, name)
             column = self.columns.get(name)
@@ -113,7 +116,7 @@ class RowEncoder:
                 continue
             if column.kind == "number":
                 numbers = numbers_of(values, at).reshape(where.rows, -1)
-                out[:, column.place : column.place + column.inputs] = column.standardised(numbers)
+                out[:, column.place : column.place + column.inputs] = column.filled(numbers)
                 absent = np.isnan(numbers).all(1)
             elif column.kind == "date":
                 seconds = seconds_of(values, at)
@@ -128,7 +131,10 @@ class RowEncoder:
                     out[row, self._slot(name, text)] = 1.0
             if absent.any():
                 out[absent, self._slot(name, None)] = 1.0
-        for name in self.columns.keys() - columns.keys():
+        for name in [name for name in self.columns if name not in columns]:
+            column = self.columns[name]
+            if column.kind == "number":
+                out[:, column.place : column.place + column.inputs] = column.mean
             out[:, self._slot(name, None)] = 1.0
         return out
 
@@ -277,4 +283,7 @@ def _joined(parts: Sequence[tuple[Piece, int, int]]) -> Piece:
 def _concatenated(arrays: Sequence[Values]) -> Values:
     if len(arrays) == 1:
         return arrays[0]
-    return np.ma.concatenate(arrays) if any(np.ma.isMaskedArray(a) for a in arrays) else np.concatenate(arrays)
+    if any(np.ma.isMaskedArray(a) for a in arrays):
+        joined: Values = np.ma.concatenate(arrays)  # type: ignore[no-untyped-call]
+        return joined
+    return np.concatenate(arrays)
