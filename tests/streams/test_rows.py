@@ -62,7 +62,7 @@ def test_what_is_missing_is_marked_and_counts_as_the_mean():
     found = encoded(encoder, [{"heat": None, "sky": None, "day": None}, {"sky": "rain"}, ROWS[3]])
     names = encoder.names()
     for row in found[:2]:
-        assert row[0] == pytest.approx(np.mean([one["heat"] for one in ROWS]))
+        assert row[0] == pytest.approx(np.mean([one["heat"] for one in (*ROWS, ROWS[3])]))
         assert {names[i] for i in np.flatnonzero(row)} >= {"heat missing", "day missing"}
     assert {names[i] for i in np.flatnonzero(found[1])} >= {"sky=rain"}
     assert not {names[i] for i in np.flatnonzero(found[2])} & {"heat missing", "day missing"}
