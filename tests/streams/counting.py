@@ -13,7 +13,7 @@ class Counting:
     likelihood = "categorical"
 
     def __init__(self):
-        self.classes, self.alarms, self.calls, self._counts = [], [], [], {}
+        self.classes, self.alarms, self.calls, self._counts, self.rows = [], [], [], {}, 0
 
     def predict_proba(self, x):
         self.calls.append(("predict", len(x)))
@@ -37,7 +37,7 @@ class Averaging:
     likelihood = "gaussian"
 
     def __init__(self):
-        self.alarms, self._seen = [], [0.0]
+        self.alarms, self._seen, self.rows = [], [0.0], 0
 
     def predictions(self, x):
         mean = float(np.mean(self._seen))

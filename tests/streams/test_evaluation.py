@@ -31,8 +31,8 @@ def test_a_batch_is_predicted_before_any_row_of_it_is_learned():
     stream = Counting()
     evaluate(stream, (X, Y), batch=4)
     assert stream.calls == [
-        ("predict", 4), ("learn", [0, 1, 2, 3]), ("predict", 4), ("learn", [4, 5, 6, 7]),
-        ("predict", 2), ("learn", [8, 9]),
+        ("predict", 1), ("learn", [0]), ("predict", 2), ("learn", [1, 2]),  # the first batches are smaller
+        ("predict", 4), ("learn", [3, 4, 5, 6]), ("predict", 3), ("learn", [7, 8, 9]),
     ]  # fmt: skip
 
 
@@ -72,10 +72,10 @@ def test_rows_may_come_in_any_form():
 
 
 def test_numbers_by_hand():
-    found = evaluate(Averaging(), (X, np.array([2.0, 1.0] * 5)), batch=5)
-    assert found.overall["rmse"] == pytest.approx(
-        np.sqrt(np.mean([4, 1, 4, 1, 4, *((np.array([1, 2, 1, 2, 1]) - 8 / 6) ** 2)]))
-    )
+    y = np.array([2.0, 1.0] * 5)
+    found = evaluate(Averaging(), (X, y), batch=2)
+    means = [np.mean([0.0, *y[: max(0, i + i % 2 - 1)]]) for i in range(10)]  # batches of 1, 2, 2, 2, 2, 1 rows
+    assert found.overall["rmse"] == pytest.approx(np.sqrt(np.mean((y - means) ** 2)))
     assert set(found.curves) == {"rmse", "nll", "coverage"}
 
 

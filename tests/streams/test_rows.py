@@ -74,7 +74,7 @@ def test_a_broken_sensor_cannot_spoil_a_column_for_long():
         encoded(encoder, ROWS)
     heat = np.array([row["heat"] for row in ROWS])
     for value in (1e12, -1e300):
-        assert abs(encoded(encoder, [{**ROWS[0], "heat": value}])[0, 0] - heat.mean()) <= 12 * heat.std()
+        assert abs(encoded(encoder, [{**ROWS[0], "heat": value}])[0, 0] - heat.mean()) <= 16 * heat.std()
     shifted = np.concatenate([encoded(encoder, [{**ROWS[0], "heat": 1000.0 + i % 2}]) for i in range(100)])
     assert shifted[-1, 0] == 1001  # a real change is followed
 
@@ -123,7 +123,7 @@ def test_batches_do_not_depend_on_how_a_file_is_read(tmp_path):
     source = open_source(path)
 
     def read(size, skip=0):
-        return list(batches(source.pieces(["a", "b"]), size, skip))
+        return list(batches(source.pieces(["a", "b"]), lambda _: size, skip))
 
     assert [piece.rows for piece in read(3000)] == [3000, 3000, 3000, 1000]
     for skip in (0, 1, 4096, 9_999):

@@ -52,17 +52,18 @@ def evaluate(
 ) -> Evaluation:
     """Predict every row before it is learned, and score the predictions.
 
-    `rows` is a pair of arrays (x [n, inputs], y [n]), an iterable of such pairs, which may be endless in length as far
-    as memory is concerned, or a named stream of `evcl.streams.get`. `batch` rows are predicted before any of them is
-    learned. With a `delay`, a row is learned this many rows after it was predicted, as if its label came that late;
-    what is scored is the prediction that was made when the row came. `window` and `fading`: see `Prequential`.
+    `rows` is a pair of arrays (x [n, inputs], y [n]), an iterable of such pairs or of single rows, or a named stream of
+    `evcl.streams.get`; only a few rows are in memory at a time. `batch` rows are predicted before any of them is
+    learned; the first batches are smaller, because nothing is known yet. With a `delay`, a row is learned this many
+    rows after it was predicted, as if its label came that late; what is scored is the prediction that was made when the
+    row came. `window` and `fading`: see `Prequential`.
     """
     batch, delay = int(BATCH.check("batch", batch)), int(DELAY.check("delay", delay))
     length = _length(rows)
     window = window or (None if length is None else window_of(length))
     scores = Prequential("classes" if stream.likelihood == "categorical" else "numbers", window, fading)
     feed, before, started = Feed(stream, scores, delay), len(stream.alarms), time.perf_counter()
-    for x, y in _batches(rows, batch):
+    for x, y in _batches(rows, batch, int(stream.rows)):
         feed(x, y)
     feed.end()
     if not scores.rows:
@@ -70,6 +71,11 @@ def evaluate(
     seconds = time.perf_counter() - started
     alarms = list(stream.alarms[before:])
     return Evaluation(scores.rows, scores.window, scores.overall, scores.decayed, scores.curves, alarms, seconds)
+
+
+def size_of(batch: int, rows: int) -> int:
+    """The size of the batch that comes after this many rows: 1, 2, 4 and so on, up to `batch`."""
+    return min(batch, rows + 1)
 
 
 class Feed:
@@ -118,34 +124,32 @@ def _length(rows: Any) -> int | None:
     return getattr(rows, "rows", None)
 
 
-def _batches(rows: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows as tensors, `size` at a time."""
+def _batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows as tensors, `batch` at a time, after `done` others."""
     if hasattr(rows, "read"):
-        pieces: Iterable[Any] = rows.read(size)
+        pieces: Iterable[Any] = rows.read()
     elif isinstance(rows, tuple) and len(rows) == 2:
         pieces = [rows]
     elif isinstance(rows, Iterable):
         pieces = rows
     else:
         raise EvclError(f"rows must be a pair of arrays, pairs of them, or a named stream, not {type(rows).__name__}")
-    waiting_x: list[Tensor] = []
-    waiting_y: list[Tensor] = []
+    waiting: list[tuple[Tensor, Tensor]] = []
+    count = 0
     for piece in pieces:
-        x, y = _pair(piece)
-        if not len(y):
+        waiting.append(_pair(piece))
+        count += len(waiting[-1][1])
+        if count < size_of(batch, done):
             continue
-        waiting_x.append(x)
-        waiting_y.append(y)
-        count = sum(map(len, waiting_y))
-        if count < size:
-            continue
-        x, y = torch.cat(waiting_x), torch.cat(waiting_y)
-        whole = count - count % size
-        for start in range(0, whole, size):
+        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+        start = 0
+        while count >= (size := size_of(batch, done)):
             yield x[start : start + size], y[start : start + size]
-        waiting_x, waiting_y = ([x[whole:]], [y[whole:]]) if whole < count else ([], [])
-    if waiting_y:
-        yield torch.cat(waiting_x), torch.cat(waiting_y)
+            start, count, done = start + size, count - size, done + size
+        waiting = [(x[start:], y[start:])]
+    if count:
+        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+        yield x, y
 
 
 def _pair(piece: Any) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,22 +248,23 @@ def usable(source: Source, target: str, drop: Collection[str] = ()) -> list[str]
     return [name for name in source.shapes if name != target and name not in drop]
 
 
-def batches(pieces: Iterator[Piece], size: int, skip: int = 0) -> Iterator[Piece]:
-    """The same rows, `size` at a time from the row `skip` on, whatever the sizes of the pieces; the last batch may be
-    smaller.
+def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) -> Iterator[Piece]:
+    """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
+    is that of the next one, after this many rows. The last batch may be smaller.
     """
     kept: list[tuple[Piece, int, int]] = []  # parts of the next batch: piece, first row, end
-    count = 0
+    count, done = 0, 0
     for piece in pieces:
         start = min(skip, piece.rows)
         skip -= start
         while start < piece.rows:
-            end = min(piece.rows, start + size - count)
+            wanted = size(done)
+            end = min(piece.rows, start + wanted - count)
             kept.append((piece, start, end))
             count, start = count + end - start, end
-            if count == size:
+            if count == wanted:
                 yield _joined(kept)
-                kept, count = [], 0
+                kept, count, done = [], 0, done + count
     if kept:
         yield _joined(kept)
 
