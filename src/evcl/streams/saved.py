@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed, save_tensors
@@ -18,9 +19,13 @@ from evcl.streams.alarm import Alarm
 from evcl.streams.stream import Stream
 
 FORMAT = 1
+NOTE = "evcl_stream"  # the name of the description in the metadata
 
 
-def save(stream: Stream, path: str | os.PathLike[str]) -> None:
+def save(
+    stream: Stream, path: str | os.PathLike[str], notes: Mapping[str, str] = {}, beside: Mapping[str, Tensor] = {}
+) -> None:
+    """Write a stream's file. `notes` are further texts for its metadata, `beside` further tensors."""
     if stream._shape is None:
         raise EvclError("there is nothing to save before the first row is learned")
     own = stream.network
@@ -39,15 +44,15 @@ def save(stream: Stream, path: str | os.PathLike[str]) -> None:
         "alarms": [alarm._asdict() for alarm in stream.alarms],
     }
     tensors = {name: tensor.contiguous() for name, tensor in stream._state().items()}
-    save_tensors(path, tensors, {"evcl_stream": json.dumps(described)})
+    save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(described)})
 
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
     with reading(path) as found, safe_open(found, framework="pt") as file:
         metadata = file.metadata() or {}
-        if "evcl_stream" not in metadata:
+        if NOTE not in metadata:
             raise EvclError("it is not a stream that was saved by evcl")
-        saved: dict[str, Any] = parsed(metadata["evcl_stream"])
+        saved: dict[str, Any] = parsed(metadata[NOTE])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
         if saved["format"] != FORMAT:
             raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only {FORMAT}")
