@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ import typer
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
-from evcl.cli.options import one_thread, usage
+from evcl.cli.options import Usage, one_thread, usage
 from evcl.cli.progress import console
 from evcl.cli.say import AsJson, Quiet, Voice, many, percent, shortened, size_of
 from evcl.cli.tables import Decimal, Drop, MissingValue, Query, Separator, _dialect
@@ -237,3 +237,30 @@ def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
         console().print(measures_table(found))
         console().print("Each row was predicted before it was learned; lately: earlier rows weigh less.")
     voice.end({"model": path, **facts(found)})
+
+
+def predict_stream(model: Path, data: Path, out: Path, options: Mapping[str, Any], voice: Voice) -> None:
+    """`evcl predict` for the file of a stream."""
+    from evcl.streams.predicting import predict_file
+
+    if options["task"] is not None:
+        raise Usage(f"--task: {model} is a stream, which has no tasks")
+    own = {name: options[name] for name in ("drop", "unknown", "dialect", "keys")}
+    found = predict_file(model, data, out, **own)
+    for text in (*found.read, *(f"note: {note}" for note in found.notes)):
+        voice.say(text)
+    mean = f"entropy {found.entropy:.3f}" if found.std is None else f"std {found.std:.4g}"
+    voice.say(f"{found.rows:,} predicted, mean {mean}")
+    measured: dict[str, Any] = {}
+    if found.labelled and found.std is None:
+        measured = {"accuracy": found.right / found.labelled}
+        voice.say(f"accuracy {percent(measured['accuracy'])} against {many(found.labelled, 'label')}")
+    elif found.labelled:
+        measured = {"rmse": found.squares**0.5, "coverage": found.inside / found.labelled}
+        inside = f"{percent(measured['coverage'])} within 95% intervals"
+        voice.say(f"RMSE {measured['rmse']:.4g}, {inside}, against {many(found.labelled, 'target')}")
+    if str(out) != "-":
+        voice.say(f"predictions: {out}")
+    doubt = {"entropy": found.entropy} if found.std is None else {"std": found.std}
+    facts = {"predictions": out, "rows": found.rows, **doubt, "labelled": found.labelled, **measured}
+    voice.end({**facts, "read": found.read, "notes": found.notes})

@@ -44,7 +44,7 @@ class Column:
     def inputs(self) -> int:
         return {"number": math.prod(self.shape), "date": 2 * len(CYCLES), "text": 0}[self.kind]
 
-    def filled(self, numbers: Floats) -> Floats:
+    def filled(self, numbers: Floats, learn: bool = True) -> Floats:
         """Numbers [n, inputs], where a missing one, NaN, is the mean so far. One that is far outside is brought nearer,
         so that a broken sensor cannot spoil the scale of a column for long.
         """
@@ -53,6 +53,8 @@ class Column:
             numbers = np.where(reach > 0, np.clip(numbers, self.mean - reach, self.mean + reach), numbers)
         numbers = np.clip(numbers, -LARGEST, LARGEST)
         there = ~np.isnan(numbers)
+        if not learn:
+            return np.where(there, numbers, self.mean)
         count = there.sum(0)
         mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(count, 1)
         squares = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
@@ -104,19 +106,21 @@ class RowEncoder:
             found[place] = name if text == "" else f"{name} missing" if text is None else f"{name}={text}"
         return found
 
-    def encode(self, columns: Mapping[str, Values], where: Piece, source: Any) -> Inputs:
-        """The inputs of the rows of these columns. A column that is not there is missing in each of them."""
+    def encode(self, columns: Mapping[str, Values], where: Piece, source: Any, learn: bool = True) -> Inputs:
+        """The inputs of the rows of these columns. A column that is not there is missing in each of them. If `learn` is
+        False, the encoder stays as it is, and what it does not know has no input.
+        """
         out = np.zeros((where.rows, self.inputs))
         for name, values in columns.items():
             at = Where(source, where, name)
             column = self.columns.get(name)
-            if column is None:
+            if column is None and learn:
                 column = self._later(name, values)
             if column is None:
                 continue
             if column.kind == "number":
                 numbers = numbers_of(values, at).reshape(where.rows, -1)
-                out[:, column.place : column.place + column.inputs] = column.filled(numbers)
+                out[:, column.place : column.place + column.inputs] = column.filled(numbers, learn)
                 absent = np.isnan(numbers).all(1)
             elif column.kind == "date":
                 seconds = seconds_of(values, at)
@@ -128,24 +132,28 @@ class RowEncoder:
             else:
                 absent = np.zeros(where.rows, dtype=bool)
                 for row, text in enumerate(as_text(values, at)):
-                    out[row, self._slot(name, text)] = 1.0
+                    out[row, self._slot(name, text, learn)] = 1.0
             if absent.any():
-                out[absent, self._slot(name, None)] = 1.0
+                out[absent, self._slot(name, None, learn)] = 1.0
         for name in [name for name in self.columns if name not in columns]:
             column = self.columns[name]
             if column.kind == "number":
                 out[:, column.place : column.place + column.inputs] = column.mean
-            out[:, self._slot(name, None)] = 1.0
+            out[:, self._slot(name, None, learn)] = 1.0
         return out
 
-    def _slot(self, name: str, text: str | None) -> int:
-        """The place of something that was not known in advance: its own, or a shared one if all are taken."""
-        key = (name, text)
-        if key not in self._slots:
-            if len(self._slots) >= self._spare:
-                return self._first + zlib.crc32(f"{name}={text}".encode()) % self._spare
-            self._slots[key] = self._first + len(self._slots)
-        return self._slots[key]
+    def _slot(self, name: str, text: str | None, learn: bool = True) -> slice:
+        """The input of something that was not known in advance: its own, or a shared one if all are taken. No input if
+        `learn` is False, and there is none yet.
+        """
+        place = self._slots.get((name, text))
+        if place is None and len(self._slots) >= self._spare:
+            place = self._first + zlib.crc32(f"{name}={text}".encode()) % self._spare
+        elif place is None and not learn:
+            return slice(0)
+        elif place is None:
+            place = self._slots[name, text] = self._first + len(self._slots)
+        return slice(place, place + 1)
 
     def _later(self, name: str, values: Values) -> Column | None:
         """A column that comes later: its own input if one is left. Dates, and numbers without an input, are ignored."""
@@ -154,7 +162,7 @@ class RowEncoder:
         elif values.ndim > 1 or values.dtype.kind == "M" or len(self._slots) >= self._spare:
             return None
         else:
-            self.columns[name] = self._column("number", self._slot(name, ""))
+            self.columns[name] = self._column("number", self._slot(name, "").start)
         return self.columns[name]
 
     # --- saving ------------------------------------------------------------------------------------------------------
