@@ -63,7 +63,7 @@ def evaluate(
     window = window or (None if length is None else window_of(length))
     scores = Prequential("classes" if stream.likelihood == "categorical" else "numbers", window, fading)
     feed, before, started = Feed(stream, scores, delay), len(stream.alarms), time.perf_counter()
-    for x, y in _batches(rows, batch, int(stream.rows)):
+    for x, y in batches(rows, batch, int(stream.rows)):
         feed(x, y)
     feed.end()
     if not scores.rows:
@@ -124,7 +124,7 @@ def _length(rows: Any) -> int | None:
     return getattr(rows, "rows", None)
 
 
-def _batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The rows as tensors, `batch` at a time, after `done` others."""
     if hasattr(rows, "read"):
         pieces: Iterable[Any] = rows.read()
