@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from evcl._core.lazy import lazily
 
 if TYPE_CHECKING:
-    from evcl import benchmarks, methods, metrics, nn
+    from evcl import benchmarks, methods, metrics, nn, streams
     from evcl._core.errors import Diverged, EvclError, ForgettingWarning
     from evcl._core.version import __version__
     from evcl.callbacks import Callback, Epoch
     from evcl.learner import EVCL, EWC, VCL, Learner, Measures, Naive, NumberMeasures, Numbers, Predictions, load, merge
+    from evcl.streams import Stream
 else:  # torch takes seconds to import, and some commands do not need it
     __getattr__, __dir__ = lazily(
         __name__,
@@ -18,10 +19,11 @@ else:  # torch takes seconds to import, and some commands do not need it
             "evcl._core.version": "__version__",
             "evcl.callbacks": "Callback Epoch",
             "evcl.learner": "EVCL EWC VCL Learner Measures Naive NumberMeasures Numbers Predictions load merge",
+            "evcl.streams": "Stream",
         },
         submodules=(
             "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
-            "metrics", "nn", "training",
+            "metrics", "nn", "streams", "training",
         ),
     )  # fmt: skip
 
@@ -40,6 +42,7 @@ __all__ = [
     "NumberMeasures",
     "Numbers",
     "Predictions",
+    "Stream",
     "__version__",
     "benchmarks",
     "load",
@@ -47,4 +50,5 @@ __all__ = [
     "methods",
     "metrics",
     "nn",
+    "streams",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import tiny
 from evcl import data
 from evcl._core.errors import EvclError
 from evcl.data import formats
-from evcl.data.catalog import Array, Form, Package
+from evcl.data.catalog import Array, File, Form, Package
 
 RAW = Form("raw", ("model.bin", "vocab.txt"), ("tiny_weights-1.0.0-py3-none-any.whl",), ("model", "vocab"))
 TEXTS = Form("texts", ("ham", "spam"), ("tiny_texts.tgz",))
@@ -66,6 +67,50 @@ def test_a_source_archive_is_refused_because_its_build_would_run(index, add):
     add(entry())
     with pytest.raises(EvclError, match=r"pip ended with status 1: ERROR: (?!.*it was built)"):
         data.load_arrays("tiny")
+
+
+SDIST = Form("raw", ("model.bin", "vocab.txt"), ("tiny_weights-1.0.0.tar.gz",), ("model", "vocab"))
+BACKEND = b"""import pathlib
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    place = pathlib.Path(folder, "tiny_weights-1.0.0.dist-info")
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\\nName: tiny-weights\\nVersion: 1.0.0\\n")
+    return place.name
+"""
+BUILD = {
+    "tiny_weights-1.0.0/pyproject.toml": b"[build-system]\nrequires = []\n"
+    b'build-backend = "own"\nbackend-path = ["."]\n',
+    "tiny_weights-1.0.0/own.py": BACKEND,
+    "tiny_weights-1.0.0/PKG-INFO": b"Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0.0\n",
+}
+
+
+def test_a_source_archive_is_read_if_the_catalogue_has_its_sha256(index, add):
+    body = {f"tiny_weights-1.0.0/{name}": content for name, content in BODY.items()}
+    archive = tiny.tar({**BUILD, **body})
+    add(
+        replace(
+            entry(forms=(SDIST,), package=Package("pip", "tiny-weights", "1.0.0", SDIST)),
+            files=(File("tiny_weights-1.0.0.tar.gz", len(archive), tiny.sha256(archive)),),
+        )
+    )
+    other = tiny.tar({**BUILD, **body, "tiny_weights-1.0.0/own.py": b"raise SystemExit('it was built')"})
+    tiny.put(index, {"tiny_weights-1.0.0.tar.gz": other})
+    with pytest.raises(EvclError, match=r"pip ended with status 1: ERROR: (?!.*it was built).*HASHES"):
+        data.load_arrays("tiny")
+    tiny.put(index, {"tiny_weights-1.0.0.tar.gz": archive})
+    assert data.load_arrays("tiny")["model"].size == 150
+    assert data.status("tiny").source == "pip package tiny-weights@1.0.0"
+    (index / "tiny_weights-1.0.0.tar.gz").unlink()
+    assert data.load_arrays("tiny", offline=True)["vocab"].size == 8
+
+
+def test_a_wheel_for_another_system_is_read_all_the_same(index, add):
+    name = "tiny_weights-1.0.0-cp399-cp399-macosx_11_0_arm64.whl"
+    form = Form("raw", RAW.members, (name,), RAW.keys)
+    tiny.put(index, {name: wheel(BODY)})
+    add(entry(forms=(form,), package=Package("pip", "tiny-weights", "1.0.0", form)))
+    assert data.load_arrays("tiny")["model"].size == 150
 
 
 def test_other_bytes_lead_to_the_second_package(index, add):

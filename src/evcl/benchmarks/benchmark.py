@@ -181,7 +181,8 @@ class Kind(Protocol):
 class Entry:
     """A registered benchmark: `build(request)` makes it, with at least `request.tasks` tasks.
 
-    If `kind` is given, it runs the benchmark in its own way, and says which methods there are.
+    If `kind` is given, it runs the benchmark in its own way, and says which methods there are. `method` is the one that
+    `evcl run` uses if none is named.
     """
 
     name: str
@@ -191,6 +192,8 @@ class Entry:
     tasks: int = 5  # the default number
     most_tasks: int = 2_000  # each is measured after every later one: 2,000,000 times; the result has 4,000,000 numbers
     kind: Kind | None = None
+    method: str = "evcl"
+    cpu: bool = False  # whether it is learned on the CPU even if there is a GPU
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")

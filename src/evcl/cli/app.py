@@ -18,6 +18,7 @@ from evcl._core.errors import EvclError
 from evcl._core.interrupts import Interrupted
 from evcl._core.torchrun import own, world
 from evcl.cli import data, lists, models, paper, sweep, tables
+from evcl.cli import stream as streams
 from evcl.cli.commands import HELP, ClosedPipe, Once, Sections, UsageError, wrong
 from evcl.cli.options import Usage
 from evcl.cli.progress import console
@@ -31,7 +32,7 @@ app = typer.Typer(
     help="Bayesian continual learning: EVCL and its peers on streams of tasks.",
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    tables.learn, tables.predict, models.inspect, models.merge, models.export,
+    tables.learn, streams.stream, tables.predict, models.inspect, models.merge, models.export,
     paper.demo, run, paper.report,
     sweep.sweep, sweep.status, paper.tune, paper.reproduce,
 )  # fmt: skip

@@ -14,7 +14,7 @@ UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ i
 GIVEN = "evcl.given"  # the key of a context's `meta` that holds the options as they were given
 KINDS = {"integer": "a whole number", "number": "a number", "float": "a number"}  # words of typer's messages
 SECTIONS = {  # of evcl --help, in order
-    "Your own data": ("learn", "predict", "inspect", "merge", "export"),
+    "Your own data": ("learn", "stream", "predict", "inspect", "merge", "export"),
     "Benchmarks": ("demo", "run", "report", "list", "data"),
     "Many runs": ("sweep", "status", "tune", "reproduce"),
 }

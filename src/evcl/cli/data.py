@@ -78,7 +78,7 @@ def verify(
         found = data.verify(name)
         entry = data.CATALOG[name]
         if not entry.images:
-            twice = f"{found.copies} texts are duplicates" if "texts" in entry.arrays else "the weights of a network"
+            twice = f"{found.copies} texts are duplicates" if "texts" in entry.arrays else "files, byte by byte"
         elif found.test_images:
             twice = f"{found.shared} of {found.test_images} test images are also training images"
         else:

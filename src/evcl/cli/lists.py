@@ -36,7 +36,7 @@ def list_(
         from evcl import benchmarks, methods
 
         of_methods = {m.name: m.summary for m in methods.METHODS.values()}
-        of_benchmarks = {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
+        of_benchmarks = of_benchmarks | {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
     if method is not None and what != SETTINGS:
         raise Usage(f"evcl list {what} takes nothing more, not {method!r}; evcl list settings {method} may be meant")
     if what == SETTINGS or what in of_methods:

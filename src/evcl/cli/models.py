@@ -10,20 +10,26 @@ import typer
 from evcl.cli.options import one_thread
 from evcl.cli.progress import console
 from evcl.cli.say import AsJson, Quiet, Voice, columns_of, many, percent, shortened, size_of
+from evcl.cli.stream import inspect_stream
 
 if TYPE_CHECKING:
     from evcl import tables
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="A model file, of evcl learn or saved from Python.")],
+    model: Annotated[Path, typer.Argument(help="A model file, of evcl learn or stream, or saved from Python.")],
     as_json: AsJson = False,
 ) -> None:
     """Show what a model has learned, when and how well."""
     from evcl import tables
     from evcl.learner import read_card
+    from evcl.streams.table import is_stream
 
-    card, voice = read_card(model), Voice(as_json)
+    voice = Voice(as_json)
+    if model.is_file() and is_stream(model):
+        inspect_stream(model, voice, as_json)
+        return
+    card = read_card(model)
     if tables.is_table(model):
         found = tables.load_model(model)
         if not as_json:

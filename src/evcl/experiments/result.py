@@ -30,7 +30,10 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 MEASURES = tuple(RANGES)
 RANGES |= dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9))
-OPTIONAL = ("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns")
+OPTIONAL = (
+    "memory_bytes", "inferred_accuracy", "prequential",
+    "log_likelihood", "log_likelihoods", "average_return", "returns",
+)  # fmt: skip
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
 
 
@@ -44,6 +47,15 @@ class Score(NamedTuple):
     places: int = 2
 
 
+PREQUENTIAL: dict[str, tuple[float, float]] = {  # measures of a stream; the first three are also those of numbers
+    "rmse": (0, math.inf),
+    "nll": (-1e6, 1e6),
+    "coverage": (0, 1),
+    "accuracy": (0, 1),
+    "brier": (0, 2),
+    "ece": (0, 1),
+    "kappa": (-1, 1),
+}
 SCORES = {
     "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0),
     "log_likelihood": Score("log_likelihoods", "log-likelihood", "nats"),
@@ -69,6 +81,40 @@ class Summary(Struct, frozen=True):
     def measured(self) -> list[float]:
         """The values of the seeds for which it was measured."""
         return [value for value in self.per_seed if value is not None]
+
+
+class AlarmRow(Struct, frozen=True):
+    """An alarm of a learner: what it learned no longer holds.
+
+    Attributes:
+        row: the row at which it was raised, from 0
+        surprise: how much larger the loss was than expected; see `evcl.streams.Alarm`
+        columns: the columns that moved, those that moved most first
+    """
+
+    row: int
+    surprise: float
+    columns: list[Name] = []
+
+
+class Prequential(Struct, frozen=True):
+    """How well a stream was predicted, each row before it was learned.
+
+    Attributes:
+        rows: the number of rows
+        window: rows per point of the curves; the last point may have fewer
+        measures: over all rows
+        curves: measure -> `[seed][window]`; None if not measured
+        alarms: `[seed][alarm]`
+        changes: the rows at which the stream is known to change
+    """
+
+    rows: int
+    window: int
+    measures: dict[Name, Summary]
+    curves: dict[Name, list[list[float | None]]]
+    alarms: list[list[AlarmRow]]
+    changes: list[int] = []
 
 
 class Environment(Struct, frozen=True):
@@ -111,6 +157,7 @@ class Result(Struct, frozen=True, kw_only=True):
         log_likelihoods: as `accuracy`
         average_return: of agents: over all tasks after the last one
         returns: as `accuracy`
+        prequential: of streams of rows, which have no tasks: how well each row was predicted before it was learned
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
             seed; None: not measured
@@ -134,6 +181,7 @@ class Result(Struct, frozen=True, kw_only=True):
     log_likelihoods: Matrices | None = None
     average_return: Summary | None = None
     returns: Matrices | None = None
+    prequential: Prequential | None = None
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -199,7 +247,47 @@ def merge(results: Sequence[Result]) -> Result:
             for how in results[0].inferred_accuracy
             if all(how in result.inferred_accuracy for result in results)
         },
+        prequential=_merged([result.prequential for result in results if result.prequential is not None]),
         **measures,
+    )
+
+
+def prequential(
+    rows: int,
+    window: int,
+    measures: Mapping[str, float],
+    curves: Mapping[str, Sequence[float]],
+    alarms: Sequence[Any],
+    changes: Sequence[int] = (),
+) -> Prequential:
+    """The block of one seed: what `evcl.streams.evaluate` returns, with the alarms of its learner."""
+    return Prequential(
+        rows=rows,
+        window=window,
+        measures={name: summarise([value]) for name, value in measures.items()},
+        curves={name: [[v if math.isfinite(v) else None for v in values]] for name, values in curves.items()},
+        alarms=[[AlarmRow(int(one.row), float(one.surprise), [str(name) for name in one.columns]) for one in alarms]],
+        changes=list(changes),
+    )
+
+
+def _merged(blocks: Sequence[Prequential]) -> Prequential | None:
+    """The blocks of one configuration's seeds as one. A measure that a seed lacks is left out."""
+    if not blocks:
+        return None
+    first = blocks[0]
+    if any((one.rows, one.window) != (first.rows, first.window) for one in blocks):
+        raise EvclError("the seeds of a stream have different numbers of rows: they cannot be merged")
+    names = [name for name in first.measures if all(name in one.measures for one in blocks)]
+    return replace(
+        first,
+        measures={name: summarise([v for one in blocks for v in one.measures[name].per_seed]) for name in names},
+        curves={
+            name: [curve for one in blocks for curve in one.curves[name]]
+            for name in first.curves
+            if all(name in one.curves for one in blocks)
+        },
+        alarms=[alarms for one in blocks for alarms in one.alarms],
     )
 
 
@@ -253,6 +341,8 @@ def _check(result: Result) -> None:
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
             raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
+    if result.prequential is not None:
+        _check_prequential(result.prequential, count)
     if result.matrices is None:
         return
     name = SCORES[result.score].matrices
@@ -264,3 +354,23 @@ def _check(result: Result) -> None:
         raise ValueError(f"{name} should lie between {low:g} and {high:g}")
     if np.isnan(matrices[:, -1]).any() or result.diverged:
         raise ValueError(f"the last row of {name}, and so its average, should be measured")
+
+
+def _check_prequential(found: Prequential, seeds: int) -> None:
+    if found.rows < 1 or found.window < 1:
+        raise ValueError("prequential.rows and prequential.window should be at least 1")
+    points = -(-found.rows // found.window)
+    for name in {*found.measures, *found.curves}:
+        low, high = PREQUENTIAL.get(name, (-math.inf, math.inf))
+        summary, curves = found.measures.get(name), found.curves.get(name)
+        if summary is not None:
+            values = [summary.mean, summary.std, *summary.per_seed]
+            if len(values) != seeds + 2 or any(value is not None and not low <= value <= high for value in values):
+                raise ValueError(f"prequential {name} should have one number per seed, from {low:g} to {high:g}")
+        if curves is not None and [len(curve) for curve in curves] != [points] * seeds:
+            raise ValueError(f"the curves of {name} should have {points} numbers for each of {seeds} seeds")
+        if any(value is not None and not low <= value <= high for curve in curves or () for value in curve):
+            raise ValueError(f"the curves of {name} should lie between {low:g} and {high:g}")
+    rows = [*found.changes, *(alarm.row for alarms in found.alarms for alarm in alarms)]
+    if len(found.alarms) != seeds or not all(0 <= row < found.rows for row in rows):
+        raise ValueError("prequential.alarms should have a list per seed, of rows of the stream")

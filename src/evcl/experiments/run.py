@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import asdict
 from torch import Tensor
 
+import evcl.experiments.streams  # noqa: F401 - adds streams of rows to the benchmarks
 from evcl import benchmarks, methods, metrics, nn
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
@@ -81,7 +82,7 @@ class Config:
 
 def configure(
     benchmark: str,
-    method: str,
+    method: str | None = None,
     preset: str = "tuned",
     seeds: Sequence[int] = (0, 1, 2),
     tasks: int | None = None,
@@ -91,12 +92,16 @@ def configure(
 ) -> Config:
     """A checked configuration: the preset's settings, overridden by the `given` ones.
 
+    `method`: None: the one that the benchmark names, which is `evcl` for tasks and `ekf` for streams of rows.
+
     `given` may also contain `network`, such as "400x400" or "resnet18", in place of the benchmark's own (see
     `experiments.trunk`), and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
 
     `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
     """
-    entry, chosen = benchmarks.BENCHMARKS[benchmark], method_of(benchmark, method)
+    entry = benchmarks.BENCHMARKS[benchmark]
+    method = entry.method if method is None else method
+    chosen = method_of(benchmark, method)
     count = benchmarks.check_tasks(entry, tasks)
     values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
@@ -115,6 +120,7 @@ def configure(
     seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
     if len(set(seeds)) != len(seeds):
         raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
+    device = "cpu" if entry.cpu and device == "auto" else device
     return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network, scenario)
 
 

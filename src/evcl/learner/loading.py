@@ -29,6 +29,8 @@ from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.training.session import Group, Session
 
+STREAM = "it is a stream, not a learner: use evcl.Stream.load, or evcl stream, predict and inspect"
+
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None, output: Output = None) -> Learner:
     """Load a saved learner, ready to predict and to continue learning. No code from the file is run.
@@ -39,7 +41,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None, output:
     with reading(path) as found, safe_open(found, framework="pt") as file:
         metadata = file.metadata() or {}
         if "evcl" not in metadata:
-            raise EvclError("it was not saved by evcl")
+            raise EvclError(STREAM if "evcl_stream" in metadata else "it was not saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
         return rebuilt(parsed(metadata["evcl"]), tensors, network, output)
 

@@ -10,6 +10,7 @@ from evcl._core.files import write_atomically
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
 from evcl.report.results import Group, Line, by_benchmark, find_results
+from evcl.report.streams import STREAM_FIGURES, streams_markdown
 from evcl.report.tables import (
     COLUMNS,
     Table,
@@ -41,15 +42,22 @@ def write_report(folder: Path, title: str = "Continual learning with evcl") -> l
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
     for group in groups.values():
-        for suffix, draw in FIGURES.items():
+        for suffix, draw in (STREAM_FIGURES if group.is_stream else FIGURES).items():
             figure = draw(group)
             for kind in KINDS:
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
                 save_figure(figure, written[-1])
-    for name, text in (("tables.md", tables_markdown(groups.values(), title)), ("index.html", page(groups, title))):
+    for name, text in (("tables.md", _markdown(list(groups.values()), title)), ("index.html", page(groups, title))):
         written.append(folder / name)
         write_atomically(written[-1], partial(_write, text=text))
     return written
+
+
+def _markdown(groups: list[Group], title: str) -> str:
+    """The tables of tasks, and below them those of streams."""
+    tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
+    parts = [tables_markdown(tasks, title)] if tasks else []
+    return "\n".join([*parts, *([streams_markdown(streams, title)] if streams else [])])
 
 
 def _write(path: Path, text: str) -> None:

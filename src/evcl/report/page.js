@@ -123,6 +123,52 @@
     return [traces, layout];
   }
 
+  // Measures over the rows of a stream, one panel below the other; alarms are triangles below the lines of the first.
+  function streams(figure, wide) {
+    const panels = figure.measures.length;
+    const tall = wide ? 230 : 220;
+    const layout = { height: 60 + panels * tall, margin: { l: 44, r: 10, t: 30, b: 44 }, annotations: [], shapes: [] };
+    const shown = figure.lines.filter((line) => on(line.series));
+    const traces = [];
+    figure.measures.forEach((name, panel) => {
+      const [x, y] = place(panel, panels, false, 0, 34, layout);
+      const suffix = panel ? panel + 1 : "";
+      const last = panel === panels - 1;
+      layout[`xaxis${suffix}`] = axis({ domain: x, anchor: `y${panel + 1}`, nticks: wide ? 10 : 5, tickformat: ",", showgrid: false, showticklabels: last, matches: panel ? "x" : undefined, title: last ? { text: "rows", standoff: 8, font: { size: 12 } } : undefined });
+      layout[`yaxis${suffix}`] = axis({ domain: y, anchor: `x${panel + 1}`, nticks: 5, automargin: true });
+      layout.annotations.push({ text: name, xref: "paper", yref: "paper", x: x[0], y: y[1], xanchor: "left", yanchor: "bottom", yshift: 4, showarrow: false, font: { color: css("--soft") } });
+      for (const row of figure.changes) layout.shapes.push({ type: "line", xref: `x${suffix}`, yref: "paper", x0: row, x1: row, y0: y[0], y1: y[1], line: { color: css("--soft"), width: 1, dash: "4px,3px" } });
+      const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}` };
+      for (const line of shown.toReversed()) {
+        const [mean, sd] = [line.mean[panel], line.sd[panel]];
+        const known = mean.flatMap((value, i) => (value === null ? [] : [i]));
+        if (known.length > 1 && sd[known[0]] !== null) {
+          const ends = known.map((i) => line.rows[i]);
+          traces.push({
+            ...axes, meta: line.series, x: [...ends, ...ends.toReversed()], mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: faint(color(line.series), 0.13), hoverinfo: "skip",
+            y: [...known.map((i) => mean[i] + sd[i]), ...known.toReversed().map((i) => mean[i] - sd[i])],
+          });
+        }
+        traces.push({
+          ...axes, meta: line.series, x: known.map((i) => line.rows[i]), y: known.map((i) => mean[i]), mode: "lines", line: { color: color(line.series), width: 1.8 }, hoverinfo: "text",
+          text: known.map((i) => `${label(line.series)}<br>up to row ${line.rows[i].toLocaleString("en")}: ${spread(mean[i], sd[i], 3)}`),
+        });
+      }
+      if (panel) return;
+      const values = shown.flatMap((line) => line.mean[0].filter((value) => value !== null));
+      const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+      const step = 0.07 * (high - low || 1);
+      const warned = shown.filter((line) => line.alarms.length);
+      warned.forEach((line, i) => traces.push({
+        ...axes, meta: line.series, x: line.alarms.map((alarm) => alarm.row), y: line.alarms.map(() => low - (i + 1) * step), mode: "markers", hoverinfo: "text",
+        marker: { symbol: "triangle-up", size: 9, color: color(line.series), line: { width: 1, color: css("--back") } },
+        text: line.alarms.map((alarm) => `${label(line.series)}: alarm<br>row ${alarm.row.toLocaleString("en")}${alarm.columns.length ? "<br>" + plain(alarm.columns.join(", ")) : ""}`),
+      }));
+      layout.yaxis.range = [low - (warned.length + 1) * step, high + step];
+    });
+    return [traces, layout];
+  }
+
   // Side by side on a wide screen, one below the other on a narrow one: [x domain, y domain]. `down` is in pixels.
   function place(panel, panels, wide, across, down, layout) {
     const gap = wide ? across : down / (layout.height - layout.margin.t - layout.margin.b);
@@ -139,7 +185,7 @@
     const figure = data.figures[plot.dataset.figure];
     const wide = plot.clientWidth >= 620;
     const family = getComputedStyle(document.body).fontFamily;
-    const [traces, more, widest] = figure.kind === "curves" ? curves(figure, wide) : measures(figure, wide);
+    const [traces, more, widest] = { curves, measures, stream: streams }[figure.kind](figure, wide);
     const layout = {
       width: Math.min(plot.clientWidth, widest ?? Infinity), showlegend: false, dragmode: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: 12, color: css("--ink") },

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from evcl.benchmarks import BENCHMARKS
-from evcl.report import figures, runs, tables
+from evcl.report import figures, runs, streams, tables
 from evcl.report.figures import MEASURES, enlarged
 from evcl.report.published import WHY
 from evcl.report.results import Group, Line, series
@@ -33,7 +33,7 @@ def page(groups: Mapping[str, Group], title: str) -> str:
             {"label": label, "light": s.light, "dark": s.dark, "symbol": s.symbol, "size": s.size}
             for label, s in styles.items()
         ],
-        "figures": [figure for group in groups.values() for figure in _figures(group, numbers)],
+        "figures": [figure for group in groups.values() for figure in _drawn(group, numbers)],
     }
     script, plotly = _asset("page.js"), get_plotlyjs()
     # Only these two scripts may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
@@ -55,6 +55,7 @@ def page(groups: Mapping[str, Group], title: str) -> str:
         benchmarks=BENCHMARKS,
         figures=figures,
         runs=runs,
+        streams=streams,
         tables=tables,
         why=WHY,
         isfinite=math.isfinite,
@@ -76,6 +77,11 @@ def _hash(script: str) -> str:
 
 
 # --- the data of the figures ---------------------------------------------------------------------------------------
+
+
+def _drawn(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The two figures of a group."""
+    return streams.page_figures(group, numbers) if group.is_stream else _figures(group, numbers)
 
 
 def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:

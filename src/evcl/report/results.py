@@ -62,6 +62,11 @@ class Group:
         return self.lines[0].result.tasks
 
     @property
+    def is_stream(self) -> bool:
+        """Whether these are results of a stream of rows, which has no tasks."""
+        return self.lines[0].result.prequential is not None
+
+    @property
     def has_published(self) -> bool:
         return any(line.published for line in self.lines)
 
@@ -75,7 +80,7 @@ def find_results(folder: Path) -> list[Result]:
         raise EvclError(f"{folder} has no {RESULT}: make one with evcl run")
     results = [(path, read_result(path)) for path in paths]
     for path, result in results:
-        if result.accuracy is None:
+        if result.accuracy is None and result.prequential is None:
             raise EvclError(f"{path} has no accuracy, which a report needs: move it elsewhere")
     cells = [result for path, result in results if path.parent.parent.name == CELLS]
     return [result for path, result in results if path.parent.parent.name != CELLS] + _joined(cells)
@@ -128,11 +133,12 @@ def series(groups: Iterable[Group]) -> dict[str, Style]:
     return {line.label: line.style for line in lines}
 
 
-Key = tuple[str, int, float]  # benchmark, number of tasks, fraction held out
+Key = tuple[str, int, float, int]  # benchmark, number of tasks, fraction held out; of a stream, its rows
 
 
 def _key(result: Result) -> Key:
-    return result.benchmark, result.tasks, result.validation
+    rows = 0 if result.prequential is None else result.prequential.rows
+    return result.benchmark, result.tasks, result.validation, rows
 
 
 def _place(name: str, order: list[str]) -> tuple[int, str]:
@@ -140,11 +146,15 @@ def _place(name: str, order: list[str]) -> tuple[int, str]:
 
 
 def _name(key: Key) -> str:
-    """The benchmark's name, plus the number of tasks and the held-out fraction if they are not the default."""
-    benchmark, tasks, validation = key
+    """The benchmark's name, plus the number of tasks and the held-out fraction if they are not the default; of a
+    stream, plus the number of its rows.
+    """
+    benchmark, tasks, validation, rows = key
     usual = BENCHMARKS[benchmark].tasks if benchmark in BENCHMARKS else 5
     parts = [benchmark]
-    if tasks != usual:
+    if rows:
+        parts.append(f"{rows:,} rows")
+    elif tasks != usual:
         parts.append(f"{tasks} task{'s' * (tasks != 1)}")
     if validation:
         parts.append(f"{HELD_OUT} ({validation:g})")
@@ -162,7 +172,7 @@ def _slug(name: str, taken: set[str]) -> str:
 
 
 def _published(key: Key, result: Result) -> Curve | None:
-    benchmark, tasks, validation = key
+    benchmark, tasks, validation, _ = key
     curve = published().get((benchmark, result.method))
     return curve if curve and len(curve) == tasks and not validation else None
 

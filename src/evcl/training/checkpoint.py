@@ -93,7 +93,7 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
     copies = {  # safetensors needs tensors that do not share memory
         name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()
     }
-    save_tensors(path, copies, {DESCRIPTION: text, DIGEST: _digest(text, copies)}, sync=True)
+    save_tensors(path, copies, {DESCRIPTION: text, DIGEST: digest(text, copies)}, sync=True)
 
 
 def read(path: Path) -> Saved:
@@ -105,7 +105,7 @@ def read(path: Path) -> Saved:
             metadata = file.metadata() or {}
             text = metadata[DESCRIPTION]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
-        if metadata[DIGEST] != _digest(text, tensors):
+        if metadata[DIGEST] != digest(text, tensors):
             raise EvclError("its digest does not match")
         description = json.loads(text)
         if description["format"] != FORMAT:
@@ -145,7 +145,8 @@ def clear(folder: Path, keep: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of a checkpoint: of its description and its tensors."""
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

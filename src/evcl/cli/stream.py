@@ -1,0 +1,266 @@
+"""`evcl stream`: rows of files in the order of time, each predicted before it is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evcl._core.errors import EvclError
+from evcl._core.interrupts import Interrupted
+from evcl.cli.options import Usage, one_thread, usage
+from evcl.cli.progress import console
+from evcl.cli.say import AsJson, Quiet, Voice, many, percent, shortened, size_of
+from evcl.cli.tables import Decimal, Drop, MissingValue, Query, Separator, _dialect
+
+if TYPE_CHECKING:
+    from evcl.streams.files import Files
+    from evcl.streams.table import Raised, TableStream
+
+NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
+LINES = 10  # so many lines of progress where there is no terminal
+
+
+def stream(
+    data: Annotated[list[Path], typer.Argument(help="Files (CSV, Excel, Parquet, Arrow, NumPy, DuckDB).")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    time: Annotated[str | None, typer.Option(help="The column of dates or numbers that orders the rows.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model file to write, or to go on from (.safetensors).")] = None,
+    delay: Annotated[int, typer.Option(help="Rows that come between a row and its label.")] = 0,
+    batch: Annotated[int, typer.Option(help="Rows that are predicted before any of them is learned.")] = 16,
+    false_alarms: Annotated[float | None, typer.Option(help="False alarms per row, at most [0.0001].")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
+    ] = None,
+    drop: Drop = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed [0].")] = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    missing: MissingValue = None,
+    query: Query = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Learn rows in order, each predicted first, with alarms.
+
+    There are no tasks and no epochs: the learner forgets as fast as the data changes, and says when it does. The same
+    command goes on where it was stopped.
+    """
+    from evcl import streams
+    from evcl.streams.commands import learn_files
+    from evcl.streams.evaluation import BATCH, DELAY
+    from evcl.streams.files import Asked
+    from evcl.tables.numeric import check_kind
+
+    voice = Voice(as_json, quiet)
+    dialect = _dialect(separator, decimal, missing, query)
+    with usage():
+        BATCH.check("--batch", batch)
+        DELAY.check("--delay", delay)
+        given = {"false_alarms": false_alarms, "seed": seed}
+        checked = {
+            name: streams.SETTINGS[name].check(f"--{name.replace('_', '-')}", value)
+            for name, value in given.items()
+            if value is not None
+        }
+        asked = Asked(target, None if kind is None else check_kind(kind), time, drop or [], dialect)
+        if time == target:
+            raise EvclError("--time and --target name the same column")
+    one_thread()
+    telling = _Telling(voice)
+    learned = {"batch": batch, "delay": delay, "settings": checked, "on_start": telling.start, "on_rows": telling.rows}
+    try:
+        with telling.bar():
+            found, files = learn_files(data, asked, out, **learned)  # type: ignore[arg-type]
+    except Interrupted:
+        kept = out is not None and telling.model is not None and telling.model.stream.rows
+        again = f"{telling.done:,} rows are learned and saved in {out}, and the same command goes on from there"
+        raise Interrupted(again if kept else "nothing was written") from None
+    _report(found, files, out, telling, voice)
+
+
+class _Telling:
+    """Says what happens: a bar on a terminal, plain lines elsewhere, and each alarm as one line."""
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+        self.model: TableStream | None = None
+        self._bars: Any = None
+        self.total = self.done = self._said = self.skipped = 0
+
+    @contextmanager
+    def bar(self) -> Iterator[None]:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        if self._voice.silent or not console().is_terminal:
+            yield
+            return
+        columns = (TextColumn("rows"), BarColumn(), TextColumn("{task.fields[state]}", markup=False))
+        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
+            self._bars = bars
+            self._bar = bars.add_task("", total=None, state="reading")
+            yield
+
+    def start(self, model: TableStream, files: Files, skipped: int) -> None:
+        self.model, self.total, self.done, self.skipped = model, files.rows, skipped, skipped
+        self._said = LINES * skipped // files.rows
+        for text in (*files.told, *(f"note: {note}" for note in files.notes)):
+            self._voice.say(text)
+        columns = [f"{name} ({kind})" if kind != "number" else name for name, kind in files.kinds().items()]
+        self._voice.fact("columns", shortened(columns))
+        if skipped:
+            self._voice.say(f"{skipped:,} of {files.rows:,} rows were learned already")
+
+    def rows(self, count: int, raised: list[Raised]) -> None:
+        assert self.model is not None
+        self.done += count
+        for one in raised:
+            self._voice.say(alarm_line(self.model, one))
+        if not self.model.scores.rows:
+            return
+        first = self.model.scores.measures[0]
+        if self._bars is not None:
+            lately = f"{NAMES.get(first, first)} {_shown(first, self.model.scores.decayed[first])}"
+            state = f"{self.done:,} of {self.total:,}, {lately} lately"
+            self._bars.update(self._bar, completed=self.done, total=self.total, state=state)
+        elif count and (line := LINES * self.done // self.total) > self._said:
+            self._said = line
+            now = [f"{NAMES.get(n, n)} {_shown(n, self.model.scores.decayed[n])}" for n in (first, "nll")]
+            self._voice.say(f"{self.done:,} of {self.total:,} rows: {', '.join(now)} lately")
+
+
+def alarm_line(model: TableStream, one: Raised) -> str:
+    """One line about an alarm."""
+    when = "" if one.when is None else f" ({when_of(model, one.when)})"
+    moved = f"{shortened(one.columns, 5)} moved; " if one.columns else ""
+    return f"alarm at row {one.row:,}{when}: {moved}{one.action}"
+
+
+def when_of(model: TableStream, when: float) -> str:
+    """A time as the table has it."""
+    import numpy as np
+
+    if not model.dated:
+        return f"{model.time} {when:.10g}"
+    return str(np.datetime64(round(when), "s")).replace("T", " ").removesuffix(":00").removesuffix(" 00:00")
+
+
+def _shown(name: str, value: float) -> str:
+    return percent(value) if name in ("accuracy", "ece", "coverage") else f"{value:.4g}"
+
+
+def measures_table(model: TableStream) -> Any:
+    """A table of the measures so far."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for i, column in enumerate(("measure", "all rows", "lately")):
+        table.add_column(column, justify="right" if i else "left")
+    overall, decayed = model.scores.overall, model.scores.decayed
+    for name in model.scores.measures:
+        table.add_row(NAMES.get(name, name), _shown(name, overall[name]), _shown(name, decayed[name]))
+    return table
+
+
+def _report(found: TableStream, files: Files, out: Path | None, telling: _Telling, voice: Voice) -> None:
+    new = telling.done - telling.skipped
+    voice.say(f"{many(new, 'row')} predicted, then learned" if new else "there are no new rows")
+    if found.unlabelled:
+        voice.say(f"{many(found.unlabelled, 'row')} without a label: passed over")
+    if not voice.silent:
+        console().print(measures_table(found))
+        console().print("lately: earlier rows weigh less; about the last 1,000 count.")
+    voice.say(f"{many(len(found.raised), 'alarm')} in {many(found.scores.rows, 'row')}")
+    if out is not None:
+        voice.say(f"model: {out} ({size_of(out)})")
+    voice.end({"model": out, "new_rows": new, **facts(found), "read": files.told, "notes": files.notes})
+
+
+def facts(model: TableStream) -> dict[str, Any]:
+    """What is known of a stream, for JSON."""
+    return {
+        "rows": model.scores.rows,
+        "unlabelled": model.unlabelled,
+        "target": model.target,
+        "kind": model.kind,
+        "time": model.time,
+        "columns": list(model.encoder.columns),
+        "classes": model.labels,
+        "overall": model.scores.overall,
+        "lately": model.scores.decayed,
+        "window": model.scores.window,
+        "curves": model.scores.curves,
+        "alarms": [
+            {
+                "row": one.row,
+                "when": None if one.when is None else when_of(model, one.when),
+                "surprise": one.surprise,
+                "columns": one.columns,
+                "action": one.action,
+            }
+            for one in model.raised
+        ],
+    }
+
+
+def inspect_stream(path: Path, voice: Voice, as_json: bool) -> None:
+    """What `evcl inspect` shows of a stream's file."""
+    from evcl import streams
+    from evcl.streams.table import is_table_stream, load
+
+    if not is_table_stream(path):
+        plain = streams.Stream.load(path)
+        voice.say(f"{path}: {size_of(path)}, a stream of {many(plain.rows, 'row')}, saved from Python")
+        voice.fact("learns", f"{len(plain.classes)} classes" if plain.classes else plain.likelihood)
+        voice.fact("alarms", f"{len(plain.alarms):,}")
+        alarms = [alarm._asdict() for alarm in plain.alarms]
+        voice.end({"model": path, "rows": plain.rows, "classes": plain.classes, "alarms": alarms})
+        return
+    found = load(path)
+    voice.say(f"{path}: {size_of(path)}, a stream of {many(found.scores.rows, 'row')}")
+    voice.fact("columns", shortened(list(found.encoder.columns)))
+    voice.fact("target", found.target)
+    voice.fact(*(("classes", shortened(found.labels)) if found.kind == "class" else ("learns", f"a {found.kind}")))
+    if found.latest is not None:
+        voice.fact("up to", when_of(found, found.latest))
+    remembers = ", ".join(
+        f"{'everything' if rows == float('inf') else f'{rows:,.0f} rows'} {percent(share)}"
+        for rows, share in found.stream.shares.items()
+    )
+    voice.fact("memory", remembers)
+    for one in found.raised[-12:]:
+        voice.say(alarm_line(found, one))
+    if not as_json:
+        console().print(measures_table(found))
+        console().print("Each row was predicted before it was learned; lately: earlier rows weigh less.")
+    voice.end({"model": path, **facts(found)})
+
+
+def predict_stream(model: Path, data: Path, out: Path, options: Mapping[str, Any], voice: Voice) -> None:
+    """`evcl predict` for the file of a stream."""
+    from evcl.streams.predicting import predict_file
+
+    if options["task"] is not None:
+        raise Usage(f"--task: {model} is a stream, which has no tasks")
+    own = {name: options[name] for name in ("drop", "unknown", "dialect", "keys")}
+    found = predict_file(model, data, out, **own)
+    for text in (*found.read, *(f"note: {note}" for note in found.notes)):
+        voice.say(text)
+    mean = f"entropy {found.entropy:.3f}" if found.std is None else f"std {found.std:.4g}"
+    voice.say(f"{found.rows:,} predicted, mean {mean}")
+    measured: dict[str, Any] = {}
+    if found.labelled and found.std is None:
+        measured = {"accuracy": found.right / found.labelled}
+        voice.say(f"accuracy {percent(measured['accuracy'])} against {many(found.labelled, 'label')}")
+    elif found.labelled:
+        measured = {"rmse": found.squares**0.5, "coverage": found.inside / found.labelled}
+        inside = f"{percent(measured['coverage'])} within 95% intervals"
+        voice.say(f"RMSE {measured['rmse']:.4g}, {inside}, against {many(found.labelled, 'target')}")
+    if str(out) != "-":
+        voice.say(f"predictions: {out}")
+    doubt = {"entropy": found.entropy} if found.std is None else {"std": found.std}
+    facts = {"predictions": out, "rows": found.rows, **doubt, "labelled": found.labelled, **measured}
+    voice.end({**facts, "read": found.read, "notes": found.notes})

@@ -1,0 +1,165 @@
+"""Feed a stream row by row or batch by batch: predict, score, learn; also with labels that come late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.settings import Setting
+from evcl.streams.prequential import Prequential, window_of
+
+BATCH = Setting(16, "rows that are predicted before any of them is learned", low=1, high=100_000)
+DELAY = Setting(0, "rows that come between a row and its label", low=0, high=10_000_000)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a stream was predicted.
+
+    Attributes:
+        rows: the number of rows
+        window: rows per point of the curves
+        overall: each measure over all rows
+        decayed: each measure with earlier rows weighing less
+        curves: each measure over each window
+        alarms: those that the learner raised meanwhile
+        seconds: the time it took
+    """
+
+    rows: int
+    window: int
+    overall: dict[str, float]
+    decayed: dict[str, float]
+    curves: dict[str, list[float]]
+    alarms: list[Any]
+    seconds: float
+
+    def __str__(self) -> str:
+        measures = ", ".join(f"{name} {value:.4g}" for name, value in self.overall.items())
+        alarms = f"{len(self.alarms)} alarm{'s' * (len(self.alarms) != 1)}"
+        return f"{self.rows:,} rows in {self.seconds:.1f} s: {measures}; {alarms}"
+
+
+def evaluate(
+    stream: Any, rows: Any, batch: int = 16, delay: int = 0, window: int | None = None, fading: float = 0.999
+) -> Evaluation:
+    """Predict every row before it is learned, and score the predictions.
+
+    `rows` is a pair of arrays (x [n, inputs], y [n]), an iterable of such pairs or of single rows, or a named stream of
+    `evcl.streams.get`; only a few rows are in memory at a time. `batch` rows are predicted before any of them is
+    learned; the first batches are smaller, because nothing is known yet. With a `delay`, a row is learned this many
+    rows after it was predicted, as if its label came that late; what is scored is the prediction that was made when the
+    row came. `window` and `fading`: see `Prequential`.
+    """
+    batch, delay = int(BATCH.check("batch", batch)), int(DELAY.check("delay", delay))
+    length = _length(rows)
+    window = window or (None if length is None else window_of(length))
+    scores = Prequential("classes" if stream.likelihood == "categorical" else "numbers", window, fading)
+    feed, before, started = Feed(stream, scores, delay), len(stream.alarms), time.perf_counter()
+    for x, y in batches(rows, batch, int(stream.rows)):
+        feed(x, y)
+    feed.end()
+    if not scores.rows:
+        raise EvclError("there are no rows to predict")
+    seconds = time.perf_counter() - started
+    alarms = list(stream.alarms[before:])
+    return Evaluation(scores.rows, scores.window, scores.overall, scores.decayed, scores.curves, alarms, seconds)
+
+
+def size_of(batch: int, rows: int) -> int:
+    """The size of the batch that comes after this many rows: 1, 2, 4 and so on, up to `batch`."""
+    return min(batch, rows + 1)
+
+
+class Feed:
+    """Predicts and scores rows when they come, and learns them `delay` rows later."""
+
+    def __init__(self, stream: Any, scores: Prequential, delay: int = 0) -> None:
+        self.stream, self.scores, self.delay = stream, scores, delay
+        self.x: Tensor | None = None  # rows that wait for their labels
+        self.y: Tensor | None = None
+
+    def __call__(self, x: Tensor, y: Tensor, names: Sequence[Any] | None = None) -> None:
+        """The next rows. `names`: what the scores call the classes; None: as the stream does."""
+        classes = list(self.stream.classes) if self.scores.kind == "classes" else []
+        found = _predicted(self.stream, x) if self.delay else self.stream.step(x, y)[0]
+        if self.scores.kind == "classes":
+            labels: list[Any] = y.tolist()
+            if names is not None:
+                classes, labels = [names[c] for c in classes], [names[c] for c in labels]
+            self.scores.add(np.asarray(found, dtype=np.float64)[:, : len(classes)], labels, classes)
+        else:
+            self.scores.add_numbers(found.mean, found.std, y)
+        if self.delay:
+            self.x = x if self.x is None else torch.cat([self.x, x])
+            self.y = y if self.y is None else torch.cat([self.y, y])
+            self._learn(len(self.y) - self.delay)
+
+    def end(self) -> None:
+        """Learn the rows that still wait for their labels."""
+        if self.y is not None:
+            self._learn(len(self.y))
+
+    def _learn(self, count: int) -> None:
+        """Learn the `count` rows that came first."""
+        if count > 0 and self.x is not None and self.y is not None:
+            self.stream.learn(self.x[:count], self.y[:count])
+            self.x, self.y = self.x[count:].clone(), self.y[count:].clone()
+
+
+def _predicted(stream: Any, x: Tensor) -> Any:
+    return stream.predict_proba(x) if stream.likelihood == "categorical" else stream.predictions(x)
+
+
+def _length(rows: Any) -> int | None:
+    if isinstance(rows, tuple) and len(rows) == 2:
+        return len(rows[1])
+    return getattr(rows, "rows", None)
+
+
+def batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows as tensors, `batch` at a time, after `done` others."""
+    if hasattr(rows, "read"):
+        pieces: Iterable[Any] = rows.read()
+    elif isinstance(rows, tuple) and len(rows) == 2:
+        pieces = [rows]
+    elif isinstance(rows, Iterable):
+        pieces = rows
+    else:
+        raise EvclError(f"rows must be a pair of arrays, pairs of them, or a named stream, not {type(rows).__name__}")
+    waiting: list[tuple[Tensor, Tensor]] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(_pair(piece))
+        count += len(waiting[-1][1])
+        if count < size_of(batch, done):
+            continue
+        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+        start = 0
+        while count >= (size := size_of(batch, done)):
+            yield x[start : start + size], y[start : start + size]
+            start, count, done = start + size, count - size, done + size
+        waiting = [(x[start:], y[start:])]
+    if count:
+        x, y = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+        yield x, y
+
+
+def _pair(piece: Any) -> tuple[Tensor, Tensor]:
+    """x [n, inputs] and y [n] of a piece; a single row has one dimension less."""
+    x, y = (piece.x, piece.y) if hasattr(piece, "x") else piece
+    x, y = (one if isinstance(one, Tensor) else torch.as_tensor(np.asarray(one)) for one in (x, y))
+    if y.ndim == 0:
+        x, y = x.unsqueeze(0), y.unsqueeze(0)
+    if x.ndim < 2 or len(x) != len(y) or y.ndim != 1:
+        raise EvclError(f"expected rows [n, inputs] and labels [n], not {list(x.shape)} and {list(y.shape)}")
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise EvclError("a target is not a finite number")
+    return x if x.is_floating_point() else x.float(), y

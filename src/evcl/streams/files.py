@@ -1,0 +1,189 @@
+"""Files of a table as one stream of rows, in the order of time, read in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evcl._core.errors import EvclError
+from evcl.streams.rows import _concatenated, usable
+from evcl.tables.commands import open_source
+from evcl.tables.numeric import Target, targets_of
+from evcl.tables.source import MOST_CLASSES, Dialect, Floats, Kind, Piece, Source, Values, bad
+from evcl.tables.values import Fraction, Where, labels_of, numbers_of, seconds_of
+
+TOO_MANY = (
+    f"more than {MOST_CLASSES:,} different labels are too many classes; --kind number or --kind count learns a number"
+)
+
+TARGET, TIME = "\0target", "\0time"  # names of columns that no file has
+
+
+@dataclass
+class Asked:
+    """What the user says of the files: the target, and what it is (None: decided from the files), the column of time,
+    columns to leave out, and what a model has learned each column as.
+    """
+
+    target: str
+    kind: Target | None = None
+    time: str | None = None
+    drop: Sequence[str] = ()
+    dialect: Dialect = field(default_factory=Dialect)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+
+class Files:
+    """Some files as one stream of rows. `kind` is what the target is; `notes` what the user should know."""
+
+    def __init__(self, paths: Sequence[Path], asked: Asked) -> None:
+        self.asked, self.notes = asked, list[str]()
+        try:
+            self.kind: Target = asked.kind or "class"
+            found = [self._look(path) for path in paths]
+        except Fraction:
+            if asked.kind is not None:
+                raise
+            self.kind = "number"
+            found = [self._look(path) for path in paths]
+            self.notes.append(f"{asked.target} has numbers with fractions, so it is learned as a number")
+        if asked.time is not None:
+            found.sort(key=lambda one: one.times[0] if len(one.times) else 0.0)
+        self.files = found
+        self.rows = sum(one.rows for one in found)
+        if not self.rows:
+            bad(paths[0], "it holds no rows")
+        times = np.concatenate([one.times for one in found])
+        self._sorted = asked.time is None or bool((np.diff(times) >= 0).all())
+        if not self._sorted:
+            self.notes.append(f"the rows are not in the order of {asked.time}: they are all read, and sorted")
+        self.told = [one.source.told for one in found if one.source.told is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are learned from, in the order in which the files have them."""
+        return list(dict.fromkeys(name for one in self.files for name in one.names))
+
+    @property
+    def identity(self) -> list[list[str]]:
+        """What tells these files from others: name and first row of each. A file may grow."""
+        return [[one.source.path.name, one.digest] for one in self.files]
+
+    def kinds(self) -> dict[str, Kind]:
+        """What each column holds, as far as the files say."""
+        return {name: kind for one in reversed(self.files) for name, kind in one.kinds.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: one.source.shapes[name] for one in self.files for name in one.names}
+
+    def pieces(self) -> Iterator[Piece]:
+        """All rows in order: the columns that are learned from, and TARGET and TIME."""
+        whole = (piece for one in self.files for piece in self._pieces(one))
+        if self._sorted:
+            yield from whole
+            return
+        pieces = list(whole)
+        names = dict.fromkeys(name for piece in pieces for name in piece.columns)
+        columns = {name: _concatenated([_there(piece, name) for piece in pieces]) for name in names}
+        places = [(piece, row) for piece in pieces for row in range(piece.rows)]
+        order = np.argsort(columns[TIME], kind="stable")
+
+        def place(i: int) -> str:
+            piece, row = places[int(order[i])]
+            return str(piece.place(row))
+
+        yield Piece({name: values[order] for name, values in columns.items()}, place, len(order))
+
+    def _pieces(self, one: _File) -> Iterator[Piece]:
+        many = len(self.files) > 1
+        for piece in one.source.pieces(self._read(one.names)):
+            columns = {name: piece.columns[name] for name in one.names}
+            columns[TARGET] = self._targets(one.source, piece)
+            columns[TIME] = self._times(one.source, piece)
+            place = (lambda i, p=piece: f"{one.source.path.name}, {p.place(i)}") if many else piece.place
+            yield Piece(columns, place, piece.rows)
+
+    def _read(self, names: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*names, self.asked.target, *([self.asked.time] if self.asked.time else [])]))
+
+    def _targets(self, source: Source, piece: Piece) -> Values:
+        """Labels as texts, None if missing; or numbers, NaN if missing."""
+        if self.kind != "class":
+            numbers: Values = targets_of(source, piece, self.asked.target, self.kind == "count")
+            return numbers
+        found = np.empty(piece.rows, dtype=object)
+        found[:] = labels_of(source, piece, self.asked.target)
+        return found
+
+    def _times(self, source: Source, piece: Piece) -> Floats:
+        """When each row of a piece was: seconds since 1970, or a number; NaN without --time."""
+        if self.asked.time is None:
+            return np.full(piece.rows, np.nan)
+        name = self.asked.time
+        values, where = piece.columns[name], Where(source.path, piece, name)
+        if values.dtype == object or values.ndim > 1:
+            where.bad(0, "--time should be a column of dates or numbers, but this is neither")
+        found = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
+        if np.isnan(found).any():
+            where.bad(int(np.isnan(found).argmax()), "the time is missing")
+        return found
+
+    def _look(self, path: Path) -> _File:
+        """Read the target and the time of a file, to know what they are and how many rows there are."""
+        asked = self.asked
+        source = open_source(path, dialect=asked.dialect)
+        names = usable(source, asked.target, asked.drop)
+        if asked.time is not None and asked.time not in source.shapes:
+            bad(
+                path,
+                f"there is no column {asked.time!r}, the time; it has {', '.join(map(repr, [*source.shapes][:8]))}",
+            )
+        own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
+        source.expect({**asked.kinds, **own}, asked.target)
+        found, labels = _File(source, names), set[str]()
+        times = []
+        for piece in source.pieces(self._read([])):
+            found.rows += piece.rows
+            targets = self._targets(source, piece)
+            if self.kind == "class":
+                labels.update(label for label in targets if label is not None)
+                if len(labels) > MOST_CLASSES:
+                    bad(path, f"column {asked.target!r}", TOO_MANY)
+            times.append(self._times(source, piece))
+        found.times = np.concatenate([np.zeros(0), *times])
+        first = next(source.pieces(self._read(names)), None)
+        if first is not None:
+            if asked.time is not None and first.columns[asked.time].dtype.kind != "M":
+                found.names = [name for name in names if name != asked.time]  # a number that grows tells nothing
+            found.kinds = {name: _kind(first.columns[name]) for name in found.names}
+            row = [(name, str(first.columns[name][0])) for name in sorted(first.columns)]
+            found.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
+        if not found.names:
+            raise EvclError(f"{path}: beside {asked.target!r} there is no column to learn from")
+        return found
+
+
+@dataclass
+class _File:
+    source: Source
+    names: list[str]
+    rows: int = 0
+    times: Floats = field(default_factory=lambda: np.zeros(0))
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    digest: str = ""
+
+
+def _kind(values: Any) -> Kind:
+    return "text" if values.dtype == object else "date" if values.dtype.kind == "M" else "number"
+
+
+def _there(piece: Piece, name: str) -> Any:
+    """A column of a piece. Rows can only be sorted if all files have the same columns."""
+    if name not in piece.columns:
+        raise EvclError(f"the files are to be sorted by time, so they need the same columns, but one has no {name!r}")
+    return piece.columns[name]

@@ -1,0 +1,170 @@
+"""Networks as functions of one flat vector of weights, with the derivative of their outputs by every weight.
+
+The weights [R, P] of R networks are those of the layers, then one row [features + 1] for each of K outputs, the bias
+last; a further output appends its row. `Perceptron` computes the derivatives by hand; `Module` by `torch.func`, for any
+network.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl.nn import MLP
+from evcl.streams.filters import Group
+
+HIDDEN, OUT, BIAS = 4.0, 16.0, 4.0  # prior variances: of hidden and of output weights times the fan-in, of biases
+
+
+class Network(Protocol):
+    """`start` [p] and `prior` [p]: the means and variances of the weights below the outputs, before any row; `row`
+    [features + 1]: the variances of the weights of one output. `groups`: blocks of weights that belong to one unit.
+    """
+
+    start: Tensor
+    prior: Tensor
+    row: Tensor
+    groups: list[Group]
+
+    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [R, n, K] for inputs x [n, ...], and their derivatives [R, n, K, P]."""
+        ...
+
+
+class Perceptron:
+    """Linear layers with an activation, tanh or relu. Outputs see the last hidden layer and, with `skip`, the inputs.
+
+    Without hidden layers, this is a linear model.
+    """
+
+    def __init__(self, widths: Sequence[int], activation: str, skip: bool, start: Tensor) -> None:
+        self.widths, self.activation, self.skip, self.start = list(widths), activation, skip, start
+        self.groups, variances, place = [], [], 0
+        for fan_in, units in pairwise(widths):
+            self.groups.append((place, units, fan_in + 1))
+            place += units * (fan_in + 1)
+            own = start.new_full((units, fan_in + 1), HIDDEN / fan_in)
+            own[:, -1] = BIAS / 4
+            variances.append(own.flatten())
+        self.prior = torch.cat(variances) if variances else start.new_empty(0)
+        inputs, last = widths[0], widths[-1]
+        parts = [start.new_full((last,), OUT / last)] if len(widths) > 1 else []
+        if skip or len(widths) == 1:
+            parts.append(start.new_full((inputs,), HIDDEN / inputs))
+        self.row = torch.cat([*parts, start.new_full((1,), BIAS)])
+
+    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        r, n = len(weights), len(x)
+        ones = x.new_ones(n, 1)
+        inputs = torch.cat([x.flatten(1), ones], 1).expand(r, -1, -1)
+        below, slopes, a = [], [], inputs
+        for start, units, size in self.groups:
+            below.append(a)
+            z = a @ weights[:, start : start + units * size].view(r, units, size).mT
+            z, slope = (z.relu(), (z > 0).to(z)) if self.activation == "relu" else _tanh(z)
+            slopes.append(slope)
+            a = torch.cat([z, ones.expand(r, -1, -1)], 2)
+        if self.skip and self.groups:
+            a = torch.cat([z, inputs], 2)
+        first, width = len(self.start), len(self.row)
+        rows = weights[:, first:].view(r, -1, width)
+        k = rows.shape[1]
+        found = x.new_zeros(r, n, k, weights.shape[1])
+        found[..., first:].unflatten(3, (k, width)).diagonal(dim1=2, dim2=3).copy_(a.unsqueeze(3).expand(-1, -1, -1, k))
+        back = rows.unsqueeze(1)  # [R, n, K, units]: derivatives of the outputs by the units of a layer
+        for (start, units, size), a_below, slope in zip(self.groups[::-1], below[::-1], slopes[::-1], strict=True):
+            delta = back[..., :units] * slope.unsqueeze(2)
+            own = found[..., start : start + units * size].unflatten(3, (units, size))
+            torch.mul(delta.unsqueeze(4), a_below.view(r, n, 1, 1, size), out=own)
+            if start:
+                back = delta @ weights[:, start : start + units * size].view(r, 1, units, size)
+        return a @ rows.mT, found
+
+
+def _tanh(z: Tensor) -> tuple[Tensor, Tensor]:
+    h = z.tanh()
+    return h, 1 - h.square()
+
+
+class Module:
+    """Any torch network whose examples do not affect each other; its outputs are features, on which the rows of the
+    outputs are linear. It is evaluated as in `eval()`.
+    """
+
+    def __init__(self, network: nn.Module, x: Tensor) -> None:
+        self.network = network = copy.deepcopy(network).double().eval()
+        self.shapes = {name: p.shape for name, p in network.named_parameters() if p.requires_grad}
+        self.groups: list[Group] = []
+        own = dict(network.named_parameters())
+        self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)])
+        fans = [math.prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes.values()]
+        each = [
+            x.new_full((shape.numel(),), HIDDEN / f if f else BIAS / 16)
+            for f, shape in zip(fans, self.shapes.values(), strict=True)
+        ]
+        self.prior = torch.cat(each or [x.new_empty(0)])
+        try:
+            with torch.no_grad():
+                features = self.network(x)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise EvclError(f"the network cannot take inputs of shape {tuple(x.shape)}: {error}") from None
+        if not isinstance(features, Tensor) or len(features) != len(x):
+            raise EvclError("the network must return one tensor [n, ...] with the features of n rows")
+        count = features[0].numel()
+        self.row = torch.cat([x.new_full((count,), OUT / count), x.new_full((1,), BIAS)])
+
+    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        def outputs(flat: Tensor, one: Tensor) -> Any:
+            places, parts = 0, {}
+            for name, shape in self.shapes.items():
+                parts[name] = flat[places : places + shape.numel()].view(shape)
+                places += shape.numel()
+            features = functional_call(self.network, parts, (one.unsqueeze(0),)).flatten()
+            rows = flat[places:].view(-1, len(self.row))
+            f = rows[:, :-1] @ features + rows[:, -1]
+            return f, f
+
+        each = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
+        found, f = vmap(each, in_dims=(0, None))(weights, x)
+        return f, found
+
+
+def default(inputs: int, hidden: int, seed: int) -> Perceptron:
+    """One hidden layer of tanh units beside a linear part. Half of the units look at one or two inputs alone, so that
+    rules on single columns need not be found among all of them.
+    """
+    if not hidden:
+        return Perceptron([inputs], "tanh", True, torch.empty(0, dtype=torch.float64))
+    source = generator(seed, "stream")
+    w = GAIN * torch.randn(hidden, inputs, generator=source, dtype=torch.float64) / math.sqrt(inputs)
+    for unit in range(hidden // 2):
+        some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]
+        alone = torch.zeros(inputs, dtype=torch.float64)
+        alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
+        w[unit] = 1.3 * GAIN * alone
+    b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
+    return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten())
+
+
+GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
+
+
+def of(network: nn.Module, x: Tensor) -> Network:
+    """The network as a function of its weights, for inputs like x [n, ...]; fast if it is an `evcl.nn.mlp`."""
+    if type(network) is not MLP:
+        return Module(network, x)
+    if (width := x[0].numel()) != network.inputs:
+        raise EvclError(f"the network takes {network.inputs} numbers per row, not {width}")
+    layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+    parts = [torch.cat([one.weight, one.bias.unsqueeze(1)], 1).detach().double().flatten() for one in layers]
+    start = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    return Perceptron([network.inputs, *network.hidden], "relu", False, start)

@@ -1,0 +1,241 @@
+"""Prequential evaluation: each row is predicted before it is learned, and the prediction is scored.
+
+Every measure is a function of sums over rows, so that measures over all rows, over a window, and decayed are the same
+function of different sums. The sums of a row of classes, in this order:
+
+    1, right, NLL, Brier score, [confidence in bin b] (right - confidence) for each bin,
+    [label is c], [prediction is c] for each class c
+
+Classes come at the end, because there may be more of them later. The sums of a row of numbers: 1, squared error, NLL,
+[within its 95% interval].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evcl._core.errors import EvclError
+
+__all__ = ["CLASS_MEASURES", "NUMBER_MEASURES", "Prequential", "class_measures", "number_measures", "window_of"]
+
+Floats = NDArray[np.float64]
+CLASS_MEASURES = ("accuracy", "nll", "brier", "ece", "kappa")
+NUMBER_MEASURES = ("rmse", "nll", "coverage")
+BINS = 15
+FIRST = 4 + BINS  # the place of the first class
+FLOOR = 1e-15  # a probability below it, such as that of a label that never came before, counts as this
+POINTS = 100  # a curve has about this many; between this and twice as many if the length is not known in advance
+WIDE = NormalDist().inv_cdf(0.975)
+
+
+def window_of(rows: int) -> int:
+    """Rows per point of a curve, so that a stream of this many rows has about 100 points."""
+    return max(1, round(rows / POINTS))
+
+
+# --- the sums of each row --------------------------------------------------------------------------------------------
+
+
+def class_rows(probabilities: ArrayLike, places: ArrayLike, classes: int | None = None) -> Floats:
+    """[n, 19 + 2 classes]: the sums of each row, for probabilities [n, C] and the places of the labels among their
+    columns. A place beyond them, up to `classes`, is a label that had no probability.
+    """
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(places, dtype=np.int64)
+    if p.ndim != 2 or y.shape != p.shape[:1]:
+        raise ValueError(f"expected probabilities [n, classes] and labels [n], not {p.shape} and {y.shape}")
+    n, wide = len(y), max(p.shape[1], classes or 0, int(y.max(initial=-1)) + 1)
+    p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
+    rows, found = np.arange(n), np.zeros((n, FIRST + 2 * wide))
+    if not n:
+        return found
+    said, confidence, own = p.argmax(1), p.max(1), p[rows, y]
+    right = (said == y) & (confidence > 0)
+    found[:, 0], found[:, 1] = 1.0, right
+    found[:, 2] = -np.log(np.maximum(own, FLOOR))
+    found[:, 3] = (p**2).sum(1) - 2 * own + 1
+    bin_of = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    found[rows, 4 + bin_of] = right - confidence
+    found[rows, FIRST + 2 * y] = 1.0
+    found[rows[confidence > 0], FIRST + 1 + 2 * said[confidence > 0]] = 1.0
+    return found
+
+
+def number_rows(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> Floats:
+    """[n, 4]: the sums of each row, for predictions that are Gaussians with this mean and standard deviation, [n]."""
+    mean, std, y = (np.asarray(values, dtype=np.float64) for values in (mean, std, targets))
+    if mean.ndim != 1 or mean.shape != y.shape or std.shape != y.shape:
+        raise ValueError(f"expected means, deviations and targets [n], not {mean.shape}, {std.shape} and {y.shape}")
+    squared, variance = (y - mean) ** 2, np.maximum(std**2, 1e-300)
+    nll = 0.5 * (squared / variance + np.log(2 * math.pi * variance))
+    return np.stack([np.ones_like(y), squared, nll, squared <= WIDE**2 * variance], 1)
+
+
+# --- from sums to measures -------------------------------------------------------------------------------------------
+
+
+def class_measures(sums: Floats) -> dict[str, float]:
+    """Accuracy, NLL (the log-loss, in nats), Brier score (summed over the classes: 0 to 2), expected calibration error,
+    and Cohen's kappa: `(accuracy - chance) / (1 - chance)`, where chance is the agreement of independent labels and
+    predictions with these frequencies; 0 if that is 1.
+    """
+    n = sums[0]
+    if not n:
+        return dict.fromkeys(CLASS_MEASURES, math.nan)
+    accuracy = sums[1] / n
+    chance = float((sums[FIRST::2] * sums[FIRST + 1 :: 2]).sum() / n**2)
+    kappa = (accuracy - chance) / (1 - chance) if chance < 1 else 0.0
+    found = (accuracy, sums[2] / n, sums[3] / n, np.abs(sums[4:FIRST]).sum() / n, kappa)
+    return dict(zip(CLASS_MEASURES, map(float, found), strict=True))
+
+
+def number_measures(sums: Floats) -> dict[str, float]:
+    """RMSE, NLL in nats, and the fraction of targets within their 95% intervals."""
+    n = sums[0]
+    if not n:
+        return dict.fromkeys(NUMBER_MEASURES, math.nan)
+    return dict(zip(NUMBER_MEASURES, map(float, (math.sqrt(sums[1] / n), sums[2] / n, sums[3] / n)), strict=True))
+
+
+class Prequential:
+    """Scores predictions as they come: over all rows, over windows, and decayed. Memory is flat.
+
+    `window`: rows per window. None: windows are doubled when there are 200 of them, so that a curve has 100 to 200
+    points at any length. `fading`: the weight of a row in the decayed measures, relative to the next one (Gama et al.,
+    2013); 0.999 looks back over about 1,000 rows.
+    """
+
+    def __init__(
+        self, kind: Literal["classes", "numbers"] = "classes", window: int | None = None, fading: float = 0.999
+    ) -> None:
+        if kind not in ("classes", "numbers"):
+            raise EvclError(f"kind must be classes or numbers, not {kind!r}")
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise EvclError(f"window must be a whole number of rows, at least 1, not {window!r}")
+        if not 0 < fading < 1:
+            raise EvclError(f"fading must be between 0 and 1, such as 0.999, not {fading!r}")
+        self.kind, self.fading = kind, float(fading)
+        self.rows = 0
+        self._asked, self.window = window, window or 1
+        self._labels: dict[Any, int] = {}  # label -> its place in the sums
+        width = FIRST if kind == "classes" else 4
+        self._windows, self._decayed = np.zeros((0, width)), np.zeros(width)
+
+    # --- rows come ---------------------------------------------------------------------------------------------------
+
+    def add(self, probabilities: ArrayLike, labels: Sequence[Any] | ArrayLike, classes: Sequence[Any]) -> None:
+        """Score predictions [n, classes] of rows with these labels [n]; `classes` names the columns."""
+        if self.kind != "classes":
+            raise EvclError("these scores are of numbers: call add_numbers")
+        labels, classes = _listed(labels), _listed(classes)
+        p = np.asarray(probabilities, dtype=np.float64)
+        if p.ndim != 2 or p.shape[1] != len(classes):
+            raise EvclError(f"expected probabilities [n, {len(classes)}], one column per class, not {list(p.shape)}")
+        for label in (*classes, *labels):
+            self._labels.setdefault(label, len(self._labels))
+        places = [self._labels[label] for label in classes]
+        if places != list(range(len(places))):
+            p = _moved(p, places, len(self._labels))
+        self._add(class_rows(p, [self._labels[label] for label in labels], len(self._labels)))
+
+    def add_numbers(self, mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> None:
+        """Score predictions of numbers: Gaussians with this mean and standard deviation, [n]."""
+        if self.kind != "numbers":
+            raise EvclError("these scores are of classes: call add")
+        self._add(number_rows(mean, std, targets))
+
+    def _add(self, found: Floats) -> None:
+        n, more = len(found), found.shape[1] - len(self._decayed)
+        if more > 0:
+            self._windows = np.pad(self._windows, ((0, 0), (0, more)))
+            self._decayed = np.pad(self._decayed, (0, more))
+        weights = self.fading ** np.arange(n - 1, -1, -1)
+        self._decayed = self.fading**n * self._decayed + weights @ found
+        if self._asked is None:
+            while self.rows + n > 2 * POINTS * self.window:
+                self._double()
+        last = -(-(self.rows + n) // self.window)
+        if last > len(self._windows):
+            self._windows = np.pad(self._windows, ((0, last - len(self._windows)), (0, 0)))
+        np.add.at(self._windows, (self.rows + np.arange(n)) // self.window, found)
+        self.rows += n
+
+    def _double(self) -> None:
+        self.window *= 2
+        windows = self._windows if len(self._windows) % 2 == 0 else np.pad(self._windows, ((0, 1), (0, 0)))
+        self._windows = windows[::2] + windows[1::2]
+
+    # --- what they were worth ----------------------------------------------------------------------------------------
+
+    @property
+    def overall(self) -> dict[str, float]:
+        """Each measure over all rows so far."""
+        return self._measures(self._windows.sum(0))
+
+    @property
+    def decayed(self) -> dict[str, float]:
+        """Each measure with earlier rows weighing less: how good the predictions are now."""
+        return self._measures(self._decayed)
+
+    @property
+    def curves(self) -> dict[str, list[float]]:
+        """Each measure over each window; the last window may have fewer rows."""
+        found = [self._measures(sums) for sums in self._windows]
+        return {name: [one[name] for one in found] for name in self.measures}
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of the measures."""
+        return CLASS_MEASURES if self.kind == "classes" else NUMBER_MEASURES
+
+    def _measures(self, sums: Floats) -> dict[str, float]:
+        return class_measures(sums) if self.kind == "classes" else number_measures(sums)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Everything it knows: a part for JSON, and arrays. Labels must be texts, numbers or truth values."""
+        told = {
+            "kind": self.kind,
+            "rows": self.rows,
+            "window": self.window,
+            "asked": self._asked,
+            "fading": self.fading,
+            "labels": list(self._labels),
+        }
+        return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
+
+    @staticmethod
+    def restored(told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Prequential:
+        """The scores whose state this is. Raises EvclError if it is none."""
+        try:
+            found = Prequential(told["kind"], told["asked"], told["fading"])
+            found.rows, found.window = int(told["rows"]), int(told["window"])
+            found._labels = {label: place for place, label in enumerate(told["labels"])}
+            windows, decayed = (np.asarray(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
+            width = FIRST + 2 * len(found._labels) if found.kind == "classes" else 4
+            points = -(-found.rows // max(1, found.window))
+            fits = windows.shape == (points, width) and decayed.shape == (width,) and found.window > 0
+            if not fits or len(found._labels) != len(told["labels"]) or not np.isfinite(windows).all():
+                raise EvclError("its sizes do not fit")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise EvclError(f"these are no scores ({type(error).__name__} {error})") from error
+        found._windows, found._decayed = windows.copy(), decayed.copy()
+        return found
+
+
+def _listed(values: Any) -> list[Any]:
+    """The values as plain Python objects, which can be compared and saved."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _moved(p: Floats, places: Sequence[int], classes: int) -> Floats:
+    """Probabilities with their columns moved to these places."""
+    found = np.zeros((len(p), classes))
+    found[:, list(places)] = p
+    return found

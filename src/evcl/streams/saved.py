@@ -1,0 +1,88 @@
+"""A stream's file: its settings as JSON, and every tensor that rows have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from evcl._core.errors import EvclError
+from evcl._core.files import parsed, save_tensors
+from evcl.learner.saved import reading
+from evcl.nn import MLP
+from evcl.streams.alarm import Alarm
+from evcl.streams.stream import Stream
+
+FORMAT = 1
+NOTE = "evcl_stream"  # the name of the description in the metadata
+
+
+def save(
+    stream: Stream, path: str | os.PathLike[str], notes: Mapping[str, str] = {}, beside: Mapping[str, Tensor] = {}
+) -> None:
+    """Write a stream's file. `notes` are further texts for its metadata, `beside` further tensors."""
+    if stream._shape is None:
+        raise EvclError("there is nothing to save before the first row is learned")
+    own = stream.network
+    described = {
+        "format": FORMAT,
+        "mlp": own.described() if type(own) is MLP else None,
+        "own": own is not None and type(own) is not MLP,
+        "likelihood": stream.likelihood,
+        "settings": dict(stream.settings),
+        "memories": None if stream.memories is None else [m if m < float("inf") else "inf" for m in stream.memories],
+        "noise": stream.noise,
+        "classes": stream.classes,
+        "targets": stream._targets,
+        "shape": stream._shape,
+        "rows": stream.rows,
+        "alarms": [alarm._asdict() for alarm in stream.alarms],
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in stream._state().items()}
+    save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(described)})
+
+
+def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
+    with reading(path) as found, safe_open(found, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if NOTE not in metadata:
+            raise EvclError("it is not a stream that was saved by evcl")
+        saved: dict[str, Any] = parsed(metadata[NOTE])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+        if saved["format"] != FORMAT:
+            raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only {FORMAT}")
+        if saved["own"] != (network is not None):
+            raise EvclError(
+                "pass the network with which it was saved: load(path, network)"
+                if saved["own"]
+                else "it has its own network: pass none"
+            )
+        if saved["mlp"] is not None:
+            network = MLP(**saved["mlp"])
+        memories = saved["memories"] and [float(m) for m in saved["memories"]]
+        stream = Stream(
+            network,
+            saved["likelihood"],
+            classes=saved["classes"],
+            memories=memories,
+            noise=saved["noise"],
+            **saved["settings"],
+        )
+        stream._targets, stream.rows = int(saved["targets"]), int(saved["rows"])
+        x = torch.zeros((1, *map(int, saved["shape"])), dtype=torch.float64)
+        stream._begin(x, stream._targets or max(0, len(stream.classes) - 1))
+        stream.alarms = [Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"]) for a in saved["alarms"]]
+        own = stream._state()
+        for name, tensor in own.items():
+            given = tensors.get(name)
+            if given is None or given.shape != tensor.shape or given.dtype != tensor.dtype:
+                raise EvclError(f"{name!r} is missing or does not fit")
+            if given.is_floating_point() and not bool(given.isfinite().all()):
+                raise EvclError(f"{name!r} is not finite")
+        stream._restore(tensors)
+        return stream

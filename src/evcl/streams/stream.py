@@ -1,0 +1,346 @@
+"""`evcl.Stream`: learns rows in the order in which they come, predicts before it learns, and notices changes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evcl._core.errors import EvclError
+from evcl._core.inputs import Label, inputs, labels, positions
+from evcl._core.settings import SEED, Setting, Settings, resolve
+from evcl._core.targets import targets
+from evcl.likelihoods import get as get_likelihood
+from evcl.streams.alarm import Alarm, Detector
+from evcl.streams.bank import Bank, Looked, part
+from evcl.streams.building import bank_of
+from evcl.streams.observing import Counts
+from evcl.streams.scaling import Scaling, squashed
+
+SETTINGS: dict[str, Setting] = {
+    "method": Setting(
+        "ekf", "how rows are learned: by a Kalman filter, or in windows of rows (mesu)", choices=("ekf", "mesu")
+    ),
+    "covariance": Setting(
+        "auto",
+        "how the covariance of the weights is stored: all of it (full), one block per unit (blocks), a diagonal and "
+        "some directions of the precision (low-rank), or the variances (diagonal); auto: by the number of weights",
+        choices=("auto", "full", "blocks", "low-rank", "diagonal"),
+    ),
+    "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
+    "inner_steps": Setting(1, "updates per batch, each from the weights before the batch", low=1, high=100),
+    "standardize": Setting(
+        True, "whether inputs, and targets that are numbers, are scaled by the mean and deviation of earlier rows"
+    ),
+    "false_alarms": Setting(1e-4, "false alarms per row, on average at most", high=0.5),
+    "seed": SEED,
+}
+MOST = 256  # outputs of all rows that are learned at once; more rows are learned in several steps
+Rows = Any
+
+
+class Report(NamedTuple):
+    """What happened when rows were learned.
+
+    Attributes:
+        rows: the number of rows learned so far
+        surprise: -log p of the targets less what the learner expected, in nats, averaged over these rows
+        alarm: the alarm that these rows raised, or None
+    """
+
+    rows: int
+    surprise: float
+    alarm: Alarm | None
+
+
+class Numbers(NamedTuple):
+    """Predictions of numbers or counts for n rows, each [n], or [n, D] if there are several targets.
+
+    Attributes:
+        mean: the expected value
+        std: the standard deviation of a row's target around it
+    """
+
+    mean: Any
+    std: Any
+
+
+class Stream:
+    """A learner without tasks, epochs or boundaries.
+
+    `network`: any torch network; its outputs are features, on which a linear layer predicts. None: a network that
+    suits most tables. `likelihood`: what is predicted, as for `evcl.Learner`. `classes`: those that are known in
+    advance; others are added when they come. `memories`: how many rows each expert remembers, `inf` for one that
+    forgets nothing; how much each counts is inferred. `noise`: the standard deviation of the targets' noise, if it is
+    known; otherwise it is inferred. Other settings: see `evcl.streams.SETTINGS`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | None = None,
+        likelihood: str = "categorical",
+        *,
+        classes: Sequence[Label] = (),
+        memories: Sequence[float] | None = None,
+        noise: float | None = None,
+        **settings: Any,
+    ) -> None:
+        if network is not None and not isinstance(network, nn.Module):
+            raise EvclError(f"network must be a torch network or None, not {type(network).__name__}")
+        self.network = network
+        self.likelihood = get_likelihood(likelihood).name
+        self.settings: Settings = resolve("Stream", SETTINGS, settings)
+        self.memories = _memories(memories)
+        self.noise = _noise(noise, self.likelihood)
+        self.classes: list[Label] = labels(list(classes), len(classes)) if len(classes) else []
+        if len(set(self.classes)) != len(self.classes) or (self.classes and self.likelihood != "categorical"):
+            raise EvclError("classes must all differ, and only likelihood='categorical' has any")
+        self.rows = 0
+        self.alarms: list[Alarm] = []
+        self._shape: tuple[int, ...] | None = None  # of a row
+        self._targets = 0  # the number of targets of a row that are not classes
+        self._last: tuple[Tensor, Looked] | None = None  # the rows predicted last; learning them needs no second look
+        self._detector = Detector(float(self.settings.false_alarms))
+
+    def predict_proba(self, x: Rows) -> Any:
+        """[n, classes]: the probability of each of `classes`; with likelihood="bernoulli", of each label, [n, D]."""
+        if self.likelihood not in ("categorical", "bernoulli"):
+            raise EvclError(f"likelihood={self.likelihood!r} has no probabilities: use predictions")
+        found = self._predicted(self._inputs(x))
+        return found if isinstance(x, Tensor) else found.numpy()
+
+    def predict(self, x: Rows) -> Any:
+        """[n]: the most probable class; the expected value of a number or count; [n, D] for several targets."""
+        found = self._predicted(self._inputs(x))
+        if self.likelihood == "categorical":
+            if not self.classes:
+                raise EvclError("no class is known before the first row is learned")
+            return np.array(self.classes)[found.argmax(1).numpy()]
+        own = (found > 0.5).long() if self.likelihood == "bernoulli" else self._numbers(found).mean
+        own = own[:, 0] if own.shape[1] == 1 else own
+        return own if isinstance(x, Tensor) else own.numpy()
+
+    def predictions(self, x: Rows) -> Numbers:
+        """Numbers or counts, with their uncertainty. Before the first row they are 0 and 1."""
+        if self.likelihood not in ("gaussian", "poisson"):
+            raise EvclError(f"likelihood={self.likelihood!r} has no numbers: use predict_proba")
+        return self._shaped(self._numbers(self._predicted(self._inputs(x))), x)
+
+    def learn(self, x: Rows, y: Any) -> Report:
+        """Learn rows, each once. Labels that are new become new classes."""
+        checked = self._inputs(x)
+        target = self._checked_targets(y, len(checked))
+        return self._learn(checked, target)
+
+    def step(self, x: Rows, y: Any) -> tuple[Any, Report]:
+        """Predict, then learn: what `predict_proba` (or `predictions`) returns before the rows are learned, and the
+        report.
+        """
+        checked = self._inputs(x)
+        target = self._checked_targets(y, len(checked))
+        found = self._predicted(checked)
+        if self.likelihood in ("gaussian", "poisson"):
+            predicted: Any = self._shaped(self._numbers(found), x)
+        else:
+            predicted = found if isinstance(x, Tensor) else found.numpy()
+        return predicted, self._learn(checked, target)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a safetensors file, from which `Stream.load` goes on bit for bit."""
+        from evcl.streams.saved import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
+        """Load a saved stream. If its network was not an `evcl.nn.mlp` or the default, pass it."""
+        from evcl.streams.saved import load
+
+        return load(path, network)
+
+    @property
+    def shares(self) -> dict[float, float]:
+        """How probable each memory is now: the number of rows -> the probability of the experts that remember them."""
+        if self._shape is None:
+            return {}
+        memories = [m for group in self._bank.groups for m in group.memories]
+        found = dict.fromkeys(memories, 0.0)
+        for memory, share in zip(memories, self._bank.shares.shares.tolist(), strict=True):
+            found[memory] += share
+        return found
+
+    # What follows is the work: inputs are checked first, so that an error leaves the state as it was.
+
+    def _inputs(self, x: Rows) -> Tensor:
+        """[n, ...]: a single row becomes a batch of one."""
+        given = x if isinstance(x, Tensor) else np.asarray(x)
+        one = given.ndim == 1 if self._shape is None else tuple(given.shape) == self._shape
+        checked = inputs(given[None] if one else given, torch.float64, "cpu")
+        if self._shape is not None and tuple(checked.shape[1:]) != self._shape:
+            raise EvclError(f"a row had the shape {self._shape} at first, but now {tuple(checked.shape[1:])}")
+        return checked
+
+    def _checked_targets(self, y: Any, rows: int) -> Any:
+        """Labels as a list, or targets [n, D]."""
+        if isinstance(y, str) or np.ndim(y) == 0:
+            y = [y.item() if isinstance(y, (Tensor, np.generic)) else y]
+        if self.likelihood != "categorical":
+            found = targets(y, rows, self.likelihood)
+            if self._targets and found.shape[1] != self._targets:
+                raise EvclError(f"a row had {self._targets} targets at first, but now {found.shape[1]}")
+            return found
+        given = labels(y, rows)
+        if self.classes and type(given[0]) is not type(self.classes[0]):
+            kinds = type(self.classes[0]).__name__, type(given[0]).__name__
+            raise EvclError(f"labels were of type {kinds[0]} at first, but now {kinds[1]}")
+        return given
+
+    def _begin(self, x: Tensor, count: int) -> None:
+        """Make the networks, for rows like x and this many outputs."""
+        self._shape = tuple(x.shape[1:])
+        self._scaling = Scaling(x[0].numel())
+        self._target_scaling = Scaling(max(1, count))
+        self._bank: Bank = bank_of(self, x, count)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if not self.settings.standardize:
+            return x
+        return squashed(self._scaling.scaled(x.flatten(1))).view_as(x)
+
+    def _looked(self, x: Tensor) -> Looked:
+        if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
+            return self._last[1]
+        found = self._bank.look(self._scaled(x))
+        self._last = x, found
+        return found
+
+    def _pieces(self) -> int:
+        outputs = max(1, len(self.classes) - 1, self._targets)
+        return max(1, MOST // outputs)
+
+    def _predicted(self, x: Tensor) -> Tensor:
+        """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
+        if self._shape is None:
+            width = len(self.classes)
+            return torch.full((len(x), width), 1 / max(1, width), dtype=torch.float64)
+        return torch.cat([self._looked(piece).together[0] for piece in x.split(self._pieces())])
+
+    def _numbers(self, found: Tensor) -> Numbers:
+        """[n, D] each, in the units of the targets."""
+        if self._shape is None:
+            return Numbers(found.new_zeros(len(found), 1), found.new_ones(len(found), 1))
+        if self.likelihood == "poisson":
+            mean, variance = found.chunk(2, 1)
+            return Numbers(mean, variance.sqrt())
+        mean, noise, uncertain = found.chunk(3, 1)
+        std = (noise + uncertain).sqrt()
+        if not self.settings.standardize or not self._target_scaling.count:
+            return Numbers(mean, std)
+        scale = self._target_scaling.std
+        return Numbers(self._target_scaling.mean + scale * mean, scale * std)
+
+    @staticmethod
+    def _shaped(found: Numbers, x: Rows) -> Numbers:
+        parts = [one[:, 0] if one.shape[1] == 1 else one for one in found]
+        return Numbers(*(one if isinstance(x, Tensor) else one.numpy() for one in parts))
+
+    def _learn(self, x: Tensor, y: Any) -> Report:
+        if self.likelihood == "categorical":
+            new = list(dict.fromkeys(label for label in y if label not in self.classes))
+            before = len(self.classes)
+            self.classes += new
+            if self._shape is None:
+                self._begin(x, len(self.classes) - 1)
+            elif new:
+                self._bank.grow(len(self.classes) - max(1, before))
+                self._last = None
+            place = positions(y, self.classes)
+        else:
+            if self._shape is None:
+                self._targets = y.shape[1]
+                self._begin(x, self._targets)
+            place = y
+        size = self._pieces()
+        surprises, alarm = [], None
+        for piece, own in zip(x.split(size), place.split(size), strict=True):
+            surprise, raised = self._learn_piece(piece, own)
+            surprises.append(surprise)
+            alarm = alarm or raised
+        return Report(self.rows, float(torch.cat(surprises).mean()), alarm)
+
+    def _learn_piece(self, x: Tensor, y: Tensor) -> tuple[Tensor, Alarm | None]:
+        if self.likelihood == "poisson" and not self.rows:
+            self._set_offsets(y.mean(0))
+        y_scaled = self._scaled_targets(y)
+        looked, z = self._looked(x), self._scaled(x)
+        observing = self._bank.groups[0].observing
+        surprise = observing.surprise(looked.together, y_scaled)
+        raised = self._detector.learn(observing.softer(looked.together, y_scaled))
+        replaced = self._bank.learn(looked, z, y_scaled, self.settings.inner_steps)
+        self._last = None
+        if self.settings.standardize:
+            self._scaling.add(x.flatten(1))
+            if self._targets:
+                self._target_scaling.add(y)
+                if self.likelihood == "poisson":
+                    self._set_offsets(self._target_scaling.mean)
+        alarm = None
+        if raised is not None:
+            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), (), _action(replaced))
+            self.alarms.append(alarm)
+        self.rows += len(x)
+        return surprise, alarm
+
+    def _set_offsets(self, mean: Tensor) -> None:
+        for group in self._bank.groups:
+            assert isinstance(group.observing, Counts)
+            group.observing.offset = mean.clamp_min(0.01).log()
+
+    def _scaled_targets(self, y: Tensor) -> Tensor:
+        if self.likelihood != "gaussian" or not self.settings.standardize:
+            return y
+        return self._target_scaling.scaled(y)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every tensor that rows change, by name."""
+        parts: dict[str, Any] = {"bank/": self._bank, "scaling/": self._scaling, "targets/": self._target_scaling}
+        parts["alarm/"] = self._detector
+        return {f"{at}{name}": t for at, own in parts.items() for name, t in own.state().items()}
+
+    def _restore(self, state: Mapping[str, Tensor]) -> None:
+        self._bank.restore(part(state, "bank/"))
+        self._scaling.restore(part(state, "scaling/"))
+        self._target_scaling.restore(part(state, "targets/"))
+        self._detector.restore(part(state, "alarm/"))
+
+
+def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    found = tuple(float(m) for m in given)
+    if not found or not all(m > 1 for m in found):
+        raise EvclError(f"memories must be numbers of rows above 1, or inf, not {given!r}")
+    return found
+
+
+def _noise(given: float | None, likelihood: str) -> float | None:
+    if given is None:
+        return None
+    if likelihood != "gaussian" or not 0 < float(given) < float("inf"):
+        raise EvclError(f"noise must be a number above 0, with likelihood='gaussian', not {given!r}")
+    return float(given)
+
+
+def _action(replaced: list[tuple[float, float]]) -> str:
+    if not replaced:
+        return "the memories were weighed anew"
+    return "; ".join(f"experts that remember {_rows(a)} go on from those that remember {_rows(b)}" for a, b in replaced)
+
+
+def _rows(memory: float) -> str:
+    return "everything" if memory == float("inf") else f"{memory:,.0f} rows"

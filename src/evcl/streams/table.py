@@ -1,0 +1,264 @@
+"""A stream that learns a table: the learner, the encoder of its rows and the scores so far, saved in one file.
+
+The file is that of `Stream.save` (`Stream.load` reads it too) with a second text in its metadata, and further tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from evcl._core.errors import BadExample, EvclError
+from evcl._core.files import parsed
+from evcl.streams import saved
+from evcl.streams.alarm import Alarm
+from evcl.streams.evaluation import Feed
+from evcl.streams.files import TARGET, TIME, Files
+from evcl.streams.prequential import Prequential
+from evcl.streams.rows import RowEncoder
+from evcl.streams.stream import Stream
+from evcl.tables.numeric import LIKELIHOODS, Target
+from evcl.tables.source import Floats, Kind, Piece, bad
+
+FORMAT = 1
+NOTE = "evcl.streams.table"
+OWN = "table/"  # where the names of its tensors begin
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An alarm in terms of the table: when it was raised, and which columns moved."""
+
+    row: int  # from 1
+    when: float | None  # the time of that row, as in Files.times
+    surprise: float
+    columns: list[str]
+    action: str
+
+
+@dataclass
+class TableStream:
+    """A stream and the table that it learns.
+
+    `done` is how many rows of the files `identity` were predicted; the learner may wait for the labels of the last
+    ones. `unlabelled` rows had no label: they were passed over.
+    """
+
+    stream: Stream
+    encoder: RowEncoder
+    target: str
+    kind: Target
+    time: str | None = None
+    dated: bool = False  # whether the time is a date
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    labels: list[str] = field(default_factory=list)  # the stream's labels are places in this list
+    scores: Prequential = field(default_factory=Prequential)
+    done: int = 0
+    unlabelled: int = 0
+    identity: list[list[str]] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
+    latest: float | None = None  # the time of the last row
+    waiting: tuple[Tensor, Tensor, Floats] | None = None  # inputs, targets and times of rows whose labels come late
+
+    @staticmethod
+    def create(files: Files, **settings: Any) -> TableStream:
+        """A stream for files that nothing was learned of yet."""
+        asked = files.asked
+        encoder = RowEncoder(files.kinds(), files.shapes())
+        stream = Stream(likelihood=LIKELIHOODS[files.kind], **settings)
+        scores = Prequential("classes" if files.kind == "class" else "numbers")
+        dated = asked.time is not None and files.kinds().get(asked.time) == "date"
+        made = TableStream(stream, encoder, asked.target, files.kind, asked.time, dated, tuple(asked.drop))
+        made.missing, made.scores, made.identity = asked.dialect.missing, scores, files.identity
+        return made
+
+    def kinds(self) -> dict[str, Kind]:
+        """What each column was learned as."""
+        return {name: column.kind for name, column in self.encoder.columns.items()}
+
+    def resume(self, files: Files) -> int:
+        """The row of these files from which on to learn: where it stopped, if they are those that it learned last, or
+        begin like them; 0 if they are all new.
+        """
+        known = [tuple(one) for one in self.identity]
+        given = [tuple(one) for one in files.identity]
+        if given[: len(known)] == known:
+            if files.rows < self.done:
+                raise EvclError(f"the files have {files.rows:,} rows, but {self.done:,} were learned: did they shrink?")
+            self.identity = files.identity
+            return self.done
+        if both := sorted({name for name, _ in set(known) & set(given)}):
+            raise EvclError(f"{both[0]} was learned already: name it with the files before it, or leave it out")
+        self.identity, self.done = files.identity, 0
+        return 0
+
+    def learn(self, files: Files, piece: Piece, delay: int = 0) -> list[Raised]:
+        """Predict some rows, and learn those whose labels have come. Returns the alarms that they raised."""
+        path, when = files.files[0].source.path, piece.columns[TIME]
+        earlier = when < np.maximum.accumulate(
+            np.concatenate([[-np.inf if self.latest is None else self.latest], when[:-1]])
+        )
+        if earlier.any():
+            place = piece.place(int(earlier.argmax()))
+            bad(
+                path,
+                place,
+                f"it is earlier than rows that were learned already; --time {self.time} sorts new rows only",
+            )
+        columns = {name: values for name, values in piece.columns.items() if name not in (TARGET, TIME)}
+        x, targets = self.encoder.encode(columns, piece, path), piece.columns[TARGET]
+        there = np.array([label is not None for label in targets]) if self.kind == "class" else ~np.isnan(targets)
+        self.done += piece.rows
+        self.unlabelled += int((~there).sum())
+        self.latest = float(when[-1]) if self.time is not None else None
+        if not there.any():
+            return []
+        y = self._places(targets) if self.kind == "class" else torch.from_numpy(np.asarray(targets, dtype=np.float64))
+        feed = Feed(self.stream, self.scores, delay)
+        pending = np.zeros(0)
+        if self.waiting is not None:
+            feed.x, feed.y, pending = self.waiting
+        before = len(self.stream.alarms)
+        try:
+            feed(torch.from_numpy(x[there]), y[torch.from_numpy(there)], self.labels or None)
+        except BadExample as error:
+            bad(path, piece.place(int(np.flatnonzero(there)[error.row])), error.what)
+        if not delay:
+            feed.end()  # rows that waited for an earlier, longer delay
+        when = np.concatenate([pending, when[there]])
+        self.waiting = (
+            None if feed.x is None or feed.y is None or not len(feed.y) else (feed.x, feed.y, when[-len(feed.y) :])
+        )
+        return self._told(before, when)
+
+    def end(self) -> list[Raised]:
+        """Learn the rows that still wait for their labels."""
+        if self.waiting is None:
+            return []
+        before, (x, y, when) = len(self.stream.alarms), self.waiting
+        self.stream.learn(x, y)
+        self.waiting = None
+        return self._told(before, when)
+
+    def _told(self, before: int, when: Floats) -> list[Raised]:
+        """The alarms from number `before` on, in terms of the table; `when` are the times of the rows learned last."""
+        names = self.encoder.names()
+        waiting = 0 if self.waiting is None else len(self.waiting[1])
+        first = self.stream.rows - (len(when) - waiting)
+        found = []
+        for alarm in self.stream.alarms[before:]:
+            time = float(when[min(len(when) - 1, max(0, alarm.row - first))]) if self.time is not None else None
+            found.append(Raised(alarm.row + 1, time, alarm.surprise, _columns(alarm, names), alarm.action))
+        self.raised += found
+        return found
+
+    def _places(self, labels: Any) -> Tensor:
+        for label in labels:
+            if label is not None and label not in self.labels:
+                self.labels.append(label)
+        place = {label: i for i, label in enumerate(self.labels)}
+        return torch.tensor([-1 if label is None else place[label] for label in labels])
+
+    # --- the file ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        told, arrays = self.scores.state()
+        text = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "encoder": self.encoder.state(),
+            "scores": told,
+            "raised": [[one.row, one.when, one.surprise, one.columns, one.action] for one in self.raised],
+        }
+        tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
+        if self.waiting is not None:
+            x, y, when = self.waiting
+            tensors |= {
+                f"{OWN}x": x.contiguous(),
+                f"{OWN}y": y.contiguous(),
+                f"{OWN}when": torch.from_numpy(when.copy()),
+            }
+        saved.save(self.stream, path, {NOTE: json.dumps(text)}, tensors)
+
+
+_PLAIN = {  # the fields that JSON holds as they are, and their types
+    "target": str, "kind": str, "time": (str, type(None)), "dated": bool, "drop": list, "missing": list, "labels": list,
+    "done": int, "unlabelled": int, "identity": list, "latest": (int, float, type(None)),
+}  # fmt: skip
+
+
+def _columns(alarm: Alarm, names: list[str]) -> list[str]:
+    """The columns of an alarm by name."""
+    return [name for name in dict.fromkeys(names[place] for place in alarm.columns if place < len(names)) if name]
+
+
+def is_stream(path: Path) -> bool:
+    """Whether this is the file of a stream."""
+    return saved.NOTE in _metadata(path)
+
+
+def is_table_stream(path: Path) -> bool:
+    """Whether this is the file of a stream that says how to encode a table, as those of `evcl stream` do."""
+    return NOTE in _metadata(path)
+
+
+def _metadata(path: Path) -> Mapping[str, str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise EvclError(f"cannot load {path}: {error}") from error
+
+
+def load(path: Path) -> TableStream:
+    """Load a stream that `save` wrote. No code from the file is run."""
+    stream = saved.load(path)
+    text = _metadata(path).get(NOTE)
+    if text is None:
+        raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.Stream.load")
+    with safe_open(path, framework="pt") as file:
+        names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
+        tensors = {name.removeprefix(OWN): file.get_tensor(name) for name in names}
+    try:
+        return _rebuilt(stream, parsed(text), tensors)
+    except EvclError as error:
+        raise EvclError(f"cannot load {path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
+
+
+def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:
+    if told["format"] != FORMAT:
+        raise EvclError(f"its table has format {told['format']!r}, but this version of evcl reads only {FORMAT}")
+    for name, types in _PLAIN.items():
+        if not isinstance(told[name], types):  # type: ignore[arg-type]
+            raise ValueError(name)
+    scores = Prequential.restored(told["scores"], {name: tensors[name].numpy() for name in ("windows", "decayed")})
+    found = TableStream(stream, RowEncoder.restored(told["encoder"]), told["target"], told["kind"], scores=scores)
+    for name in _PLAIN:
+        value = told[name]
+        setattr(found, name, tuple(map(str, value)) if name in ("drop", "missing") else value)
+    found.labels = [str(label) for label in told["labels"]]
+    found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
+    found.raised = [
+        Raised(int(row), None if when is None else float(when), float(surprise), [str(c) for c in columns], str(action))
+        for row, when, surprise, columns, action in told["raised"]
+    ]
+    fits = LIKELIHOODS[found.kind] == stream.likelihood and stream._shape == (found.encoder.inputs,)
+    if not fits or any(type(label) is not int or not 0 <= label < len(found.labels) for label in stream.classes):
+        raise EvclError("its columns and labels do not fit its network")
+    if "x" in tensors:
+        x, y, when = tensors["x"], tensors["y"], tensors["when"].numpy()
+        if x.shape != (len(y), found.encoder.inputs) or when.shape != (len(y),) or not bool(torch.isfinite(x).all()):
+            raise EvclError("its waiting rows do not fit")
+        found.waiting = x, y, when
+    return found
