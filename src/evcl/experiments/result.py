@@ -42,14 +42,37 @@ class Score(NamedTuple):
     unit: str = ""
     scale: float = 1.0  # tables and figures show the numbers times this
     places: int = 2
+    most: float = math.inf  # no number is larger, as it is shown
+
+    @property
+    def title(self) -> str:
+        """The label with the unit, as an axis has it."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def of_task(self) -> str:
+        """The label of a number in the matrices, which is of one task."""
+        return self.label.removeprefix("average ")
+
+    def text(self, value: float) -> str:
+        """'84.1%' or '-91.2 nats'."""
+        space = " " if len(self.unit) > 1 else ""
+        return f"{self.scale * value:.1f}{space}{self.unit}"
 
 
 SCORES = {
-    "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0),
+    "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0, most=100.0),
     "log_likelihood": Score("log_likelihoods", "log-likelihood", "nats"),
     "average_return": Score("returns", "average return", places=1),
 }
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+
+
+def score_of(benchmark: str) -> Score:
+    """What a benchmark is judged by; the accuracy if it is unknown."""
+    from evcl.benchmarks import BENCHMARKS  # it needs torch, which reading results does not
+
+    return SCORES[BENCHMARKS[benchmark].score if benchmark in BENCHMARKS else "average_accuracy"]
 
 
 class Summary(Struct, frozen=True):

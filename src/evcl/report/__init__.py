@@ -11,7 +11,6 @@ from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
 from evcl.report.results import Group, Line, by_benchmark, find_results
 from evcl.report.tables import (
-    COLUMNS,
     Table,
     caption,
     full_table,
@@ -20,6 +19,7 @@ from evcl.report.tables import (
     paired_table,
     percent,
     rows,
+    short_columns,
     tables_markdown,
 )
 
@@ -57,7 +57,6 @@ def _write(path: Path, text: str) -> None:
 
 
 __all__ = [
-    "COLUMNS",
     "Group",
     "Line",
     "Table",
@@ -72,6 +71,7 @@ __all__ = [
     "paired_table",
     "percent",
     "rows",
+    "short_columns",
     "tables_markdown",
     "write_report",
 ]
