@@ -18,7 +18,7 @@ from evcl._core.files import in_lines
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, best_trial
 from evcl.experiments.search import Trial
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
-from evcl.report.figures import score_figure, save_figure
+from evcl.report.figures import save_figure, score_figure
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

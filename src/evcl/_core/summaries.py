@@ -54,4 +54,7 @@ BENCHMARK_SUMMARIES = {
     "mails": "spam or not, month by month, MiniLM with LoRA, one head",
     "permuted-digits": "8x8 digits, one random pixel order per task, one head",
     "split-digits": "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task",
+    "characters-mnist": "MNIST without labels: a VAE learns 0, 1, ..., 9",
+    "characters-notmnist": "notMNIST without labels: a VAE learns A, B, ..., J",
+    "characters-digits": "8x8 digits without labels: a VAE learns 0, ..., 9",
 }

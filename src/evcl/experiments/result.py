@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from evcl._core.errors import EvclError
 from evcl._core.files import read_text
 from evcl._core.registry import LONGEST_NAME
+from evcl.experiments.samples import MOST_CHARACTERS, decoded
 
 SCHEMA = 1
 RESULT = "result.json"
@@ -30,7 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 MEASURES = tuple(RANGES)
 RANGES |= dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9))
-OPTIONAL = ("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns")
+OPTIONAL = ("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns", "samples")
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
 
 
@@ -134,6 +135,8 @@ class Result(Struct, frozen=True, kw_only=True):
         log_likelihoods: as `accuracy`
         average_return: of agents: over all tasks after the last one
         returns: as `accuracy`
+        samples: of generative models: what the first seed generates, a PNG in base64: a row after each task, with a few
+            samples of each task so far
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
             seed; None: not measured
@@ -157,6 +160,7 @@ class Result(Struct, frozen=True, kw_only=True):
     log_likelihoods: Matrices | None = None
     average_return: Summary | None = None
     returns: Matrices | None = None
+    samples: Annotated[str, Meta(max_length=MOST_CHARACTERS)] | None = None
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -266,6 +270,8 @@ def _check(result: Result) -> None:
         raise ValueError("config.validation should be at least 0 and less than 1")
     if result.seconds < 0 or (result.memory_bytes or 0) < 0:
         raise ValueError("seconds and memory_bytes should be at least 0")
+    if result.samples is not None:
+        decoded(result.samples)
     summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
     for name in ("forgetting", "backward_transfer"):  # in units of the score
         low, high = RANGES[name]
