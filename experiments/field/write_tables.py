@@ -74,7 +74,7 @@ def difference(a: Line, b: Line) -> str:
 
 
 def learned(line: Line) -> Summary:
-    return summarise([learning_accuracy(matrix) for matrix in line.accuracy])
+    return summarise([learning_accuracy(matrix) for matrix in line.matrices])
 
 
 def details(group: Group, kept: dict[str, int]) -> str:

@@ -18,7 +18,7 @@ from evcl._core.files import in_lines
 from evcl.experiments import PAPER_BENCHMARKS, PAPER_METHODS, RESULT, Summary, best_trial
 from evcl.experiments.search import Trial
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, main_table, paired_difference, percent
-from evcl.report.figures import accuracy_figure, save_figure
+from evcl.report.figures import save_figure, score_figure
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -204,7 +204,7 @@ def draw(group: Group, folder: Path) -> Path:
         mean, spread = line.curve
         shown[line.label] = {"mean": numbers(mean), "std": numbers(spread), "published": numbers(line.published or [])}
     path = folder / f"{group.slug}.svg"
-    save_figure(accuracy_figure(group), path, json.dumps(shown))
+    save_figure(score_figure(group), path, json.dumps(shown))
     return path
 
 

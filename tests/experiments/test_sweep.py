@@ -428,7 +428,7 @@ def test_where_a_sweep_stands(tmp_path, evcl, monkeypatch):
     other.__exit__()
     found = standing(tmp_path / "s")
     assert [each.state.kind for each in found] == ["done", "failed", "running", "stale", "todo", "todo"]
-    assert [each.accuracy for each in found] == [0.5, None, None, None, None, None]
+    assert [each.score for each in found] == [0.5, None, None, None, None, None]
     status, out, err = evcl("status", "s")
     assert (status, err) == (0, "")
     assert "6 cells, 1 done, 1 running, 1 stale (their owner is gone), 1 failed, 2 to do" in out

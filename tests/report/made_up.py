@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from evcl import metrics
 from evcl.experiments import Environment, Result
-from evcl.experiments.result import summarise, to_json
+from evcl.experiments.result import SCORES, summarise, to_json
 
 MACHINE = Environment(evcl="0.1.0", torch="2.13.0", device="cpu", threads=1, platform="somewhere")
 
@@ -42,6 +43,30 @@ def result(
         ece=summarise([(1 - value) / 10 for value in last]),
         seconds=1.234,
         environment=MACHINE,
+    )
+
+
+def generative(method="evcl", last=(-90.0, -91.0), tasks=3, score="log_likelihood", **config):
+    """A result that is judged by something other than accuracy: every task falls from -80 to `last`."""
+    plain = result(method, "characters", [0.5] * len(last), tasks=tasks, **config)
+    matrices = [np.full((tasks, tasks), np.nan) for _ in last]
+    for found, value in zip(matrices, last, strict=True):
+        for t in range(tasks):
+            found[t, : t + 1] = value if t == tasks - 1 else -80.0
+    none = summarise([None] * len(last))
+    listed = [[[None if np.isnan(v) else v for v in row] for row in m.tolist()] for m in matrices]
+    return replace(
+        plain,
+        accuracy=None,
+        average_accuracy=none,
+        forgetting=summarise([metrics.forgetting(m) for m in matrices]),
+        backward_transfer=summarise([metrics.backward_transfer(m) for m in matrices]),
+        nll=none,
+        ece=none,
+        **{
+            score: summarise([metrics.average_accuracy(m) for m in matrices]),
+            SCORES[score].matrices: listed,
+        },
     )
 
 

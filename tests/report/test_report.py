@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import result, write
+from made_up import generative, result, write
 from msgspec.structs import replace
 
 import evcl
@@ -29,6 +29,7 @@ from evcl.report import (
     paired_table,
     percent,
     rows,
+    short_columns,
     tables_markdown,
     write_report,
 )
@@ -69,6 +70,35 @@ def test_the_tables_say_what_the_results_say():
     assert percent(Summary(0.5, None, [0.5]), 1) == "50.0"
     assert percent(Summary(-0.00001, 0.1, []), 1) == "0.0 ± 10.0"
     assert percent(Summary(None, None, [None])) == "-"
+
+
+@pytest.mark.parametrize(
+    ("score", "label", "unit"),
+    [("log_likelihood", "log-likelihood (nats)", " nats"), ("average_return", "average return", "")],
+)
+def test_a_benchmark_is_reported_by_its_own_score(tmp_path, score, label, unit):
+    """No accuracy, calibration or per cent: the score, its unit and its own forgetting, in every table and figure."""
+    ours, other = generative("evcl", (-90.0, -91.0), score=score), generative("naive", (-100.0, -103.0), score=score)
+    one = group(ours, other)
+    first, _second = cells(full_table(one))
+    places = 2 if score == "log_likelihood" else 1
+    assert list(first) == ["method", "seeds", label, "forgetting", "seconds"]
+    assert first[label] == f"{-90.5:.{places}f} ± {0.5**0.5:.{places}f}"
+    assert first["forgetting"] == f"{10.5:.{places}f} ± {0.5**0.5:.{places}f}"
+    assert short_columns(one)[1] == label
+    assert rows(one)[0][1] == "-90.5 ± 0.7"
+    assert cells(paired_table(one))[0]["difference ± standard error"] == f"{11:+.{places}f} ± {1:.{places}f}"
+    np.testing.assert_allclose(matrix(one.lines[0])[2], -90.5)
+    np.testing.assert_allclose(one.lines[0].curve[0], [-80, -80, -90.5])
+    assert one.score.text(-90.52) == f"-90.5{unit}"
+    mixed = tables_markdown(by_benchmark([ours, result()]).values(), "both")
+    assert "## Average score after the last task" in mixed
+    assert f"characters, 3 tasks: {label}" in mixed
+    written = write_report(write(tmp_path, ours, other))
+    text = (tmp_path / "index.html").read_text()
+    assert "accuracy" not in text.partition("<main")[2].partition('id="data"')[0].lower()
+    assert f'"title":"{label}"' in text
+    assert len(written) == 11
 
 
 def test_a_curve_is_the_mean_over_seeds_of_the_average_over_tasks_seen():

@@ -142,8 +142,8 @@ SEED = Setting(0, "random seed; every random generator is derived from it", high
 BAYESIAN: dict[str, Setting] = {
     "tempering": Setting(
         "auto",
-        "beta, the weight of the KL term; auto: from 0.001 to 0.03, larger for more examples and for noisier labels, "
-        "and 0.3 if the targets are numbers or counts",
+        "beta, the weight of the KL term; auto: from 0.001 to 0.03, larger for more examples and for noisier labels; "
+        "0.3 if the targets are numbers or counts, and 1 for an energy of your own or a generative model",
         high=1e6,
         auto=True,
     ),

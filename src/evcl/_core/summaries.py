@@ -67,4 +67,7 @@ BENCHMARK_SUMMARIES = {
     "hyperplane": "a hyperplane that turns slowly: a generated stream",
     "led": "LED, two concepts in turn: a generated stream",
     "rbf": "clusters in 10 dimensions, no change: a generated stream",
+    "characters-mnist": "MNIST without labels: a VAE learns 0, 1, ..., 9",
+    "characters-notmnist": "notMNIST without labels: a VAE learns A, B, ..., J",
+    "characters-digits": "8x8 digits without labels: a VAE learns 0, ..., 9",
 }

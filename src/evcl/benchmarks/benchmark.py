@@ -15,6 +15,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.registry import Registry
 from evcl._core.settings import SEED, VALIDATION, Setting
+from evcl.likelihoods import Energy
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,13 @@ class Benchmark(Sequence[Task]):
         hidden: Sequence[int] | None = None,
         network: Callable[[], nn.Module] | None = None,
         seed: int = 0,
+        energy: Energy | None = None,
     ) -> None:
         """`hidden`: widths of the MLP trunk's hidden layers in the published protocol. For any other trunk, `network`
-        is a function that makes it.
+        is a function that makes it. `energy`: what its network minimises if the tasks have no labels to predict; it
+        explains the inputs.
         """
-        self.name, self.seed = name, seed
+        self.name, self.seed, self.energy = name, seed, energy
         if (hidden is None) == (network is None):
             raise EvclError(f"benchmark {name!r} needs either hidden= (widths of an MLP) or network= (makes one)")
         self.hidden, self.network = tuple(hidden or ()), network
@@ -149,7 +152,7 @@ class Benchmark(Sequence[Task]):
 
     def _of(self, tasks: Sequence[Task]) -> Benchmark:
         hidden = self.hidden if self.network is None else None
-        return Benchmark(self.name, tasks, hidden=hidden, network=self.network, seed=self.seed)
+        return Benchmark(self.name, tasks, hidden=hidden, network=self.network, seed=self.seed, energy=self.energy)
 
     def __repr__(self) -> str:
         return f"Benchmark({self.name!r}, {len(self)} tasks, seed={self.seed})"
@@ -194,6 +197,7 @@ class Entry:
     kind: Kind | None = None
     method: str = "evcl"
     cpu: bool = False  # whether it is learned on the CPU even if there is a GPU
+    score: str = "average_accuracy"  # what it is judged by: a field of `evcl.experiments.Result`
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")

@@ -45,7 +45,7 @@ def progress(configs: list[Config]) -> Iterator[Any]:
                 bars.start_task(ids[index])
             state = f"task {event.task + 1}/{event.tasks}"
             if event.accuracy is not None:
-                state += f"  {100 * event.accuracy:.1f}%"
+                state += f"  {experiments.score_of(configs[index].benchmark).text(event.accuracy)}"
             bars.update(ids[index], completed=event.done, state=state)
 
         yield on_event
@@ -62,7 +62,8 @@ def _line(config: Config, event: Event) -> None:
         seen = "on it" if event.task == 0 else f"on average over tasks 1 to {event.task + 1}"
         learned = f"task {event.task + 1} of {event.tasks} learned"
         whose = "" if event.seeds == config.seeds else f" seed {', '.join(map(str, event.seeds))}"
-        console().print(f"{config.name}{whose}: {learned}, {100 * event.accuracy:.1f}% {seen}", soft_wrap=True)
+        value = experiments.score_of(config.benchmark).text(event.accuracy)
+        console().print(f"{config.name}{whose}: {learned}, {value} {seen}", soft_wrap=True)
 
 
 @contextmanager
@@ -71,9 +72,9 @@ def forecast_bar(total: int) -> Iterator[Any]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     def on_result(count: int, config: Config, result: Result) -> None:
-        mean = result.average_accuracy.mean
-        accuracy = "diverged" if mean is None else f"{100 * mean:.1f}%"
-        console().print(f"{count} of {total}: {config.name} {accuracy}", soft_wrap=True)
+        mean = result.measure(result.score).mean
+        value = "diverged" if mean is None else experiments.score_of(config.benchmark).text(mean)
+        console().print(f"{count} of {total}: {config.name} {value}", soft_wrap=True)
 
     if not console().is_terminal:
         yield (lambda i, event, forecast: None), on_result
@@ -133,8 +134,8 @@ def cells_bar(cells: Sequence[Config]) -> Iterator[tuple[Callable[..., None], Ca
         if isinstance(outcome, experiments.Failure):
             how = f"failed: {outcome.message}"
         else:
-            mean = outcome.average_accuracy.mean
-            how = "done" if mean is None else f"{100 * mean:.1f}%"
+            mean = outcome.measure(outcome.score).mean
+            how = "done" if mean is None else experiments.score_of(cell.benchmark).text(mean)
         chosen = "".join(f" {name}={cell.settings[name]}" for name in varied[cell.name])
         console().print(f"{ended} of {total}: {cell.name}{chosen} seed {cell.seed}: {how}", soft_wrap=True)
 
@@ -192,7 +193,7 @@ def epochs_bar(task: str, silent: bool = False) -> Iterator[list[Callback]]:
 def print_tables(results: list[Result]) -> None:
     from rich.table import Table
 
-    from evcl.report import COLUMNS, by_benchmark, caption, rows
+    from evcl.report import by_benchmark, caption, rows, short_columns
 
     for name, group in by_benchmark(results).items():
         if group.is_stream:
@@ -201,8 +202,8 @@ def print_tables(results: list[Result]) -> None:
         table = Table(
             title=name, title_style="bold", title_justify="left", caption=caption(group), caption_justify="left"
         )
-        for column in COLUMNS:
-            first = column == COLUMNS[0]
+        for place, column in enumerate(short_columns(group)):
+            first = place == 0
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
         for row in rows(group):
             table.add_row(*row)
@@ -241,12 +242,12 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
 
     again = ", measured again" if "confirmed" in found else ""
     table = Table(title=f"{found['benchmark']}, validation{again}", title_style="bold", title_justify="left")
-    for column in ("method", "accuracy", "settings"):
+    score = experiments.score_of(found["benchmark"])
+    for column in ("method", score.of_task, "settings"):
         table.add_column(column, overflow="fold")
     for method, tried in found.get("confirmed", found["tried"]).items():
         for trial in tried[:count]:
-            accuracy = (
-                "diverged" if trial["mean"] is None else f"{100 * trial['mean']:.2f} ± {100 * (trial['std'] or 0):.2f}"
-            )
-            table.add_row(method, accuracy, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
+            mean, std = trial["mean"], trial["std"] or 0
+            value = "diverged" if mean is None else f"{score.scale * mean:.2f} ± {score.scale * std:.2f}"
+            table.add_row(method, value, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)

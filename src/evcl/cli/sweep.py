@@ -110,11 +110,12 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
-    """Print the average accuracy over seeds for each choice of settings, best first."""
+    """Print the average score over seeds for each choice of settings, best first."""
     from statistics import mean, stdev
 
     from rich.table import Table
 
+    score = experiments.SCORES[next((each.judged_by for each in cells if each.score is not None), "average_accuracy")]
     names = experiments.varied([each.cell for each in cells])
     rows: dict[tuple[str, ...], list[experiments.Standing]] = {}
     for each in cells:
@@ -124,17 +125,17 @@ def _print_means(title: str, cells: Sequence[experiments.Standing]) -> None:
         rows.setdefault((*chosen, *on), []).append(each)
     found = []
     for row, members in rows.items():
-        values = [each.accuracy for each in members if each.accuracy is not None]
+        values = [each.score for each in members if each.score is not None]
         if values:
-            spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
+            spread = f" ± {score.scale * stdev(values):.2f}" if len(values) > 1 else ""
             found.append((mean(values), spread, f"{len(values)}/{len(members)}", row))
     if not found:
         return
     table = Table(title=title, title_style="bold", title_justify="left")
-    for column in ("method", "accuracy", "seeds", "settings", "device"):
+    for column in ("method", score.of_task, "seeds", "settings", "device"):
         table.add_column(column, overflow="fold")
     for value, spread, seeds, row in sorted(found, key=lambda each: -each[0])[:SHOWN]:
-        table.add_row(row[0], f"{100 * value:.2f}{spread}", seeds, " ".join(row[1:-2]), " ".join(row[-2:]))
+        table.add_row(row[0], f"{score.scale * value:.2f}{spread}", seeds, " ".join(row[1:-2]), " ".join(row[-2:]))
     console().print(table)
     if len(found) > SHOWN:
         console().print(f"and {len(found) - SHOWN} more")

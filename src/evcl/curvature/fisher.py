@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Noise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import ELASTIC
 from evcl.likelihoods import CATEGORICAL, Likelihood
@@ -56,6 +57,7 @@ class Sample:
         ranks: the processes that share the work; all of them pass the same examples
         chunk: number of examples that go through the network at once; None: by the size of their activations
         from_below: whether x is what `network.below` has made of the inputs
+        noise: from which latent variables are drawn, if the network has any; None: they are at their means
     """
 
     network: BayesianNetwork
@@ -69,6 +71,7 @@ class Sample:
     ranks: Ranks | None = None
     chunk: int | None = None
     from_below: bool = False
+    noise: Noise | None = None
 
     def _most(self) -> int:
         """The number of examples per replica whose activations may be held at once."""
@@ -92,7 +95,7 @@ class Sample:
         if ranks is not None and targets.skip is None:  # random draws depend on the chunks
             chunk = min(chunk, -(-x.shape[1] // ranks.size))
         network.bind(self.mean, None, self.layout)
-        network.weights.noise = None
+        network.weights.noise = self.noise
         y = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if self.y is None else self.y
         counts = x.new_ones(x.shape[:2]) if self.weights is None else self.weights
         for turn, (xs, ys, us) in enumerate(zip(*(t.split(chunk, 1) for t in (x, y, counts)), strict=True)):

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from evcl.experiments.parallel import execute_all
     from evcl.experiments.plugins import load_plugins
     from evcl.experiments.presets import SUMMARIES, preset
-    from evcl.experiments.result import RESULT, Environment, Result, Summary, merge, read_result
+    from evcl.experiments.result import (
+        RESULT,
+        SCORES,
+        Environment,
+        Result,
+        Score,
+        Summary,
+        merge,
+        read_result,
+        score_of,
+    )
     from evcl.experiments.resume import SECONDS, open_checkpoints
     from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, execute, where
     from evcl.experiments.search import best_trial, read_found, read_search, result_name, tune, write_found
@@ -36,7 +46,7 @@ else:
             "evcl.experiments.parallel": "execute_all",
             "evcl.experiments.plugins": "load_plugins",
             "evcl.experiments.presets": "SUMMARIES preset",
-            "evcl.experiments.result": "RESULT Environment Result Summary merge read_result",
+            "evcl.experiments.result": "RESULT SCORES Environment Result Score Summary merge read_result score_of",
             "evcl.experiments.resume": "SECONDS open_checkpoints",
             "evcl.experiments.run": "MOST_SEEDS Config Event configure execute where",
             "evcl.experiments.search": "best_trial read_found read_search result_name tune write_found",
@@ -54,6 +64,7 @@ __all__ = [
     "PAPER_BENCHMARKS",
     "PAPER_METHODS",
     "RESULT",
+    "SCORES",
     "SECONDS",
     "SUMMARIES",
     "Checkpoints",
@@ -65,6 +76,7 @@ __all__ = [
     "Forecast",
     "MakeEngine",
     "Result",
+    "Score",
     "Standing",
     "Stopped",
     "Store",
@@ -88,6 +100,7 @@ __all__ = [
     "read_sweep",
     "reproduce",
     "result_name",
+    "score_of",
     "standing",
     "tune",
     "varied",

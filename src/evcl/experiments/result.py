@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from evcl._core.errors import EvclError
 from evcl._core.files import read_text
 from evcl._core.registry import LONGEST_NAME
+from evcl.experiments.samples import MOST_CHARACTERS, decoded
 
 SCHEMA = 1
 RESULT = "result.json"
@@ -32,7 +33,7 @@ MEASURES = tuple(RANGES)
 RANGES |= dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9))
 OPTIONAL = (
     "memory_bytes", "inferred_accuracy", "prequential",
-    "log_likelihood", "log_likelihoods", "average_return", "returns",
+    "log_likelihood", "log_likelihoods", "average_return", "returns", "samples",
 )  # fmt: skip
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
 
@@ -45,6 +46,22 @@ class Score(NamedTuple):
     unit: str = ""
     scale: float = 1.0  # tables and figures show the numbers times this
     places: int = 2
+    most: float = math.inf  # no number is larger, as it is shown
+
+    @property
+    def title(self) -> str:
+        """The label with the unit, as an axis has it."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def of_task(self) -> str:
+        """The label of a number in the matrices, which is of one task."""
+        return self.label.removeprefix("average ")
+
+    def text(self, value: float) -> str:
+        """'84.1%' or '-91.2 nats'."""
+        space = " " if len(self.unit) > 1 else ""
+        return f"{self.scale * value:.1f}{space}{self.unit}"
 
 
 PREQUENTIAL: dict[str, tuple[float, float]] = {  # measures of a stream; the first three are also those of numbers
@@ -57,11 +74,18 @@ PREQUENTIAL: dict[str, tuple[float, float]] = {  # measures of a stream; the fir
     "kappa": (-1, 1),
 }
 SCORES = {
-    "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0),
+    "average_accuracy": Score("accuracy", "average accuracy", "%", 100.0, most=100.0),
     "log_likelihood": Score("log_likelihoods", "log-likelihood", "nats"),
     "average_return": Score("returns", "average return", places=1),
 }
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+
+
+def score_of(benchmark: str) -> Score:
+    """What a benchmark is judged by; the accuracy if it is unknown."""
+    from evcl.benchmarks import BENCHMARKS  # it needs torch, which reading results does not
+
+    return SCORES[BENCHMARKS[benchmark].score if benchmark in BENCHMARKS else "average_accuracy"]
 
 
 class Summary(Struct, frozen=True):
@@ -157,6 +181,8 @@ class Result(Struct, frozen=True, kw_only=True):
         log_likelihoods: as `accuracy`
         average_return: of agents: over all tasks after the last one
         returns: as `accuracy`
+        samples: of generative models: what the first seed generates, a PNG in base64: a row after each task, with a few
+            samples of each task so far
         prequential: of streams of rows, which have no tasks: how well each row was predicted before it was learned
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one
@@ -182,6 +208,7 @@ class Result(Struct, frozen=True, kw_only=True):
     average_return: Summary | None = None
     returns: Matrices | None = None
     prequential: Prequential | None = None
+    samples: Annotated[str, Meta(max_length=MOST_CHARACTERS)] | None = None
     seconds: float
     memory_bytes: int | None = None
     environment: Environment
@@ -331,6 +358,8 @@ def _check(result: Result) -> None:
         raise ValueError("config.validation should be at least 0 and less than 1")
     if result.seconds < 0 or (result.memory_bytes or 0) < 0:
         raise ValueError("seconds and memory_bytes should be at least 0")
+    if result.samples is not None:
+        decoded(result.samples)
     summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
     for name in ("forgetting", "backward_transfer"):  # in units of the score
         low, high = RANGES[name]

@@ -27,9 +27,11 @@ from evcl._core.settings import SEED, VALIDATION, Settings, resolve
 from evcl._core.torchrun import own as own_rank
 from evcl.callbacks.logs import Log
 from evcl.experiments.presets import preset as get_preset
-from evcl.experiments.result import Environment, Result, merge, summarise
+from evcl.experiments.result import Environment, Matrices, Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
+from evcl.experiments.samples import picture
 from evcl.experiments.trunk import is_text, parsed, trunk
+from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.training import (
     Checkpointer,
     Checkpoints,
@@ -252,6 +254,7 @@ def _side_by_side(
         precision=lead.precision,
         allow_divergence=allow_divergence,
         ranks=ranks,
+        likelihood=_likelihood(streams[0], cells),
     )
     tasks = len(streams[0])
     now = Event(lead.seeds, 0, tasks, 0.0)
@@ -310,7 +313,19 @@ def _side_by_side(
     if lead.scenario:
         shape["scenario"] = lead.scenario
     sizes = run.memory_bytes()
-    return [_result(cell, r, found, shape, seconds, sizes[r], machine) for r, cell in enumerate(cells)]
+    image = streams[0][0].train.inputs.shape[1:]
+    return [_result(cell, r, found, shape, seconds, sizes[r], machine, image) for r, cell in enumerate(cells)]
+
+
+def _likelihood(stream: benchmarks.Benchmark, cells: Sequence[Config]) -> Likelihood:
+    """What the stream's network minimises. Raises if a method cannot."""
+    if stream.energy is None:
+        return CATEGORICAL
+    for cell in cells:
+        methods.check_targets(methods.get(cell.method), cell.settings, stream.energy)
+        if cell.scenario:
+            raise EvclError(f"{cell.benchmark} has no labels, and so no scenario", setting="scenario")
+    return stream.energy
 
 
 def _configurations(cells: Sequence[Config]) -> list[Config]:
@@ -382,8 +397,11 @@ def _result(
     seconds: float,
     size: int,
     machine: Environment,
+    image: Sequence[int],
 ) -> Result:
-    """The result of a cell, which is replica r of its program and keeps `size` bytes."""
+    """The result of a cell, which is replica r of its program and keeps `size` bytes. `image`: the shape of an
+    input.
+    """
     matrix = found.accuracy[r].numpy()
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
 
@@ -392,18 +410,23 @@ def _result(
         each = zip(found.probabilities, found.labels, strict=True)
         return math.nan if diverged else float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each]))
 
+    matrices: Matrices = [[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]]
+    mean, labelled = summarise([metrics.average_accuracy(matrix)]), bool(found.labels)
     return Result(
         benchmark=cell.benchmark,
         method=cell.method,
         preset=cell.preset,
         config={**cell.settings, **shape},
         seeds=list(cell.seeds),
-        accuracy=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
-        average_accuracy=summarise([metrics.average_accuracy(matrix)]),
+        accuracy=matrices if labelled else None,
+        average_accuracy=mean if labelled else summarise([None]),
+        log_likelihoods=None if labelled else matrices,
+        log_likelihood=None if labelled else mean,
+        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy(), image),
         forgetting=summarise([metrics.forgetting(matrix)]),
         backward_transfer=summarise([metrics.backward_transfer(matrix)]),
-        nll=summarise([per_task(metrics.nll)]),
-        ece=summarise([per_task(metrics.expected_calibration_error)]),
+        nll=summarise([per_task(metrics.nll) if labelled else None]),
+        ece=summarise([per_task(metrics.expected_calibration_error) if labelled else None]),
         inferred_accuracy={
             how: summarise([math.nan if diverged else float(each[r])])
             for how, each in found.inferred.items()

@@ -51,7 +51,7 @@ from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store
 
 MOST_TRIALS = 10_000  # for all methods and benchmarks together: all trials are checked before the first one runs
-Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the average accuracy
+Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the score
 
 
 class Search(Struct, frozen=True, kw_only=True):
@@ -225,7 +225,7 @@ def tune(
         machine = asdict(found[0].environment)
         made: dict[str, list[Trial]] = {method: [] for method in wanted}
         for i, (method, settings) in enumerate(each):
-            made[method].append({"settings": settings, **asdict(found[i].average_accuracy)})
+            made[method].append({"settings": settings, **asdict(found[i].measure(found[i].score))})
         return {method: _ranked(some) for method, some in made.items()}
 
     earlier = _earlier(search, benchmark)
@@ -252,7 +252,7 @@ def tune(
 
 def _ranked(some: Sequence[Trial]) -> list[Trial]:
     """Sort trials, best first. Settings that were tried twice are listed once."""
-    ranked = sorted(some, key=lambda trial: -(trial["mean"] or 0))
+    ranked = sorted(some, key=lambda trial: math.inf if trial["mean"] is None else -trial["mean"])
     return list({json.dumps(trial["settings"], sort_keys=True): trial for trial in reversed(ranked)}.values())[::-1]
 
 

@@ -13,12 +13,13 @@ from evcl.experiments.store import HIDDEN, CellState, Store
 
 @dataclass(frozen=True)
 class Standing:
-    """A cell and its state; its average accuracy if it is done, or the error message if it failed."""
+    """A cell and its state; its average score if it is done, or the error message if it failed."""
 
     cell: Mapping[str, Any]
     state: CellState
-    accuracy: float | None = None
+    score: float | None = None
     message: str = ""
+    judged_by: str = "average_accuracy"  # what `score` is, one of SCORES
 
 
 def standing(folder: Path) -> list[Standing]:
@@ -27,12 +28,12 @@ def standing(folder: Path) -> list[Standing]:
     found = []
     for key, cell in store.declared().items():
         state = store.look(key)
-        accuracy, message = None, ""
+        score, message, judged_by = None, "", "average_accuracy"
         if state.kind == "done":
-            accuracy = store.accuracy(key)
+            judged_by, score = store.score(key)
         elif state.kind == "failed":
             message = store.failure(key, state.claims).message
-        found.append(Standing(cell, state, accuracy, message))
+        found.append(Standing(cell, state, score, message, judged_by))
     return found
 
 

@@ -272,9 +272,10 @@ class Store:
             raise EvclError(f"{path} is not the result of {config.name}: remove its folder to run it again")
         return replace(found, preset=config.preset)
 
-    def accuracy(self, key: str) -> float | None:
-        """The average accuracy of a finished cell."""
-        return read_result(self.cell(key) / RESULT).average_accuracy.mean
+    def score(self, key: str) -> tuple[str, float | None]:
+        """What a finished cell is judged by, such as its average accuracy, and its value."""
+        result = read_result(self.cell(key) / RESULT)
+        return result.score, result.measure(result.score).mean
 
     def failure(self, key: str, number: int) -> Failure:
         path = self.cell(key) / f"failed-{number}.json"

@@ -9,7 +9,7 @@ is the mean of p(x | z) for a Bernoulli and a draw for a Gaussian, limited to th
 
 Its weights are in the memory by name. The network itself is made again in each round, since only the data knows how
 many inputs there are; it has no heads, and its trunk's outputs (those of p(x | z), then mu and log sigma^2) are what
-`Elbo` reads.
+`Bound` reads.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from evcl._core.settings import Setting, Settings
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.memory import Model, per_layer, per_task
 from evcl.methods.method import Fit, Fitted, Loss, Round
-from evcl.nn import BayesianLayer, BayesianNetwork, Gaussian, bayesianize, register
+from evcl.likelihoods.bound import LEAST_LOG_VARIANCE, Bound
+from evcl.nn import BayesianNetwork, Gaussian, bayesianize
 from evcl.nn.layers import Embedding
+from evcl.nn.vae import Draw
 
-LEAST_LOG_VARIANCE = -8.0  # of a standardised input: without a limit, the density of a constant input is infinite
 CHUNK = 8192  # rows generated at once
 
 GENERATOR: dict[str, Setting] = {
@@ -64,28 +65,6 @@ class Memory:
         """[R, 1, classes]: True for the classes of a head that earlier tasks had."""
         rows = self.rows[head]
         return F.pad(rows, (0, classes - rows.shape[1])).unsqueeze(1) > 0
-
-
-class Draw(nn.Module):
-    """z = mu + sigma eps from [mu, log sigma^2]; in predictions, z = mu."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.chunk(2, 1)[0]
-
-
-class NoisyDraw(BayesianLayer):
-    """The form of `Draw` that takes eps from the step's noise."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean, log_variance = x.chunk(2, 1)
-        noise, r = self.weights.noise, self.weights.replicas
-        if noise is None:
-            return mean
-        eps = noise.normal_(mean.new_empty(r, len(mean) // r, mean.shape[1])).view(mean.shape)
-        return mean + (0.5 * log_variance).exp() * eps
-
-
-register(Draw, NoisyDraw)
 
 
 class VAE(nn.Module):
@@ -119,35 +98,11 @@ def _layers(*widths: int) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Elbo:
-    """The negative evidence lower bound of inputs, given the outputs of a `VAE`."""
-
-    inputs: int
-    gaussian: bool
-    compiled: ClassVar[bool] = False
-
-    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
-        """[M]: -log p(y | z) + KL(q(z | y) || N(0, I))."""
-        shown, code = outputs.split(self._parts(outputs), 1)
-        mu, log_variance = code.chunk(2, 1)
-        kl: Tensor = 0.5 * (mu.square() + log_variance.exp() - 1 - log_variance).sum(1)
-        if not self.gaussian:
-            return kl.add(F.binary_cross_entropy_with_logits(shown, y, reduction="none").sum(1))
-        mean, spread = shown.chunk(2, 1)
-        spread = spread.clamp_min(LEAST_LOG_VARIANCE)
-        return kl.add(0.5 * ((y - mean).square() * (-spread).exp() + spread).sum(1))
-
-    def _parts(self, outputs: Tensor) -> list[int]:
-        shown = self.inputs * (2 if self.gaussian else 1)
-        return [shown, outputs.shape[1] - shown]
-
-
-@dataclass(frozen=True)
 class ReplayedInputs(Loss):
     """`strength` times the mean of the negative ELBO on generated rows, one for each row of the fit."""
 
     rows: TaskData
-    elbo: Elbo
+    elbo: Bound
     strength: Tensor  # [R, 1]
     name: ClassVar[str] = "replay"
 
@@ -291,7 +246,7 @@ def retrained(replay: Replay, memory: Memory, round_: Round, s: Settings) -> Yie
 
     Like the classifier's, its objective is the mean over new rows plus N_past / N_t times that over generated ones.
     """
-    inputs, elbo = replay.inputs, Elbo(replay.inputs.low.shape[2], replay.inputs.gaussian)
+    inputs, elbo = replay.inputs, Bound(replay.inputs.gaussian)
     tasks = [(task.task, inputs.scaled(task.x)) for task in round_.tasks]
     losses: Sequence[Loss] = ()
     if replay.x is not None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from evcl import curvature
+from evcl._core.randomness import GeneratorNoise, HostNoise, Noise
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
 from evcl.methods.method import Fitted, Round, Tracker
@@ -180,7 +181,15 @@ def _sampled(
     rows = drawn.to(task.y.device)
     shown, from_below = task.seen_by(fitted.network)
     about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *shown.take(rows))
-    return curvature.Sample(*about, task.take_weights(rows), task.task, round_.ranks, from_below=from_below)
+    noise = _latent_noise(generators, rows.device) if getattr(round_.likelihood, "draws", False) else None
+    weights = task.take_weights(rows)
+    return curvature.Sample(*about, weights, task.task, round_.ranks, from_below=from_below, noise=noise)
+
+
+def _latent_noise(generators: list[torch.Generator], device: torch.device) -> Noise:
+    """The noise of latent variables: one draw per example."""
+    noise = GeneratorNoise(generators)
+    return noise if device.type == "cpu" else HostNoise(noise)
 
 
 def _widened(own: Tensor, fitted: Fitted) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.settings import Settings, decided
-from evcl.likelihoods import CATEGORICAL, Gaussian, Poisson
+from evcl.likelihoods import CATEGORICAL, Energy, Gaussian, Poisson
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
@@ -45,6 +45,8 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
         return decided(s.tempering)
     if isinstance(round_.likelihood, (Gaussian, Poisson)):
         return OF_NUMBERS
+    if isinstance(round_.likelihood, Energy):
+        return 1.0  # Bayes' rule: nothing is known of labels
     noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from evcl import curvature
 from evcl._core.settings import Setting, Settings
-from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fitted, Loss, Round, Taught
 from evcl.nn import BayesianNetwork, Gaussian, outputs
@@ -181,7 +181,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     of min(1, noise / variance due to uncertain weights), which is 1 for inputs like those that were learned.
     """
     task = round_.tasks[0]
-    if len(round_.tasks) != 1 or task.head not in rows:
+    if len(round_.tasks) != 1 or task.head not in rows or isinstance(round_.likelihood, Energy):
         return Past([], 1.0, 1.0)
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])

@@ -10,13 +10,16 @@ from evcl.nn.network import BayesianNetwork
 from evcl.nn.passes import outputs
 from evcl.nn.perceptron import MLP, mlp
 from evcl.nn.posterior import Gaussian, Layout, Prior, he_std, he_uniform, log_stds
+from evcl.nn.private import PerTask
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
 from evcl.nn.truncation import truncate
+from evcl.nn.vae import VAE, task_vae
 from evcl.nn.winners import KWinners
 
 __all__ = [
     "MLP",
+    "VAE",
     "BayesianLayer",
     "BayesianNetwork",
     "Bert",
@@ -28,6 +31,7 @@ __all__ = [
     "Linear",
     "LoRA",
     "Names",
+    "PerTask",
     "Prior",
     "SampledLayer",
     "Slot",
@@ -45,5 +49,6 @@ __all__ = [
     "mlp",
     "outputs",
     "register",
+    "task_vae",
     "truncate",
 ]

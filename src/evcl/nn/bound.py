@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -11,6 +12,9 @@ from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites
 from evcl.nn.layer import Grads, Weights
 from evcl.nn.posterior import Gaussian, Layout
+
+if TYPE_CHECKING:
+    from evcl.nn.private import PrivateRows
 
 
 class Bound(nn.Module):
@@ -24,6 +28,7 @@ class Bound(nn.Module):
     beside: Gaussian
     sites: Sites
     film: Tensor | None
+    private: list[Any]
 
     def bind(
         self,
@@ -31,7 +36,7 @@ class Bound(nn.Module):
         variance: Tensor | None,
         layout: Layout,
         grads: tuple[Tensor, Tensor | None] | None = None,
-        film: FilmRows | None = None,
+        film: FilmRows | PrivateRows | None = None,
     ) -> list[Tensor]:
         """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
 
@@ -42,7 +47,7 @@ class Bound(nn.Module):
         self.weights.replicas = len(mean)
         self.weights.film = film
         if film is None and self.film is not None:
-            rows = FilmRows(self.film, self.sites)
+            rows = self.rows()
             self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
@@ -54,6 +59,13 @@ class Bound(nn.Module):
         if grads is not None:
             self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
         return leaves
+
+    def rows(self) -> FilmRows | PrivateRows:
+        """The rows of all tasks, as the layers use them."""
+        from evcl.nn.private import PrivateRows  # it needs networks
+
+        assert self.film is not None
+        return PrivateRows(self.film) if self.private else FilmRows(self.film, self.sites)
 
     def collect_gradients(self) -> None:
         """Add gradients in `.grad` to the flat buffers, for layers that do not write there directly."""

@@ -165,7 +165,21 @@ def bayesianize(
     sites = conversion.sites if film else None
     about = (posterior, centre, conversion.scales, conversion.owned, sites, call)
     direct = conversion.direct if conversion.direct.places else None
-    return BayesianNetwork(trunk, conversion.weights, layout, *about, direct, conversion.frozen)
+    network = BayesianNetwork(trunk, conversion.weights, layout, *about, direct, conversion.frozen)
+    _find_private(network, film)
+    return network
+
+
+def _find_private(network: BayesianNetwork, film: bool) -> None:
+    """Give a network with private layers a table of their weights."""
+    from evcl.nn.private import private_layers  # it needs bayesianize
+
+    network.private = private_layers(network.trunk)
+    if network.private and film:
+        raise EvclError("film scales the units of layers that all tasks share, and this network has PerTask layers")
+    if network.private:
+        width = sum(layer.inner.layout.size for layer in network.private)
+        network.film = network.posterior.mean.new_zeros(network.replicas, 0, width)
 
 
 def copied(module: nn.Module) -> nn.Module:

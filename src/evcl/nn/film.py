@@ -77,7 +77,7 @@ class Film:
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor | None:
         rows, task = self.weights.film, self.weights.task
-        if rows is None or task is None:
+        if not isinstance(rows, FilmRows) or task is None:
             return None
         if self.second:
             return self._modulated(rows, task, y.transpose(0, 1)).transpose(0, 1)

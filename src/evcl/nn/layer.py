@@ -33,6 +33,7 @@ from evcl.nn.posterior import he_std, he_uniform
 
 if TYPE_CHECKING:
     from evcl.nn.film import FilmRows, Mixture
+    from evcl.nn.private import PrivateRows
     from evcl.nn.winners import Gate
 
 EXAMPLE_GRADIENT_NUMBERS = 8_000_000  # of per-example gradients or patches held at once: 32 MB in float32
@@ -77,7 +78,7 @@ class Weights:
         self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
         self.grads: Grads | None = None  # where a training step adds the gradients; None: autograd returns them
-        self.film: FilmRows | None = None  # None: without FiLM
+        self.film: FilmRows | PrivateRows | None = None  # the rows of the tasks; None: there are none
         self.task: int | Mixture | None = None  # whose rows of `film` are used; None: those of no task
         self.gate: Gate | None = None  # what k-winners report to in a step of training; None: nothing
         self.compute_dtype: torch.dtype | None = None  # dtype of matrix products in training; None: that of the weights

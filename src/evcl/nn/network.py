@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class BayesianNetwork(Trunk):
     prior of the trunk's weights: 0, except for the scale of a norm and for values that never move, or, with
     prior="network", the first weights. `scales` holds, by name, the default standard deviation of that prior.
 
-    `film` [R, T, 2, U] holds the FiLM row of each task (see film.py); None: the network has no FiLM.
+    `film` [R, T, ...] holds the row of each task: its scales and shifts, [2, U] (see film.py), or the weights of the
+    `private` layers, [W] (see private.py); None: the network has neither.
 
     `call` says how the trunk is called: how its inputs are packed, and which of its outputs are the features.
 
@@ -64,6 +66,7 @@ class BayesianNetwork(Trunk):
         self.centre, self.scales = centre, dict(scales)
         self.sites = sites or {}
         self.film = None if sites is None else first_rows(0, sites, posterior.mean)
+        self.private: list[Any] = []  # the layers of which each task has its own weights: see private.py
         self.heads = nn.ModuleList()
         self.owned = nn.ModuleList(own for _, _, own in owned)
         self.direct, self.frozen = direct, dict(frozen or {})
@@ -113,11 +116,21 @@ class BayesianNetwork(Trunk):
         """Whether a CUDA graph can hold a forward pass: no layer reads values on the host."""
         return not any(getattr(m, "reads_host", False) for m in self.trunk.modules())
 
-    def add_film(self, tasks: int) -> None:
-        """Have FiLM rows for at least this many tasks; new ones change nothing."""
-        if self.film is not None and tasks > self.film.shape[1]:
-            more = first_rows(tasks - self.film.shape[1], self.sites, self.posterior.mean)
-            self.film = torch.cat([self.film, more], 1)
+    def add_film(self, tasks: int, sources: Callable[[int], Sequence[torch.Generator]] | None = None) -> None:
+        """Have rows for at least this many tasks. New FiLM rows change nothing; those of private layers are the
+        module's own weights or, with `sources` of a task, one per replica, drawn.
+        """
+        if self.film is None or tasks <= self.film.shape[1]:
+            return
+        have, mean = self.film.shape[1], self.posterior.mean
+        if self.private:
+            from evcl.nn.private import first_private  # it needs networks
+
+            drawn = None if sources is None else [sources(task) for task in range(have, tasks)]
+            more = first_private(self.private, tasks - have, mean, drawn)
+        else:
+            more = first_rows(tasks - have, self.sites, mean)
+        self.film = torch.cat([self.film, more], 1)
 
     # --- heads -----------------------------------------------------------------------------------------------------
 

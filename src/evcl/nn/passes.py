@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -12,6 +13,16 @@ from evcl.nn.below import WHOLE
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.posterior import Layout
 from evcl.nn.sizes import MOST_ROWS
+
+
+@contextmanager
+def bound_to(network: BayesianNetwork, weights: Tensor, task: int, rows: int) -> Iterator[None]:
+    """Inside this context, parts of the trunk can be called on batches of this many rows, with these weights [R, P]."""
+    network.bind(weights, None, network.layout)
+    network.weights.noise, network.weights.batch = None, rows
+    network.weights.passes += 1
+    with network.using(task):
+        yield
 
 
 @torch.no_grad()

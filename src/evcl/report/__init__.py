@@ -12,7 +12,6 @@ from evcl.report.page import page
 from evcl.report.results import Group, Line, by_benchmark, find_results
 from evcl.report.streams import STREAM_FIGURES, streams_markdown
 from evcl.report.tables import (
-    COLUMNS,
     Table,
     caption,
     full_table,
@@ -21,6 +20,7 @@ from evcl.report.tables import (
     paired_table,
     percent,
     rows,
+    short_columns,
     tables_markdown,
 )
 
@@ -65,7 +65,6 @@ def _write(path: Path, text: str) -> None:
 
 
 __all__ = [
-    "COLUMNS",
     "Group",
     "Line",
     "Table",
@@ -80,6 +79,7 @@ __all__ = [
     "paired_table",
     "percent",
     "rows",
+    "short_columns",
     "tables_markdown",
     "write_report",
 ]

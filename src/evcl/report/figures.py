@@ -1,4 +1,4 @@
-"""Figures for print: accuracy against tasks seen, the accuracy matrices, forgetting and calibration."""
+"""Figures for print: the score (such as accuracy) against tasks seen, its matrices, forgetting and calibration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from evcl._core.files import write_atomically
+from evcl.experiments.result import SCORES, Score
 from evcl.report.results import Group, Line
 from evcl.report.styles import INK
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 GRID, SOFT = "#dfe3e8", "#57606a"
 WIDTH = 6.75  # inches: the text width of a conference paper
-MEASURES = (("forgetting", "forgetting (%)", 100.0), ("nll", "NLL (nats)", 1.0), ("ece", "ECE (%)", 100.0))
 KINDS = ("svg", "png", "pdf")
 # The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
 RC: dict[Any, Any] = {
@@ -45,8 +45,24 @@ def _style() -> Iterator[None]:
         yield
 
 
-def accuracy_figure(group: Group) -> Figure:
-    """Average accuracy over the tasks seen so far, after each task, one line per method; published curves are dashed.
+class Measure(NamedTuple):
+    """A column of `measures_figure`."""
+
+    name: str  # of the field of a result
+    title: str
+    scale: float
+
+
+def measures(group: Group) -> list[Measure]:
+    """What is shown of the results beside their score: forgetting and, of classes, likelihood and calibration."""
+    unit = f" ({group.score.unit})" if group.score.unit else ""
+    found = [Measure("forgetting", f"forgetting{unit}", group.score.scale)]
+    every = [*found, Measure("nll", "NLL (nats)", 1.0), Measure("ece", "ECE (%)", 100.0)]
+    return every if group.classified else found
+
+
+def score_figure(group: Group) -> Figure:
+    """The average score over the tasks seen so far, after each task, one line per method; published curves are dashed.
 
     Bands are one standard deviation. If the better half of the methods lie too close together to be distinguished, a
     second panel enlarges them.
@@ -60,7 +76,7 @@ def accuracy_figure(group: Group) -> Figure:
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, 2 if zoom else 1, squeeze=False)[0]
         _curves(panels[0], group, published=True)
-        panels[0].set_ylabel("average accuracy (%)")
+        panels[0].set_ylabel(group.score.title)
         panels[0].set_ylim(*whole(group))
         panels[0].set_title(_text(group.name), loc="left", fontweight="bold")
         if zoom:
@@ -78,7 +94,7 @@ def _curves(axes: Any, group: Group, published: bool) -> None:
     drawn: set[str] = set()
     for depth, line in enumerate(group.lines):
         order = 4 - depth / len(group.lines)
-        mean, spread = (100 * values for values in line.curve)
+        mean, spread = (group.score.scale * values for values in line.curve)
         known = np.isfinite(mean)
         alone = known.sum() == 1
         axes.plot(
@@ -90,7 +106,7 @@ def _curves(axes: Any, group: Group, published: bool) -> None:
                 bar = {"color": line.style.light, "linewidth": 1, "capsize": 2, "zorder": order}
                 axes.errorbar(tasks[known], mean[known], spread[known], **bar)
             else:
-                top = np.minimum(mean + spread, 100)
+                top = np.minimum(mean + spread, group.score.most)
                 axes.fill_between(tasks, mean - spread, top, color=line.style.light, alpha=0.11, linewidth=0, zorder=1)
         if published and line.published and line.result.method not in drawn:
             drawn.add(line.result.method)
@@ -123,16 +139,21 @@ def _legend(figure: Figure, group: Group, below: bool) -> None:
 
 
 def whole(group: Group) -> tuple[float, float]:
-    """The range of all curves, in per cent, including published ones."""
-    return _range([*_published(group), *(_extent(line) for line in group.lines)])
+    """The range of all curves, in the unit of the score, including published ones."""
+    return _range([*_published(group), *(_extent(line, group.score) for line in group.lines)])
 
 
 def enlarged(group: Group) -> tuple[float, float] | None:
     """The range of the better half of the curves if it is less than 40% of the range of all curves; else None."""
     if len(group.lines) < 3:
         return None
-    best = sorted(group.lines, key=lambda line: -(line.result.average_accuracy.mean or 0))
-    curves = [100 * line.curve[0] for line in best]
+
+    def place(line: Line) -> float:
+        mean = line.result.measure(line.result.score).mean
+        return math.inf if mean is None else -mean
+
+    best = sorted(group.lines, key=place)
+    curves = [group.score.scale * line.curve[0] for line in best]
     low, high = _range([*_published(group), *curves])
     found = _range(curves[: math.ceil(len(best) / 2)])
     return found if found[1] - found[0] < 0.4 * (high - low) else None
@@ -142,10 +163,10 @@ def _published(group: Group) -> list[np.ndarray]:
     return [100 * np.array(line.published) for line in group.lines if line.published]
 
 
-def _extent(line: Line) -> np.ndarray:
-    mean, spread = line.curve
+def _extent(line: Line, score: Score) -> np.ndarray:
+    mean, spread = (score.scale * values for values in line.curve)
     spread = np.nan_to_num(spread)
-    return 100 * np.concatenate([mean - spread, np.minimum(mean + spread, 1)])
+    return np.concatenate([mean - spread, np.minimum(mean + spread, score.most)])
 
 
 def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -156,7 +177,7 @@ def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def matrix_figure(group: Group) -> Figure:
-    """The accuracy matrices, one panel per method: on each task (columns) after each task (rows), mean over seeds."""
+    """The score matrices, one panel per method: on each task (columns) after each task (rows), mean over seeds."""
     from matplotlib.figure import Figure
 
     with _style():
@@ -172,7 +193,8 @@ def matrix_figure(group: Group) -> Figure:
             image = _matrix(panel, line, low, high, 7 if columns < 5 else 6)
         for panel in list(panels.flat)[count:]:
             panel.axis("off")
-        figure.supxlabel("accuracy (%) on task", fontsize=9)
+        unit = f" ({group.score.unit})" if group.score.unit else ""
+        figure.supxlabel(f"{group.score.of_task}{unit} on task", fontsize=9)
         figure.supylabel("after task", fontsize=9)
         bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=30, pad=0.02)
         bar.outline.set_visible(False)
@@ -182,15 +204,15 @@ def matrix_figure(group: Group) -> Figure:
 
 
 def matrix_range(group: Group) -> tuple[float, float]:
-    """The lowest and the highest mean accuracy of a benchmark, in per cent: the range of the colour scale."""
+    """The lowest and the highest mean score of a benchmark, in its unit: the range of the colour scale."""
     values = np.concatenate([matrix(line).ravel() for line in group.lines])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     return low, max(high, low + 1e-3)
 
 
 def matrix(line: Line) -> np.ndarray:
-    """Accuracy [after task t, on task k] in per cent, mean over seeds; NaN above the diagonal and if not measured."""
-    found: np.ndarray = 100 * line.accuracy.mean(0)
+    """The score [after task t, on task k] in its unit, mean over seeds; NaN above the diagonal and if not measured."""
+    found: np.ndarray = SCORES[line.result.score].scale * line.matrices.mean(0)
     found[np.triu_indices(len(found), 1)] = np.nan
     return found
 
@@ -218,15 +240,16 @@ def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any
 
 
 def measures_figure(group: Group) -> Figure:
-    """Forgetting, NLL and calibration after the last task: the mean, one standard deviation, and each seed."""
+    """Forgetting and, of classes, NLL and calibration after the last task: mean, standard deviation, and each seed."""
     from matplotlib.figure import Figure
 
     with _style():
         figure = Figure(figsize=(WIDTH, 0.75 + 0.2 * len(group.lines)), layout="constrained")
-        panels = figure.subplots(1, 3, sharey=True)
-        for panel, (measure, name, scale) in zip(panels, MEASURES, strict=True):
+        shown = measures(group)
+        panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+        for panel, (name, title, scale) in zip(panels, shown, strict=True):
             for place, line in enumerate(group.lines):
-                summary = line.result.measure(measure)
+                summary = line.result.measure(name)
                 if summary.mean is None:
                     continue
                 seeds = scale * np.array(summary.measured)
@@ -236,7 +259,7 @@ def measures_figure(group: Group) -> Figure:
                     marker=line.style.marker, markersize=4.5 * line.style.size, linewidth=1.2,
                     markeredgecolor="white", markeredgewidth=0.5,
                 )  # fmt: skip
-            panel.set_xlabel(name)
+            panel.set_xlabel(title)
             panel.set_xlim(left=min(0, panel.get_xlim()[0]))
             panel.grid(axis="x")
             panel.spines["left"].set_visible(False)
@@ -247,7 +270,7 @@ def measures_figure(group: Group) -> Figure:
         return _settled(figure)
 
 
-FIGURES = {"": accuracy_figure, "-matrices": matrix_figure, "-measures": measures_figure}
+FIGURES = {"": score_figure, "-matrices": matrix_figure, "-measures": measures_figure}
 
 
 def _settled(figure: Figure) -> Figure:

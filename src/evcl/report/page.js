@@ -29,7 +29,7 @@
     for (const line of shown) {
       const known = tasks.filter((t) => line.mean[t - 1] !== null);
       if (known.length > 1 && line.sd[known[0] - 1] !== null) {
-        const top = known.map((t) => Math.min(100, line.mean[t - 1] + line.sd[t - 1]));
+        const top = known.map((t) => Math.min(figure.most ?? Infinity, line.mean[t - 1] + line.sd[t - 1]));
         const low = known.map((t) => line.mean[t - 1] - line.sd[t - 1]);
         traces.push({
           ...axes, meta: line.series, x: [...known, ...known.toReversed()], y: [...top, ...low.toReversed()],
@@ -73,20 +73,20 @@
       const [x, y] = place(panel, panels, wide, 0.09, 74, layout);
       const name = panel ? panel + 1 : "";
       layout[`xaxis${name}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: "tasks seen", standoff: 8, font: { size: 12 } }, dtick: Math.ceil(figure.lines[0].mean.length / 10), showgrid: false, range: [0.85, figure.lines[0].mean.length + 0.15] });
-      layout[`yaxis${name}`] = axis({ domain: y, anchor: `x${panel + 1}`, nticks: 6, automargin: true, range: panel ? figure.enlarged : fitted(shown) });
-      const text = panel ? "enlarged: the better half of the methods" : "average accuracy (%)";
+      layout[`yaxis${name}`] = axis({ domain: y, anchor: `x${panel + 1}`, nticks: 6, automargin: true, range: panel ? figure.enlarged : fitted(shown, figure.most ?? Infinity) });
+      const text = panel ? "enlarged: the better half of the methods" : figure.title;
       layout.annotations.push({ text, xref: "paper", yref: "paper", x: x[0], y: y[1], xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
     }
     return [[...Array(panels).keys()].flatMap((panel) => curveTraces(figure, panel)), layout, widest];
   }
 
   // What is shown decides the range, so that switching methods off brings the others apart.
-  function fitted(lines) {
+  function fitted(lines, most) {
     const values = lines.flatMap((line) => [
-      ...line.mean.flatMap((mean, t) => (mean === null ? [] : [mean - (line.sd[t] ?? 0), Math.min(100, mean + (line.sd[t] ?? 0))])),
+      ...line.mean.flatMap((mean, t) => (mean === null ? [] : [mean - (line.sd[t] ?? 0), Math.min(most, mean + (line.sd[t] ?? 0))])),
       ...(on("published") && line.published ? line.published : []),
     ]);
-    if (!values.length) return [0, 100];
+    if (!values.length) return [0, Number.isFinite(most) ? most : 1];
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const margin = Math.max(0.05 * (high - low), 0.05);
     return [low - margin, high + margin];

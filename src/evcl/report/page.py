@@ -16,7 +16,7 @@ from typing import Any
 
 from evcl.benchmarks import BENCHMARKS
 from evcl.report import figures, runs, streams, tables
-from evcl.report.figures import MEASURES, enlarged
+from evcl.report.figures import enlarged, measures
 from evcl.report.published import WHY
 from evcl.report.results import Group, Line, series
 
@@ -85,6 +85,7 @@ def _drawn(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    scale, shown = group.score.scale, measures(group)
     first = {line.result.method: line.label for line in reversed(group.lines)}
     curves = []
     for line in group.lines:
@@ -93,19 +94,25 @@ def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
         curves.append(
             {
                 "series": numbers[line.label],
-                "mean": _numbers(100 * mean),
-                "sd": _numbers(100 * spread),
+                "mean": _numbers(scale * mean),
+                "sd": _numbers(scale * spread),
                 "published": _numbers([100 * v for v in line.published]) if show and line.published else None,
             }
         )
-    measures = [
-        {"series": numbers[line.label], "values": [_measure(line, name, scale) for name, _, scale in MEASURES]}
+    measured = [
+        {"series": numbers[line.label], "values": [_measure(line, name, each) for name, _, each in shown]}
         for line in group.lines
     ]
     zoom = enlarged(group)
     return [
-        {"kind": "curves", "lines": curves, "enlarged": None if zoom is None else _numbers(zoom)},
-        {"kind": "measures", "lines": measures, "measures": [name for _, name, _ in MEASURES]},
+        {
+            "kind": "curves",
+            "lines": curves,
+            "enlarged": None if zoom is None else _numbers(zoom),
+            "title": group.score.title,
+            "most": group.score.most if math.isfinite(group.score.most) else None,
+        },
+        {"kind": "measures", "lines": measured, "measures": [title for _, title, _ in shown]},
     ]
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from evcl._core.errors import EvclError
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import CELLS, RESULT, Result, merge, read_result
+from evcl.experiments.result import SCORES, Score
 from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve
 from evcl.report.published import Curve, published
@@ -34,24 +35,24 @@ class Line:
     published: Curve | None
 
     @property
-    def accuracy(self) -> Floats:
-        """[seed, after task t, on task k]; NaN if not measured."""
-        return np.array(self.result.accuracy, dtype=np.float64)
+    def matrices(self) -> Floats:
+        """[seed, after task t, on task k]: the result's score; NaN if not measured."""
+        return np.array(self.result.matrices, dtype=np.float64)
 
     @property
     def curve(self) -> tuple[Floats, Floats]:
-        """Mean and standard deviation over the seeds, [tasks] each, of the average accuracy after each task.
+        """Mean and standard deviation over the seeds, [tasks] each, of the average score after each task.
 
         NaN if not measured (joint training has only its last point); with one seed, the deviation is NaN.
         """
-        rows = np.array([accuracy_curve(matrix) for matrix in self.accuracy])
+        rows = np.array([accuracy_curve(matrix) for matrix in self.matrices])
         spread = rows.std(0, ddof=1) if len(rows) > 1 else np.full(rows.shape[1], np.nan)
         return rows.mean(0), spread
 
 
 @dataclass(frozen=True)
 class Group:
-    """Results that can be compared: same benchmark, same number of tasks, and measured on the same data."""
+    """Results that can be compared: same benchmark, same number of tasks, same score, and measured on the same data."""
 
     name: str
     slug: str  # the name as used in file names
@@ -67,6 +68,16 @@ class Group:
         return self.lines[0].result.prequential is not None
 
     @property
+    def score(self) -> Score:
+        """What the benchmark is judged by."""
+        return SCORES[self.lines[0].result.score]
+
+    @property
+    def classified(self) -> bool:
+        """Whether it is judged by the accuracy of classes."""
+        return self.score is SCORES["average_accuracy"]
+
+    @property
     def has_published(self) -> bool:
         return any(line.published for line in self.lines)
 
@@ -80,8 +91,8 @@ def find_results(folder: Path) -> list[Result]:
         raise EvclError(f"{folder} has no {RESULT}: make one with evcl run")
     results = [(path, read_result(path)) for path in paths]
     for path, result in results:
-        if result.accuracy is None and result.prequential is None:
-            raise EvclError(f"{path} has no accuracy, which a report needs: move it elsewhere")
+        if result.matrices is None and result.prequential is None:
+            raise EvclError(f"{path} has no accuracy or other score, which a report needs: move it elsewhere")
     cells = [result for path, result in results if path.parent.parent.name == CELLS]
     return [result for path, result in results if path.parent.parent.name != CELLS] + _joined(cells)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evcl.experiments import Result, Summary
+from evcl.experiments.result import SCORES
 from evcl.report.published import WHY
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
@@ -24,10 +25,15 @@ DEFINITIONS = (
     "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a "
     "ceiling, not a continual learner."
 )
+OTHERS = (
+    "A benchmark without labels is judged by something else, whose name and unit its tables give: generative models by "
+    "the log-likelihood of test examples, agents by the return of an episode. Average and forgetting are then those of "
+    "that score, in its unit."
+)
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
-    "The difference in average accuracy after the last task, computed seed by seed and averaged over the common seeds, "
-    "± the standard error of that mean, in percentage points. Positive values: {label} is better."
+    "The difference in {score} after the last task, computed seed by seed and averaged over the common seeds, "
+    "± the standard error of that mean{unit}. Positive values: {label} is better."
 )
 
 
@@ -47,18 +53,32 @@ def signed(value: float, places: int) -> str:
     return f"{round(value, places) + 0.0:+.{places}f}"
 
 
-COLUMNS = ("method", "average accuracy", "forgetting", "NLL", "ECE", "MB", "seconds")
+def definitions(groups: Iterable[Group]) -> str:
+    """What the measures are."""
+    return DEFINITIONS if all(group.classified for group in groups) else f"{DEFINITIONS} {OTHERS}"
+
+
+def score(line: Line, measure: str | None = None, places: int | None = None) -> str:
+    """The score of a result, or a measure in its unit, such as forgetting."""
+    kind, found = SCORES[line.result.score], line.result.measure(measure or line.result.score)
+    return plus_minus(found.mean, found.std, kind.places if places is None else places, kind.scale)
+
+
+def short_columns(group: Group) -> tuple[str, ...]:
+    """The columns of `rows`."""
+    if group.classified:
+        return ("method", "average accuracy", "forgetting", "NLL", "ECE", "MB", "seconds")
+    return ("method", group.score.title, "forgetting", "MB", "seconds")
 
 
 def rows(group: Group) -> list[tuple[str, ...]]:
-    """The rows of a benchmark's short table for a terminal, with the columns in COLUMNS."""
+    """The rows of a benchmark's short table for a terminal, with the columns of `short_columns`."""
     return [
         (
             line.name,
-            percent(line.result.average_accuracy, 1),
-            percent(line.result.forgetting, 1),
-            plus_minus(line.result.nll.mean, None, 2),
-            percent(line.result.ece, 1),
+            score(line, places=1),
+            score(line, "forgetting", 1),
+            *((plus_minus(line.result.nll.mean, None, 2), percent(line.result.ece, 1)) if group.classified else ()),
             megabytes(line.result),
             f"{line.result.seconds:.1f}",
         )
@@ -103,21 +123,21 @@ def _plain(text: str) -> str:
 def full_table(group: Group) -> Table:
     """All measures of a benchmark, with published values and the differences from them if there are any."""
     shown = group.has_published
-    columns = ["method", "seeds", "average accuracy", *(["published", "difference"] if shown else [])]
+    name = "average accuracy" if group.classified else group.score.title
+    columns = ["method", "seeds", name, *(["published", "difference"] if shown else [])]
     sized = any(line.result.memory_bytes is not None for line in group.lines)
     inferred = any(line.result.inferred_accuracy for line in group.lines)
     more = [*(["task inferred"] if inferred else []), *(["MB"] if sized else [])]
-    columns += ["forgetting", "NLL", "ECE", *more, "seconds"]
+    columns += ["forgetting", *(["NLL", "ECE"] if group.classified else []), *more, "seconds"]
     made = []
     for line in group.lines:
-        cells = [line.label, seeds(line.result), percent(line.result.average_accuracy)]
+        cells = [line.label, seeds(line.result), score(line)]
         if shown:
             cells += _beside_published(line)
         nll = line.result.nll
         cells += [
-            percent(line.result.forgetting),
-            plus_minus(nll.mean, nll.std, 3),
-            percent(line.result.ece),
+            score(line, "forgetting"),
+            *([plus_minus(nll.mean, nll.std, 3), percent(line.result.ece)] if group.classified else []),
             *([_inferred(line)] if inferred else []),
             *([megabytes(line.result)] if sized else []),
             f"{line.result.seconds:.1f}",
@@ -142,17 +162,31 @@ def _beside_published(line: Line) -> list[str]:
 
 
 def main_table(groups: Iterable[Group]) -> Table:
-    """Average accuracy after the last task, published values in brackets: a row per method, a column per benchmark."""
+    """The score after the last task, published values in brackets: a row per method, a column per benchmark."""
     groups = list(groups)
     made = []
     for label in series(groups):
         cells = [label]
         for group in groups:
             line = next((line for line in group.lines if line.label == label), None)
-            cell = "-" if line is None else percent(line.result.average_accuracy)
+            cell = "-" if line is None else score(line)
             cells.append(f"{cell} ({100 * line.published[-1]:.1f})" if line and line.published else cell)
         made.append(((label,), tuple(cells)))
-    return Table(("method", *(group.name for group in groups)), tuple(made))
+    names = [group.name if group.classified else f"{group.name}: {group.score.title}" for group in groups]
+    return Table(("method", *names), tuple(made))
+
+
+def main_title(groups: Iterable[Group]) -> str:
+    """The title of `main_table`."""
+    labels = {group.score.label for group in groups}
+    what = labels.pop() if len(labels) == 1 else "average score"
+    return f"{what[0].upper()}{what[1:]} after the last task"
+
+
+def paired_note(group: Group, label: str) -> str:
+    """What the numbers of `paired_table` are."""
+    unit = {"%": ", in percentage points", "": ""}.get(group.score.unit, f", in {group.score.unit}")
+    return PAIRED.format(score=group.score.label, unit=unit, label=label)
 
 
 def reference(group: Group) -> Line | None:
@@ -161,12 +195,12 @@ def reference(group: Group) -> Line | None:
 
 
 def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]:
-    """(common seeds, mean difference, its standard error) of the average accuracy, a minus b, as fractions.
+    """(common seeds, mean difference, its standard error) of the score, a minus b; accuracies are fractions.
 
     The error is sd / sqrt(n) of the seeds' differences (n - 1 in the deviation); None for a single seed.
     """
     values = [
-        {seed: value for seed, value in zip(r.seeds, r.average_accuracy.per_seed, strict=True) if value is not None}
+        {seed: value for seed, value in zip(r.seeds, r.measure(r.score).per_seed, strict=True) if value is not None}
         for r in (a.result, b.result)
     ]
     common = sorted(values[0].keys() & values[1].keys())
@@ -186,8 +220,9 @@ def paired_table(group: Group) -> Table | None:
     made = []
     for line in others:
         common, mean, error = paired_difference(first, line)
-        text = "no common seed" if not common else signed(100 * mean, 2)
-        text += "" if error is None else f" ± {100 * error:.2f}"
+        scale, places = group.score.scale, group.score.places
+        text = "no common seed" if not common else signed(scale * mean, places)
+        text += "" if error is None else f" ± {scale * error:.{places}f}"
         made.append(((first.label, line.label), (line.label, text, str(len(common)))))
     return Table((f"{first.label} minus", "difference ± standard error", "common seeds"), tuple(made))
 
@@ -198,8 +233,8 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
     some = any(group.has_published for group in groups)
     parts = [
         f"# {_plain(title)}",
-        DEFINITIONS,
-        "## Average accuracy after the last task",
+        definitions(groups),
+        f"## {main_title(groups)}",
         main_table(groups).markdown(),
     ]
     parts += [BRACKETS] if some else []
@@ -210,7 +245,7 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
             parts += [
                 f"### {_plain(first.label)} against the others",
                 paired.markdown(),
-                PAIRED.format(label=_plain(first.label)),
+                paired_note(group, _plain(first.label)),
             ]
         parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]
     if some:

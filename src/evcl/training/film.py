@@ -1,4 +1,6 @@
-"""The FiLM rows that a fit trains: see nn/film.py. They have no terms and no standard deviation; Adam updates them."""
+"""The rows of tasks that a fit trains: FiLM rows (nn/film.py), or the weights of private layers (nn/private.py). They
+have no terms and no standard deviation; Adam updates them.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,67 @@ from torch import Tensor
 from evcl._core.settings import Settings, decided
 from evcl.nn import BayesianNetwork
 from evcl.nn.film import FilmRows, Pair
+from evcl.nn.private import Own, PrivateRows
 from evcl.training.rules import Adam, Rule
+from evcl.training.rules.adam import EPSILON as ADAM_EPSILON
 
 EPSILON = 1e-5  # of Adam: a shift before a batch norm has no gradient but rounding errors, which must not move it
 FASTER = 2.0  # learning rate of the rows, as a multiple of lr / scale; chosen on validation data of the digits
 
 
-class FilmFit:
-    """The rows of some tasks in one fit: `values` and `grads`, [R, K, 2, U] each.
+class RowsFit:
+    """The rows of some tasks in one fit: `values` and `grads`, [R, K, ...] each.
+
+    `rate` is the learning rate of the rows, as a multiple of lr, and `epsilon` that of Adam.
+    """
+
+    rate, epsilon = 1.0, ADAM_EPSILON
+
+    def __init__(self, network: BayesianNetwork, tasks: Sequence[int]) -> None:
+        assert network.film is not None
+        self.network, self.tasks, self.table = network, list(tasks), network.film
+        self.values = network.film[:, self.tasks].clone()
+        self.grads = torch.zeros_like(self.values)
+
+    def rows(self) -> FilmRows | PrivateRows:
+        """The rows as a network computes with them; `collect` adds their gradients to `grads`."""
+        raise NotImplementedError
+
+    def collect(self) -> None:
+        raise NotImplementedError
+
+    def table_with(self, values: Tensor) -> Tensor:
+        """[R, T, ...]: the rows of all tasks, with these values for the tasks of the fit."""
+        table = self.table.clone()
+        table[:, self.tasks] = values
+        return table
+
+
+class PrivateFit(RowsFit):
+    """The weights of private layers. They are weights like others, and learn at the rate of others."""
+
+    def rows(self) -> PrivateRows:
+        pairs = zip(self.tasks, self.values.unbind(1), self.grads.unbind(1), strict=True)
+        self._rows = PrivateRows(self.table, {task: Own(values, grads) for task, values, grads in pairs})
+        return self._rows
+
+    def collect(self) -> None:
+        self._rows.collect()
+
+
+class FilmFit(RowsFit):
+    """FiLM rows: `values` and `grads` are [R, K, 2, U].
 
     `scale` is the standard deviation of initial weights to which lr is adapted. Rows are of the order of 1, so their
     learning rate is FASTER lr / scale: in relative terms, they move about as fast as the weights. With lr itself, they
     would hardly move in a task, and the trunk would have to change instead.
     """
 
+    epsilon = EPSILON
+
     def __init__(self, network: BayesianNetwork, tasks: Sequence[int], scale: float = 1.0) -> None:
-        assert network.film is not None
-        self.network, self.tasks, self.table, self.scale = network, list(tasks), network.film, scale
-        self.values = network.film[:, self.tasks].clone()
-        self.grads = torch.zeros_like(self.values)
+        super().__init__(network, tasks)
+        self.rate = FASTER / scale
         self._leaves: list[tuple[Tensor, Tensor]] = []
 
     def rows(self) -> FilmRows:
@@ -58,23 +102,22 @@ class FilmFit:
         scale, shift = flat[:, k, :, self.network.sites[name]].unbind(1)
         return scale, shift
 
-    def table_with(self, values: Tensor) -> Tensor:
-        """[R, T, 2, U]: the rows of all tasks, with these values for the tasks of the fit."""
-        table = self.table.clone()
-        table[:, self.tasks] = values
-        return table
+
+def rows_fit(network: BayesianNetwork, tasks: Sequence[int], scale: float) -> RowsFit:
+    """The rows of these tasks, for a fit; `scale`: see FilmFit."""
+    return PrivateFit(network, tasks) if network.private else FilmFit(network, tasks, scale)
 
 
 class WithFilm:
-    """An update rule that also updates FiLM rows."""
+    """An update rule that also updates the rows of tasks."""
 
-    def __init__(self, rule: Rule, film: FilmFit, s: Settings) -> None:
+    def __init__(self, rule: Rule, film: RowsFit, s: Settings) -> None:
         self.rule, self.count = rule, rule.count
         values = film.values.view(len(film.values), -1)
         self.grads = film.grads.view_as(values)
-        self.base = values.new_zeros(len(values), 1) + FASTER / film.scale * decided(s.lr)
+        self.base = values.new_zeros(len(values), 1) + film.rate * decided(s.lr)
         self.rate = self.base.clone()  # the current rate; a CUDA graph reads it at each step
-        self.adam, self.scratch, self.factor = Adam(values, self.rate, EPSILON), torch.zeros_like(values), 1.0
+        self.adam, self.scratch, self.factor = Adam(values, self.rate, film.epsilon), torch.zeros_like(values), 1.0
         self._set_rates()
 
     def __call__(self) -> None:

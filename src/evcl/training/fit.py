@@ -21,7 +21,7 @@ from evcl.nn.norms import BatchNorm
 from evcl.nn.sampled import DirectParameters, FreeParameter
 from evcl.training.data import Pool
 from evcl.training.early import Best, Validation
-from evcl.training.film import FilmFit
+from evcl.training.film import RowsFit, rows_fit
 from evcl.training.graphed import GraphedSteps
 from evcl.training.lessons import all_heads
 from evcl.training.observer import Observer, Observers, Progress
@@ -51,7 +51,7 @@ class FitContext:
     chain: LayerNames | None
     part: Layout
     start: Gaussian  # over all weights
-    film: FilmFit | None = None  # the FiLM rows that it trains
+    film: RowsFit | None = None  # the rows of tasks that it trains
     reread: TaskData | None = None  # the task whose examples are read anew in each epoch
 
     def gathered(self) -> Gaussian:
@@ -130,7 +130,7 @@ class Fitting:
             own = [task for task in pool.tasks if task in {one.task for one in self.round.tasks}]
             network.weights.task = (own or pool.tasks)[0]
             trained = own if fit.film else []
-            film = FilmFit(network, trained, _narrowest(network, part)) if trained else None
+            film = rows_fit(network, trained, _narrowest(network, part)) if trained else None
         return FitContext(network, pool, chain, part, whole, film, reread)
 
     def _trained(self, fit: Fit, stage: int, context: FitContext) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class Fitting:
             return GraphedSteps(step, pool, run.seeds, number, watching, fit.sampler, length)
         return EagerSteps(step, pool, run.seeds, number, watching, fit.sampler, self.noise)
 
-    def _meet(self, network: BayesianNetwork, q: Gaussian, film: FilmFit | None) -> None:
+    def _meet(self, network: BayesianNetwork, q: Gaussian, film: RowsFit | None) -> None:
         """Before a fit, make all processes start from the same weights, and refuse layers that need the whole batch."""
         ranks = self.run.ranks
         if ranks is None:

@@ -77,9 +77,14 @@ class Growing(Replicas):
         self._examined.pop(network, None)
 
     def add_film(self, tasks: int) -> None:
-        """If the networks have FiLM, have rows for at least this many tasks."""
+        """If the networks have rows of tasks, have them for at least this many."""
         for network in self._networks():
-            network.add_film(tasks)
+            own = network is self.network and self.drawn
+            network.add_film(tasks, self._private_sources if own else None)
+
+    def _private_sources(self, task: int) -> list[torch.Generator]:
+        """What the first weights of a task's private layers are drawn from, for each replica."""
+        return [generator(seed, "init private", task) for seed in self.seeds]
 
     def _grow(self, slots: Sequence[Slot]) -> None:
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""

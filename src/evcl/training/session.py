@@ -17,11 +17,11 @@ from evcl._core.density import Density
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
-from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
-from evcl.training import targets
+from evcl.training import energies, targets
 from evcl.training.run import Run
 
 MOST_DOMAINS = 100  # that a head may have; a task after these joins the domain that it resembles most
@@ -116,6 +116,8 @@ class Session:
 
     def _prepared(self, task: Given, number: int) -> list[TaskData]:
         """The task's data on the run's device, one part for each group of classes that it uses, the largest first."""
+        if isinstance(self.run.likelihood, Energy):
+            return [energies.prepared(self, task, number)]
         if self.run.likelihood is not CATEGORICAL:
             return [targets.prepared(self, task, number)]
         run, name = self.run, task.head
@@ -220,7 +222,7 @@ class Session:
 
     def _used(self, task: Given) -> list[int]:
         """The network's heads that a task uses, that with the most rows first."""
-        if isinstance(task.y, Tensor):
+        if isinstance(task.y, Tensor) or isinstance(self.run.likelihood, Energy):
             return [self.groups[task.head][0].number]
         owner = {label: g for label, (g, _) in self.owners(task.head, self.domains[task.name]).items()}
         rows: Counter[int] = Counter()
@@ -251,8 +253,10 @@ class Session:
     def data(self, task: Given) -> TaskData:
         """A task's data on the run's device; labels become class indices within its head."""
         mean = self.run.network.posterior.mean
-        y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         number = list(self.tasks).index(task.name) if task.name in self.tasks else 0
+        if isinstance(self.run.likelihood, Energy):
+            return energies.data(self, task, number)
+        y = torch.stack([positions(row, self.heads[task.head]) for row in task.y])
         weights = None if task.weights is None else task.weights.to(mean)
         return TaskData(task.x.to(mean), y.to(mean.device), self.groups[task.head][0].number, weights, number)
 

@@ -20,7 +20,7 @@ from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import FilmRows
 from evcl.nn.lessons import Lessons
 from evcl.training.data import Pool
-from evcl.training.film import FilmFit, WithFilm
+from evcl.training.film import FilmFit, RowsFit, WithFilm
 from evcl.training.lessons import all_heads, find_lessons
 from evcl.training.rules import Estimating, Rule, Update, gpu_kernels
 
@@ -49,7 +49,7 @@ class Bound:
     """A network bound to a step's buffers, to which it adds the gradients that autograd computes."""
 
     def __init__(
-        self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, film: FilmFit | None = None
+        self, network: BayesianNetwork, layout: Layout, values: Tensor, grads: Tensor, film: RowsFit | None = None
     ) -> None:
         self.network, self.layout, self.values, self.grads, self.film = network, layout, values, grads, film
         self.bound: object = None
@@ -59,6 +59,7 @@ class Bound:
         if self.network.film is None:
             return []
         if self.film is not None:
+            assert isinstance(self.film, FilmFit)  # private layers are no chain
             return [self.film.buffers(task, weight) for weight, _ in chain]
         rows = FilmRows(self.network.film, self.network.sites)
         return [rows.pair(task, weight) for weight, _ in chain]
@@ -235,7 +236,7 @@ class Step:
         trackers: Sequence[Tracker] = (),
         moves: Tensor | None = None,
         rule: Callable[..., Rule] | None = None,
-        film: FilmFit | None = None,
+        film: RowsFit | None = None,
         period: int = 1,
         project: bool = False,
         accumulate: int = 1,

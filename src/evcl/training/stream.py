@@ -12,8 +12,10 @@ from torch import Tensor
 from evcl._core.devices import double
 from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
+from evcl.likelihoods import Bound
 from evcl.methods import TaskData
 from evcl.training.checkpointer import Checkpointer
+from evcl.training.energies import is_energy, log_likelihood, sample
 from evcl.training.observer import Observer, Observers
 from evcl.training.run import Run
 from evcl.training.session import Given, Session
@@ -22,15 +24,18 @@ from evcl.training.session import Given, Session
 @dataclass(frozen=True)
 class StreamResult:
     """accuracy [R, after task, on task], NaN if it was not evaluated or the replica diverged; and the final
-    probabilities and labels of each task.
+    probabilities and labels of each task. If the likelihood is an energy, the mean log-likelihood is in place of the
+    accuracy, and there are no probabilities; `samples` are what a generative model generates.
     """
 
     accuracy: Tensor
     probabilities: list[Tensor]  # per task: [R, N, classes]
     labels: list[Tensor]  # per task: [U, N] (see TaskData), class indices
     inferred: dict[str, Tensor] = field(default_factory=dict)  # [R] each: mean accuracy if tasks are inferred, by how
+    samples: Tensor | None = None  # [R, after task, of task, SHOWN, D], uint8: 0 to 255 is 0 to 1
 
 
+SHOWN = 3  # samples of each task that are kept of a generative model, after each round
 OnTask = Callable[[int, Tensor], None]
 MakeObserver = Callable[[int, str], Observer]  # (the last task of a round, the names of its tasks) -> its observer
 
@@ -57,6 +62,10 @@ def learn_stream(
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
     inferred: dict[str, list[Tensor]] = {}
+    generates = isinstance(run.likelihood, Bound)
+    shape = (len(run.seeds), len(tasks), len(tasks), SHOWN, streams[0].inputs) if generates else (0,)
+    samples = torch.zeros(shape, dtype=torch.uint8)
+    kept = {"log_likelihood" if is_energy(run) else "accuracy": accuracy, **({"samples": samples} if generates else {})}
     held_out = HeldOut(session, tasks, place)
     predict = session.predict_inferring if infer and run.needs_task else session.predict
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
@@ -70,7 +79,7 @@ def learn_stream(
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(
-                    number, run, session.seen, own_heads, {"accuracy": accuracy}, list(session.domains.values())
+                    number, run, session.seen, own_heads, kept, list(session.domains.values())
                 )
             if not learned:
                 if make_observer is not None:
@@ -88,6 +97,9 @@ def learn_stream(
             if checkpointer is not None:
                 checkpointer.pause()
             data = held_out(k)
+            if is_energy(run):
+                accuracy[:, last, k] = double(log_likelihood(run, data)).mean(1).cpu()
+                continue
             p = predict(data, tasks[k][0].head)
             y = data.y.repeat(len(run.seeds) // len(data.y), 1)
             accuracy[:, last, k] = double(p.argmax(2) == y).mean(1).cpu()
@@ -98,10 +110,13 @@ def learn_stream(
                     for how, found in session.infer(data, held_out.labels(k)).items():
                         inferred.setdefault(how, []).append(found)
         accuracy[run.diverged.cpu(), last] = torch.nan
+        if generates:
+            for k in range(last + 1):
+                samples[:, last, k] = (255 * sample(run, k, SHOWN).clamp(0, 1)).round().cpu()
         if on_task is not None:
             on_task(last, accuracy[:, last, : last + 1])
     means = {how: torch.stack(found).mean(0) for how, found in inferred.items()}
-    return StreamResult(accuracy, probabilities, labels, means)
+    return StreamResult(accuracy, probabilities, labels, means, samples if generates else None)
 
 
 def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:

@@ -1,0 +1,57 @@
+"""What a generative model generates, as a picture in its result."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_CHARACTERS = 2**23  # of a picture in a result
+EDGE = 2  # pixels between tasks
+Bytes = NDArray[np.uint8]
+
+
+def picture(samples: Bytes, shape: Sequence[int]) -> str:
+    """Samples [after task, of task, n, D] of inputs of this shape, uint8, as a PNG in base64: a row after each task,
+    and n columns of each task. What was not learned yet is grey.
+    """
+    channels, height, width = shape if len(shape) == 3 else (1, *shape)
+    tasks, n = samples.shape[1], samples.shape[2]
+    down, across = height + EDGE, n * width + EDGE
+    whole = np.full((channels, len(samples) * down, tasks * across), 128, np.uint8)
+    for t, row in enumerate(samples):
+        for k, some in enumerate(row[: t + 1]):
+            images = some.reshape(n, channels, height, width).transpose(1, 2, 0, 3).reshape(channels, height, n * width)
+            whole[:, t * down : t * down + height, k * across : k * across + n * width] = images
+    return base64.b64encode(png(whole)).decode()
+
+
+def png(image: Bytes) -> bytes:
+    """The bytes of a PNG file with this image [1 or 3, height, width], uint8."""
+    channels, height, width = image.shape
+    rows = image.transpose(1, 2, 0).reshape(height, -1)
+    lines = np.pad(rows, ((0, 0), (1, 0))).tobytes()  # each row begins with its filter, none
+    head = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return SIGNATURE + b"".join(_chunk(name, content) for name, content in parts)
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def decoded(text: str) -> bytes:
+    """The bytes of a picture. Raises ValueError if it is no PNG."""
+    try:
+        found = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("samples should be a PNG in base64") from error
+    if not found.startswith(SIGNATURE):
+        raise ValueError("samples should be a PNG in base64")
+    return found

@@ -1,0 +1,72 @@
+"""An energy of your own: anything that a network can minimise, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl.likelihoods.likelihood import Stateless
+
+Of = Callable[[Tensor, Tensor], Tensor]
+
+
+class Energy(Stateless):
+    """`-log p(y | outputs)`, or a bound on it, of a network that has no heads: its own outputs explain the targets.
+
+    `of(outputs, y)` gets the network's outputs [M, F] for M examples and their targets y [M, ...], and returns one
+    number per example, [M]. Without targets, `learner.learn(x)`, y is x: the network explains its own inputs.
+
+    - Examples do not affect each other: number m depends on row m alone. Otherwise the Fisher, the weights of examples
+      and networks that train side by side are wrong.
+    - It is in nats, so that one nat of it counts as much as one nat of the KL, and `strength` 1 of the elastic term is
+      Laplace's approximation. A sum over an example's parts (pixels, characters), not their mean.
+    - It is differentiable in the outputs, made of tensor operations only, and does not wait for the device (`.item()`,
+      boolean indexing), since a GPU captures it in a graph. It draws no random numbers: see `evcl.nn.VAE` for a
+      network that does.
+
+    Its Fisher is the mean over examples of the squared gradient of `of`, at the true targets: `fisher` exact, sampled
+    and empirical are the same, and `fisher_temperature` has no meaning.
+    """
+
+    name, compiled, beside = "energy", False, False
+    draws: ClassVar[bool] = False  # whether the network draws latent variables from the noise of a step
+
+    def __init__(self, of: Of | None = None) -> None:
+        if of is not None and not callable(of):
+            raise EvclError(f"Energy takes a function of (outputs, y), not {type(of).__name__}")
+        self.of = of
+
+    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
+        """[M]: the energy of each example."""
+        assert self.of is not None
+        found = self.of(outputs, y)
+        if not isinstance(found, Tensor) or found.shape != outputs.shape[:1]:
+            came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise EvclError(f"an energy must be one number per example, [{len(outputs)}], not {came}")
+        return found
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raise EvclError("an energy has no predictions to score: use log_likelihood")
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """The energy itself, whatever the kind."""
+        nll = self.nll(outputs.flatten(0, 1), y.flatten(0, 1))
+        return [(weights.flatten().sqrt() * nll).sum()]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """It draws none."""

@@ -1,0 +1,116 @@
+"""Networks without heads, whose own outputs explain the targets: their data within a session, how likely they make new
+examples, and what they generate. See `evcl.likelihoods.Energy`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+from evcl.likelihoods import Bound, Energy
+from evcl.methods import TaskData
+from evcl.nn import VAE, outputs
+from evcl.nn.passes import bound_to
+
+if TYPE_CHECKING:
+    from evcl.training.run import Run
+    from evcl.training.session import Given, Session
+
+MOST_NUMBERS = 20_000_000  # of a network's activations that are held at once: 80 MB in float32
+ON_GPU = 50  # times as many on a GPU
+
+
+def is_energy(run: Run) -> bool:
+    """Whether the network has no heads: its own outputs explain the targets."""
+    return isinstance(run.likelihood, Energy)
+
+
+def prepared(session: Session, task: Given, number: int) -> TaskData:
+    """A task's data on the run's device. The head of a task is a name only: it has no weights."""
+    run, name = session.run, task.head
+    if not session.heads:
+        run.network.whole = run.features(task.x[0, :1].to(run.network.posterior.mean))
+    if name not in session.heads:
+        session.heads[name] = [name]
+        session.groups[name] = [session.group(len(session.groups), [name])]
+        session.shown[name] = [{name}]
+    session.domains[task.name], session.lacking = 0, []
+    run.add_film(number + 1)
+    return data(session, task, number)
+
+
+def data(session: Session, task: Given, number: int) -> TaskData:
+    """A task's inputs and targets. Without targets, the inputs are what is to be explained."""
+    mean = session.run.network.posterior.mean
+    x = task.x.to(mean)
+    y = x if not isinstance(task.y, Tensor) else task.y.to(mean.device)
+    weights = None if task.weights is None else task.weights.to(mean)
+    return TaskData(x, y, session.groups[task.head][0].number, weights, number)
+
+
+@torch.no_grad()
+def log_likelihood(run: Run, task: TaskData, samples: int | None = None) -> Tensor:
+    """[R, N]: log p(x) of each example, in nats, at the posterior's means. For a bound, by importance sampling with
+    this many latent draws; for any other energy, its negative.
+    """
+    likelihood, network = run.likelihood, run.network
+    assert isinstance(likelihood, Energy)
+    mean = run.predictor(task.task).mean
+    with run.precise():
+        if isinstance(likelihood, Bound):
+            return _importance(run, likelihood, mean, task, samples or likelihood.samples)
+        found = outputs(network, mean, network.layout, task.x, [], task=task.task).flatten(0, 1)
+        y = task.y.repeat(len(mean) // len(task.y), *[1] * (task.y.dim() - 1)).flatten(0, 1)
+        return -likelihood.nll(found, y).unflatten(0, (len(mean), -1))
+
+
+def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: int) -> Tensor:
+    """log 1/S sum_s p(x, z_s) / q(z_s | x), z_s drawn from q(z | x): at most log p(x), and equal to it for large S."""
+    network, r = run.network, len(mean)
+    vae = _vae(run)
+    sources = [generator(seed, "importance", task.task, device=mean.device) for seed in run.seeds]
+    room = MOST_NUMBERS * (ON_GPU if mean.is_cuda else 1)
+    rows = max(1, room // (8 * network.whole * r))  # examples, or draws, that a replica has at once
+    found = []
+    for xs in task.x.split(rows, 1):
+        x = xs.repeat(r // len(xs), *[1] * (xs.dim() - 1)).flatten(0, 1)
+        n, pieces = xs.shape[1], []
+        with bound_to(network, mean, task.task, len(x)):
+            code = vae.encoder(x).unflatten(0, (r, n))
+        mu, log_variance = code.chunk(2, 2)
+        for start in range(0, samples, step := max(1, rows // n)):
+            s = min(step, samples - start)
+            eps = torch.stack([_normal(source, n, s, mu.shape[2], like=mu) for source in sources])
+            z = mu.unsqueeze(2) + (0.5 * log_variance).exp().unsqueeze(2) * eps
+            with bound_to(network, mean, task.task, r * n * s):
+                shown = vae.decoder(z.flatten(0, 2)).flatten(1)
+            each = [t.unsqueeze(2).expand(-1, -1, s, -1).flatten(0, 2) for t in (code, x.view(r, n, -1))]
+            pieces.append(bound.log_weight(shown, each[0], eps.flatten(0, 2), each[1]).view(r, n, s).logsumexp(2))
+        found.append(torch.stack(pieces).logsumexp(0))
+    return torch.cat(found, 1) - float(torch.tensor(float(samples)).log())
+
+
+def _normal(source: torch.Generator, *shape: int, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=source, device=like.device, dtype=like.dtype)
+
+
+@torch.no_grad()
+def sample(run: Run, task: int, count: int) -> Tensor:
+    """[R, count, D]: inputs that a task's model generates: the mean of p(x | z) for z from N(0, I), at the posterior's
+    means. They are a function of the seed.
+    """
+    vae, mean, bound = _vae(run), run.predictor(task).mean, run.likelihood
+    assert isinstance(bound, Bound)
+    z = torch.stack([torch.randn(count, vae.latents, generator=generator(s, "sample", task)) for s in run.seeds])
+    with run.precise(), bound_to(run.network, mean, task, len(mean) * count):
+        return bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
+
+
+def _vae(run: Run) -> VAE:
+    if not isinstance(run.network.trunk, VAE):
+        raise EvclError("only a network that is an evcl.nn.VAE, learned with likelihood='bound', has a density")
+    return run.network.trunk
