@@ -52,8 +52,8 @@ BENCHMARK_SUMMARIES = {
     "five-datasets": "MNIST, notMNIST, Fashion-MNIST, CIFAR-10, digits",
     "bbc-topics": "BBC news, MiniLM with LoRA: this topic or not, 5 times",
     "mails": "spam or not, month by month, MiniLM with LoRA, one head",
-    "cartpole-variants": "CartPole, another gravity, pole or force per task (agents)",
-    "minigrid-rooms": "a MiniGrid room, another thing to do per task (agents)",
     "permuted-digits": "8x8 digits, one random pixel order per task, one head",
     "split-digits": "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task",
+    "cartpole-variants": "CartPole, another gravity, pole or force per task (agents)",
+    "minigrid-rooms": "a MiniGrid room, another thing to do per task (agents)",
 }

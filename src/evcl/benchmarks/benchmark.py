@@ -191,6 +191,7 @@ class Entry:
     tasks: int = 5  # the default number
     most_tasks: int = 2_000  # each is measured after every later one: 2,000,000 times; the result has 4,000,000 numbers
     kind: Kind | None = None
+    score: str = "average_accuracy"  # what it is judged by: a field of `evcl.experiments.Result`
 
 
 BENCHMARKS: Registry[Entry] = Registry("benchmark")

@@ -180,6 +180,13 @@ class Agent:
         if critic is not None:
             self.critics[task] = critic
 
+    def memory_bytes(self) -> int:
+        """The size, for one replica, of the weights and of what the method keeps of earlier tasks."""
+        found = self.tensors()
+        unused = {"prior mean", *(() if "strength" in self.s else ("importance",))}  # equal to others, or not used
+        total = sum(t.numel() * t.element_size() for name, t in found.items() if name not in unused and t.dim())
+        return total // len(self.seeds)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the tasks so far have left behind."""
         found = {"posterior mean": self.network.posterior.mean, "prior mean": self.prior.mean}

@@ -21,11 +21,11 @@ RL: dict[str, Setting] = {
         choices=("ppo", "dqn"),
     ),
     "steps": Setting(50_000, "environment steps per task and seed, rounded down to whole rollouts", low=1, high=10**9),
-    "envs": Setting(8, "environments that run side by side, per seed", low=1, high=10_000),
-    "rollout": Setting(64, "steps of each environment between two rounds of updates", low=1, high=100_000),
+    "envs": Setting(16, "environments that run side by side, per seed", low=1, high=10_000),
+    "rollout": Setting(32, "steps of each environment between two rounds of updates", low=1, high=100_000),
     "passes": Setting(10, "passes over a rollout's steps in each round of updates", low=1, high=1000),
     "lr": Setting(0.001, "the learning rate, which falls linearly to 0 within a task", high=10.0, open_low=True),
-    "batch_size": Setting(256, "environment steps per update", low=1, high=1_000_000),
+    "batch_size": Setting(512, "environment steps per update", low=1, high=1_000_000),
     "discount": Setting(0.98, "gamma, the weight of the next step's reward", high=1.0),
     "gae_decay": Setting(0.9, "lambda of generalised advantage estimation", high=1.0),
     "clip": Setting(0.2, "epsilon, how far PPO lets the ratio of the policies move the loss", high=1.0, open_low=True),
@@ -74,8 +74,17 @@ METHODS: dict[str, Method] = {
 """The methods by name, in the order in which they are listed."""
 
 
-def get(name: str) -> Method:
-    """The method of this name for agents."""
+TUNED: dict[str, dict[str, dict[str, float | int]]] = {}
+"""Stream -> method, or "*" for all of them -> settings. Those of a method were chosen on validation seeds."""
+
+
+def get(name: str, stream: str | None = None) -> Method:
+    """The method of this name for agents; with a `stream`, its defaults are the settings that were chosen for it."""
     if name not in METHODS:
         raise unknown("method for agents", name, METHODS)
-    return METHODS[name]
+    method, tuned = METHODS[name], TUNED.get(stream or "", {})
+    chosen = {**tuned.get("*", {}), **tuned.get(name, {})}
+    known = method.known_settings
+    return replace(
+        method, settings={**method.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}}
+    )

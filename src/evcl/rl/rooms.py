@@ -15,16 +15,19 @@ import numpy as np
 from evcl._core.errors import extra
 
 THINGS = ("goal", "ball", "box", "key")
-SIZE, LONGEST = 5, 40  # width of the room with its walls; steps of an episode
-ACTIONS = 6  # MiniGrid's, except `done`, which does nothing
+SIZE, LONGEST = 6, 40  # width of the room with its walls; steps of an episode
+ACTIONS = 4  # turn left, turn right, go forward, use what is in front: pick it up or open it
+FORWARD, USE = 2, 3
+DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of the agent: east, south, west, north
 INSIDE = SIZE - 2
-INPUTS = INSIDE * INSIDE * (len(THINGS) + 4)
+INPUTS = 3 * len(THINGS) + 4
 
 
 def room(wanted: str) -> Any:
     """The room in which this thing is wanted: a gymnasium environment.
 
-    An observation has, for every cell inside the walls, one number for each thing and for each direction of the agent.
+    An observation says where each thing is, as the agent sees it: how many cells ahead, how many to the right, and
+    whether it is just in front. Then it says how far the walls are: ahead, right, behind and left.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # minigrid imports pygame, which prints a line
     with extra("rl", "the rooms need minigrid and gymnasium"):
@@ -39,7 +42,7 @@ def room(wanted: str) -> Any:
             space = MissionSpace(mission_func=lambda: f"{wanted}")
             super().__init__(mission_space=space, grid_size=SIZE, max_steps=LONGEST, render_mode="rgb_array")
             self.action_space = spaces.Discrete(ACTIONS)
-            self.observation_space = spaces.Box(0.0, 1.0, (INPUTS,), np.float32)
+            self.observation_space = spaces.Box(-1.0, 1.0, (INPUTS,), np.float32)
 
         def _gen_grid(self, width: int, height: int) -> None:
             self.grid = Grid(width, height)
@@ -50,22 +53,25 @@ def room(wanted: str) -> Any:
             self.mission = wanted
 
         def gen_obs(self) -> Any:
-            """All of the room. MiniGrid's own view turns and hides cells, one by one, and takes most of the time."""
-            seen = np.zeros((INSIDE, INSIDE, len(THINGS) + 4), np.float32)
-            for i, name in enumerate(THINGS):
-                x, y = self.at[name]
-                seen[x - 1, y - 1, i] = 1
-            x, y = self.agent_pos
-            seen[x - 1, y - 1, len(THINGS) + self.agent_dir] = 1
-            return seen.reshape(-1)
+            """What the agent sees. MiniGrid's own view turns and hides cells, one by one, and takes most of the time."""
+            (x, y), (dx, dy) = self.agent_pos, DIRECTIONS[self.agent_dir]
+            seen: list[float] = []
+            for name in THINGS:
+                far, down = self.at[name][0] - x, self.at[name][1] - y
+                ahead, right = far * dx + down * dy, down * dx - far * dy
+                seen += [ahead / INSIDE, right / INSIDE, float(ahead == 1 and right == 0)]
+            free = [INSIDE - x, INSIDE - y, x - 1, y - 1]  # cells to the walls: east, south, west, north
+            seen += [free[(self.agent_dir + turn) % 4] / INSIDE for turn in range(4)]
+            return np.array(seen, np.float32)
 
         def step(self, action: int) -> Any:
             """One step. The episode ends with the first thing that is touched."""
             front = self.grid.get(*self.front_pos)
             touched = None if front is None or front.type == "wall" else front.type
-            acts = {"goal": self.actions.forward, "box": self.actions.toggle}
-            if touched is not None and action != acts.get(touched, self.actions.pickup):
+            if touched is not None and action != (FORWARD if touched == "goal" else USE):
                 touched = None
+            if action == USE:
+                action = self.actions.toggle if touched == "box" else self.actions.pickup
             seen, _, _, truncated, info = super().step(action)
             reward = self._reward() if touched == wanted else 0.0
             return seen, reward, touched is not None, truncated and touched is None, info

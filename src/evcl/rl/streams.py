@@ -93,7 +93,7 @@ def minigrid_rooms() -> Stream:
         Task(wanted, of_gymnasium(partial(rooms.room, wanted)), context)
         for wanted, context in zip(rooms.THINGS, contexts, strict=True)
     ]
-    network = partial(mlp, rooms.INPUTS + len(made), [128, 128])
+    network = partial(mlp, rooms.INPUTS + len(made), [64, 64])
     return Stream("minigrid-rooms", made, (rooms.INPUTS,), rooms.ACTIONS, network)
 
 
