@@ -100,7 +100,9 @@ def _shape(cell: Config) -> dict[str, Any]:
 
 def _result(cell: Config, r: int, found: Found, machine: Environment) -> Result:
     """The result of a cell, which is replica r of its program."""
-    return _made(cell, found.returns[r].numpy(), found.seconds / len(found.returns), found.agent.memory_bytes(), machine)
+    return _made(
+        cell, found.returns[r].numpy(), found.seconds / len(found.returns), found.agent.memory_bytes(), machine
+    )
 
 
 def _diverged(cell: Config, machine: Environment) -> Result:

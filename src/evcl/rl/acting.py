@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class Rollout(NamedTuple):
 
     def by_replica(self, tensor: Tensor, replicas: int) -> Tensor:
         """[T, R * E, ...] -> [R, T * E, ...]"""
-        return tensor.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(1, 2)
+        found: Tensor = tensor.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(1, 2)
+        return found
 
 
 class Tally:
@@ -70,3 +71,19 @@ def run(agent: Agent, task: int, weights: Tensor, envs: Environments) -> Tensor:
         total += going * outcome.rewards
         going *= 1 - outcome.ended
     return total.view(len(agent.seeds), -1).mean(1).cpu()
+
+
+@torch.no_grad()
+def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[Any]:
+    """Up to this many pictures of one episode, from its first state to its last, equally far apart."""
+    make = agent.stream.tasks[task].make
+    weights, found, ended = agent.network.posterior.mean[replica : replica + 1], [], False
+    envs = make(agent.seeds[replica : replica + 1], 1, "film", agent.device)
+    source = generator(agent.seeds[replica], "film", task)
+    while not ended:
+        found.append(envs.frame(0))
+        noise = agent.policy.noise((1,), agent.stream.actions, source).to(agent.device)
+        outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
+        ended = bool(envs.step(agent.policy.act(outputs, noise)).ended)
+    places = torch.linspace(0, len(found) - 1, min(count, len(found))).round().long().tolist()
+    return [found[i] for i in places]

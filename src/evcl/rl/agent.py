@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evcl._core.errors import Diverged
 from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, generator
-from evcl._core.settings import Settings
+from evcl._core.settings import Settings, decided
 from evcl.curvature import Sample, fisher
 from evcl.methods import KL, Elastic, Method, Term, collapse
 from evcl.methods.memory import narrowed
@@ -75,8 +76,9 @@ class Agent:
     """R agents that learn a stream side by side, one per seed.
 
     `network.posterior` holds the policies' weights, [R, P]; the trunk's are followed by those of one head or, if the
-    tasks have no context, of a head per task. `prior` is the posterior at the end of the last task, and `importance` [R, P] the Fisher summed over the tasks before. `values`
-    computes the value functions; their weights, one set per task, are in `critics`.
+    tasks have no context, of a head per task. `prior` is the posterior at the end of the last task, and `importance`
+    [R, P] the Fisher summed over the tasks before. `values` computes the value functions; `critics` holds their
+    weights, one set per task, if the method needs them later.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Agent:
         """A network with these heads, its means drawn from the seeds."""
         s, seeds, device = self.s, self.seeds, self.device
         sources = [generator(seed, f"{purpose} weights") for seed in seeds]
-        init_std = s.init_std if bayesian else None
+        init_std: Any = s.init_std if bayesian else None
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # a network of the user's own may draw from it
             network = bayesianize(self.stream.network(), init_std=init_std, generators=sources, device=device)
@@ -145,7 +147,7 @@ class Agent:
         """
         s, found = self.s, list[Term]()
         if self.method.bayesian:
-            found.append(KL(self.prior, s.tempering / samples))
+            found.append(KL(self.prior, decided(s.tempering) / samples))
         if "strength" in s:
             found.append(Elastic(self.prior, s.strength * self.importance))
         return found
@@ -218,14 +220,14 @@ class Agent:
         return torch.cat([x, self.contexts[tasks]], -1) if self.shared else x
 
     def forward(self, x: Tensor, tasks: Sequence[int]) -> Tensor:
-        """[n, tasks, o]: the outputs for each of the tasks, with the weights that are bound, for observations x [n, ...]
-        of all replicas in order.
+        """[n, tasks, o]: the outputs for each of the tasks, with the weights that are bound. x [n, ...] are the
+        observations of all replicas, in order.
         """
         if not self.shared:
-            return self.network.logits(x, tasks).unflatten(1, (len(tasks), -1))
+            return self.network.logits(x, tasks).view(len(x), len(tasks), -1)
         each = torch.tensor(tasks, device=x.device).expand(len(x), -1)
         seen = self.seen(x.unsqueeze(1).expand(-1, len(tasks), -1), each)
-        return self.network.logits(seen.flatten(0, 1), [0]).unflatten(0, each.shape)
+        return self.network.logits(seen.flatten(0, 1), [0]).view(len(x), len(tasks), -1)
 
     def forward_each(self, x: Tensor, tasks: Tensor) -> Tensor:
         """[n, o]: as `forward`, with a task [n] for each observation."""

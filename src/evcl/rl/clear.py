@@ -11,7 +11,7 @@ it needs no cloning.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from evcl.rl.acting import Rollout
 from evcl.rl.advantages import Path, vtrace
 from evcl.rl.agent import Agent, Trainable
+from evcl.rl.policies import Stochastic
 
 FIELDS = ("observations", "actions", "outputs", "rewards", "terminated", "ended", "last")
 
@@ -38,6 +39,7 @@ class Replay:
 
     def __init__(self, agent: Agent, task: int) -> None:
         self.agent, self.task, s = agent, task, agent.s
+        self.policy = cast(Stochastic, agent.policy)
         self.slots = max(1, s.memory // s.rollout)  # fragments that fit
         self.count = max(1, s.batch_size // s.rollout)  # fragments per step of training
         self.kept = {name: tensor.clone() for name, tensor in agent.kept.items()}  # a task either ends or leaves none
@@ -86,7 +88,7 @@ class Replay:
         values, following = (agent.value(own, agent.seen(x, each).flatten(0, 1)).T for x in (seen, last))  # [T, R * m]
         agent.bind(self.actor.q.mean, self.actor.layout)
         now = agent.forward_each(seen.flatten(0, 2), each.flatten()).view(outputs.shape)
-        ratios = (self._log_prob(now, actions) - self._log_prob(outputs, actions)).exp()
+        ratios = (self.policy.log_prob(now, actions) - self.policy.log_prob(outputs, actions)).exp()
         path = Path(*(t.flatten(0, 1).T for t in (rewards, terminated, ended)))
         _, found = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
         advantages = found.T.view(rewards.shape)
@@ -96,13 +98,10 @@ class Replay:
 
     def loss(self, some: Replayed) -> Tensor:
         """[R], with the weights that are bound."""
-        policy, s = self.agent.policy, self.agent.s
+        policy, s = self.policy, self.agent.s
         now = self.agent.forward_each(some.observations.flatten(0, 2), some.tasks.flatten()).view(some.outputs.shape)
-        gain = some.advantages * self._log_prob(now, some.actions) + s.entropy * policy.entropy(now)  # type: ignore[attr-defined]
-        return (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
-
-    def _log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        found: Tensor = self.agent.policy.log_prob(outputs, actions)  # type: ignore[attr-defined]
+        gain = some.advantages * self.policy.log_prob(now, some.actions) + s.entropy * policy.entropy(now)
+        found: Tensor = (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
         return found
 
     def end(self) -> None:

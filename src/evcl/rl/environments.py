@@ -48,6 +48,10 @@ class Environments(Protocol):
         """Take the actions [B], or [B, D] if they are numbers."""
         ...
 
+    def frame(self, row: int) -> Any:
+        """A picture [height, width, 3] of one environment, in bytes."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that `load` needs to be in the same states again."""
         ...
@@ -102,6 +106,12 @@ class Gymnasium:
         self.observations = self._stacked(now)
         rewards, terminated, truncated = torch.tensor(numbers, device=self.device).unbind(1)
         return Outcome(rewards, terminated, truncated, self._stacked(last))
+
+    def frame(self, row: int) -> Any:
+        found = self.all[row].render()
+        if found is None:
+            raise EvclError("this environment draws no pictures: make it with render_mode='rgb_array'")
+        return np.asarray(found)
 
     def tensors(self) -> dict[str, Tensor]:
         width = max(map(len, self.taken))

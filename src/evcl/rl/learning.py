@@ -117,23 +117,27 @@ def learn(
     device: str = "cpu",
     on_progress: Callable[[int, float, Tensor | None], object] = lambda task, done, returns: None,
     saver: Saver | None = None,
+    agent: Agent | None = None,
+    first: int = 0,
 ) -> Found:
     """Learn the tasks of a stream one after another, with one agent per seed, side by side.
 
     `on_progress(task, part of the task that is done, returns)` is called after each iteration; after each task, with
-    the returns [R, tasks] that were measured. A method that `needs_task` begins every task with a new agent.
+    the returns [R, tasks] that were measured. A method that `needs_task` begins every task with a new agent. To go on
+    with an `agent` that has learned tasks already, pass it, and the `first` task to learn.
     """
-    agent, begun = Agent(stream, method, s, seeds, device), time.monotonic()
+    begun = time.monotonic()
+    agent = agent or Agent(stream, method, s, seeds, device)
     count, r = len(stream), len(agent.seeds)
-    first = {name: tensor.clone() for name, tensor in agent.tensors().items()}
+    new = {name: tensor.clone() for name, tensor in agent.tensors().items()} if method.needs_task else {}
     returns = torch.full((r, count, count), torch.nan)
     curves: list[Tensor] = []
-    start, resumed = 0, 0
+    start, resumed = first, 0
     if saver is not None and saver.saved is not None:
         start, resumed, curves = _resume(saver, agent, returns)
     for task in range(start, count):
         if method.needs_task:
-            agent.load({name: tensor.clone() for name, tensor in first.items()})
+            agent.load({name: tensor.clone() for name, tensor in new.items()})
         learning = ALGORITHMS[s.algorithm](agent, task)
         at = 0
         if resumed and saver is not None and saver.saved is not None:

@@ -32,7 +32,9 @@ RL: dict[str, Setting] = {
     "entropy": Setting(0.01, "the weight of the policy's entropy in the loss", high=10.0),
     "episodes": Setting(20, "episodes per task that returns are measured on", low=1, high=10_000),
     "distill": Setting(
-        0.0, "the weight of the divergence between the old policies and the new ones, on the new task's states", high=1e6
+        0.0,
+        "the weight of the divergence between the old policies and the new ones, on the new task's states",
+        high=1e6,
     ),
     "fisher_examples": Setting(2048, "number of last states that are kept to measure the Fisher on", low=1, high=10**7),
 }
@@ -40,7 +42,9 @@ RL: dict[str, Setting] = {
 DISTILL = replace(RL["distill"], default=1.0)
 _UNUSED = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))
 _BAYESIAN = {
-    "tempering": Setting(1.0, "beta, the weight of the KL term, which is divided by the task's steps", high=1e6, open_low=True),
+    "tempering": Setting(
+        1.0, "beta, the weight of the KL term, which is divided by the task's steps", high=1e6, open_low=True
+    ),
     "init_std": BAYESIAN["init_std"],
     "prior_std": BAYESIAN["prior_std"],
 }
@@ -56,19 +60,19 @@ _CLEAR = {
 }
 
 
-def _method(name: str, summary: str, bayesian: bool, alone: bool = False, **settings: Setting) -> Method:
-    return Method(name, summary, bayesian, settings={**_UNUSED, **RL, **settings}, needs_task=alone)
+def _method(name: str, summary: str, bayesian: bool, own: dict[str, Setting], alone: bool = False) -> Method:
+    return Method(name, summary, bayesian, settings={**_UNUSED, **RL, **own}, needs_task=alone)
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        _method("evcl", METHOD_SUMMARIES["evcl"], True, **_BAYESIAN, **_ELASTIC, distill=DISTILL),
-        _method("vcl", METHOD_SUMMARIES["vcl"], True, **_BAYESIAN),
-        _method("ewc", METHOD_SUMMARIES["ewc"], False, **_ELASTIC),
-        _method("clear", "plain weights; replays kept steps, with V-trace and cloning", False, **_CLEAR),
-        _method("naive", METHOD_SUMMARIES["naive"], False),
-        _method("separate", "plain weights; a new agent for every task, as the ceiling", False, alone=True),
+        _method("evcl", METHOD_SUMMARIES["evcl"], True, {**_BAYESIAN, **_ELASTIC, "distill": DISTILL}),
+        _method("vcl", METHOD_SUMMARIES["vcl"], True, _BAYESIAN),
+        _method("ewc", METHOD_SUMMARIES["ewc"], False, _ELASTIC),
+        _method("clear", "plain weights; replays kept steps, with V-trace and cloning", False, _CLEAR),
+        _method("naive", METHOD_SUMMARIES["naive"], False, {}),
+        _method("separate", "plain weights; a new agent for every task, as the ceiling", False, {}, alone=True),
     )
 }
 """The methods by name, in the order in which they are listed."""
@@ -85,6 +89,4 @@ def get(name: str, stream: str | None = None) -> Method:
     method, tuned = METHODS[name], TUNED.get(stream or "", {})
     chosen = {**tuned.get("*", {}), **tuned.get(name, {})}
     known = method.known_settings
-    return replace(
-        method, settings={**method.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}}
-    )
+    return replace(method, settings={**method.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})

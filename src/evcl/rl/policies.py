@@ -37,6 +37,18 @@ class Policy(Protocol):
         ...
 
 
+class Stochastic(Policy, Protocol):
+    """A distribution over actions, pi(a|s)."""
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """[...]: log pi(a|s)."""
+        ...
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """[...]: that of pi(.|s)."""
+        ...
+
+
 class Discrete(Stateless):
     """One of several actions: pi(a|s) = softmax(outputs)[a]."""
 

@@ -10,23 +10,27 @@ own.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.randomness import Noise
 from evcl.nn import BayesianNetwork
 from evcl.rl.acting import Rollout, Tally
 from evcl.rl.advantages import Path, gae
 from evcl.rl.agent import Agent
 from evcl.rl.clear import Replay
-from evcl.rl.policies import VALUES
+from evcl.rl.policies import Stochastic
 
 
 class PPO:
     """One task in training. `iterate(i)` makes rollout i and learns from it."""
 
     def __init__(self, agent: Agent, task: int) -> None:
-        self.agent, self.task, self.s = agent, task, agent.s
+        self.agent, self.task, self.s, self.policy = agent, task, agent.s, cast(Stochastic, agent.policy)
         s, size = agent.s, agent.s.envs * agent.s.rollout
         self.iterations = max(1, s.steps // size)
         self.batch = min(s.batch_size, size)
@@ -40,7 +44,6 @@ class PPO:
         self.states = torch.zeros(len(agent.seeds), s.fisher_examples, *agent.stream.inputs, device=agent.device)
         self.tasks = list(range(task + 1)) if s.distill > 0 else [task]  # whose outputs a loss needs
         self.replay = Replay(agent, task) if "memory" in s else None
-        assert agent.policy is not VALUES
 
     def iterate(self, i: int) -> None:
         s, agent = self.s, self.agent
@@ -59,14 +62,13 @@ class PPO:
 
         def steps(t: Tensor) -> Tensor:
             """[R, T * E] -> [T, R * E]"""
-            return t.unflatten(1, (s.rollout, s.envs)).transpose(0, 1).reshape(back)
+            return t.view(r, s.rollout, s.envs).transpose(0, 1).reshape(back)
 
         advantages = flat(gae(rollout.path, steps(values), steps(following), s.discount, s.gae_decay), r)
         targets = values + advantages
         advantages = (advantages - advantages.mean(1, keepdim=True)) / (advantages.std(1, keepdim=True) + 1e-8)
-        policy = agent.policy
         actions, acted = flat(rollout.actions, r), flat(rollout.outputs, r)
-        old = policy.log_prob(acted, actions)  # type: ignore[attr-defined]
+        old = self.policy.log_prob(acted, actions)
         taught = self.teacher(x)
         if self.replay is not None:
             self.replay.begin(self.actor, self.critic)
@@ -77,7 +79,7 @@ class PPO:
                 noise = agent.noise("noise", self.task, i, p, b)
                 said = None if taught is None else taught[at]
                 self._improve(x[at], actions[at], old[at], advantages[at], said, noise, (i, p, b))
-                self.critic.step(noise, lambda network, at=at: self._value_loss(network, viewed[at], targets[at]))
+                self.critic.step(noise, partial(self._value_loss, x=viewed[at], targets=targets[at]))
                 self.taken += 1
         if self.replay is not None:
             self.replay.add(rollout, i)
@@ -85,21 +87,28 @@ class PPO:
         self.tally.close(i)
 
     def _improve(
-        self, x: Tensor, actions: Tensor, old: Tensor, advantages: Tensor, said: Tensor | None, noise, where  # noqa: ANN001
+        self,
+        x: Tensor,
+        actions: Tensor,
+        old: Tensor,
+        advantages: Tensor,
+        said: Tensor | None,
+        noise: Noise,
+        where: tuple[int, ...],
     ) -> None:
-        agent, s, policy = self.agent, self.s, self.agent.policy
-        replayed = None if self.replay is None else self.replay.sample(where)
+        agent, s, policy, replay = self.agent, self.s, self.policy, self.replay
+        replayed = None if replay is None else replay.sample(where)
 
         def loss(network: BayesianNetwork) -> Tensor:
-            outputs = agent.forward(x.flatten(0, 1), self.tasks).unflatten(0, x.shape[:2])
+            outputs = agent.forward(x.flatten(0, 1), self.tasks).view(*x.shape[:2], len(self.tasks), -1)
             own = outputs[:, :, -1]
             ratio = (policy.log_prob(own, actions) - old).exp()
             gain = torch.minimum(ratio * advantages, ratio.clamp(1 - s.clip, 1 + s.clip) * advantages)
-            found = -(gain + s.entropy * policy.entropy(own)).mean(1)
+            found: Tensor = -(gain + s.entropy * policy.entropy(own)).mean(1)
             if said is not None:
                 found = found + s.distill * policy.divergence(said, outputs[:, :, :-1]).sum(2).mean(1)
-            if replayed is not None:
-                found = found + self.replay.loss(replayed)
+            if replay is not None and replayed is not None:
+                found = found + replay.loss(replayed)
             return found
 
         self.actor.step(noise, loss)
@@ -140,7 +149,7 @@ class PPO:
         if not old or not self.s.distill > 0:
             return None
         found = agent.outputs(agent.prior.mean, agent.network.layout, x.flatten(0, 1), old)
-        return found.unflatten(0, x.shape[:2])
+        return found.view(*x.shape[:2], len(old), -1)
 
     def _remember(self, x: Tensor, i: int) -> None:
         """Keep the last `fisher_examples` states."""

@@ -82,7 +82,9 @@ CARTPOLES = {
 def cartpole_variants() -> Stream:
     """CartPole with another gravity, pole or force in each task; in two of them left and right are swapped."""
     contexts = one_hot(len(CARTPOLES))
-    made = [Task(name, variant, context) for (name, variant), context in zip(CARTPOLES.items(), contexts, strict=True)]
+    made = [
+        Task(name, variant.make, context) for (name, variant), context in zip(CARTPOLES.items(), contexts, strict=True)
+    ]
     return Stream("cartpole-variants", made, (4,), 2, partial(mlp, 4 + len(made), [64, 64]))
 
 
