@@ -13,11 +13,12 @@ from evcl.benchmarks.benchmark import (
     register,
     stratified,
 )
+from evcl.benchmarks.elsewhere import ENTRIES as ELSEWHERE
 from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split
 from evcl.benchmarks.registered import ENTRIES
 from evcl.benchmarks.scenario import SCENARIOS
 
-for _entry in ENTRIES:
+for _entry in (*ENTRIES, *ELSEWHERE):
     register(_entry)
 
 __all__ = [

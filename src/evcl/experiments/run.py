@@ -116,6 +116,10 @@ def configure(
         known_ones = ", ".join(benchmarks.SCENARIOS)
         raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
     known = {**methods.known_settings(chosen, values), "validation": VALIDATION}
+    if "epochs" in values and "steps" in known and "epochs" not in known:
+        raise EvclError(
+            f"{benchmark} has no epochs: --set steps=N sets the environment steps per task", setting="epochs"
+        )
     settings = resolve(method, known, values)
     if not 0 < len(seeds) <= MOST_SEEDS:
         raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")

@@ -1,0 +1,278 @@
+"""Agents on streams of environments: choose settings on validation seeds, run on others, and print the tables.
+
+    python experiments/rl/agents.py search [--jobs 16]    # search/STREAM.json: a trial per line
+    python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD/result.json
+    python experiments/rl/agents.py plain [--jobs 16]     # results/plain.json: PPO beside Stable-Baselines3's
+    python experiments/rl/agents.py tables                # Markdown, from those files
+
+A job is a method with one choice of settings, and trains all its seeds side by side on one core. What is there already
+is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evcl import rl
+from evcl.experiments import Result, configure, execute, read_result, write_result
+from evcl.rl.methods import METHODS
+
+FOLDER = Path(__file__).parent
+CHOOSING, TESTED, PLAIN = (100, 101), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)
+Settings = Mapping[str, float]
+
+
+def grid(**values: Sequence[float]) -> list[Settings]:
+    return [dict(zip(values, some, strict=True)) for some in product(*values.values())]
+
+
+# Eight trials for each method that has settings of its own; all others have the same values for all methods.
+TRIALS: dict[str, list[Settings]] = {
+    "evcl": grid(distill=(1.0, 3.0), strength=(1.0, 30.0), tempering=(0.01, 0.1)),
+    "vcl": grid(tempering=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),
+    "ewc": grid(strength=(1.0, 10.0, 100.0, 1000.0), fisher_temperature=(1.0, 4.0)),
+    "clear": grid(clone=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
+}
+STEPS = {"cartpole-variants": 50_000, "minigrid-rooms": 40_000}
+
+
+def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Result:
+    """The result of all seeds, side by side on one core."""
+    torch.set_num_threads(1)
+    settings = {"steps": STEPS[stream], **given}
+    return execute(configure(stream, method, "default", seeds, tasks, settings), allow_divergence=True)
+
+
+# --- search -----------------------------------------------------------------------------------------------------------
+
+
+def search(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None) -> None:
+    wanted = [
+        (stream, method, trial)
+        for stream in streams
+        for method, trials in TRIALS.items()
+        for trial in trials
+        if not any(one["method"] == method and one["settings"] == dict(trial) for one in tried(stream))
+    ]
+    works = [partial(trained, s, m, CHOOSING, {**t, **given}, tasks) for s, m, t in wanted]
+    for i, result in finished(works, jobs):
+        stream, method, trial = wanted[i]
+        score = result.measure("average_return")
+        line = {"method": method, "settings": dict(trial), "mean": score.mean, "per_seed": score.per_seed}
+        path = FOLDER / "search" / f"{stream}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "seconds": result.seconds}) + "\n")
+        say(f"{stream} {method} {dict(trial)}: {score.mean}")
+
+
+def tried(stream: str) -> list[dict[str, Any]]:
+    path = FOLDER / "search" / f"{stream}.json"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def chosen(stream: str, method: str) -> dict[str, float]:
+    """The settings with the best mean; nothing for a method that has none of its own."""
+    mine = [one for one in tried(stream) if one["method"] == method and one["mean"] is not None]
+    return dict(max(mine, key=lambda one: float(one["mean"]))["settings"]) if mine else {}
+
+
+# --- the runs of the tables -------------------------------------------------------------------------------------------
+
+
+def final(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None) -> None:
+    wanted = [(s, m) for s in streams for m in METHODS if not place(s, m).exists()]
+    works = [partial(trained, s, m, TESTED, {**chosen(s, m), **given}, tasks) for s, m in wanted]
+    for i, result in finished(works, jobs):
+        write_result(place(*wanted[i]).parent, result)
+        say(f"{' '.join(wanted[i])}: {result.measure('average_return').mean}")
+
+
+def place(stream: str, method: str) -> Path:
+    return FOLDER / "results" / stream / method / "result.json"
+
+
+def tables(streams: Sequence[str]) -> str:
+    return "\n\n".join([*(table(stream) for stream in streams if place(stream, "naive").exists()), *plain_table()])
+
+
+def table(stream: str) -> str:
+    """A row per method: means over the seeds, with their standard errors."""
+    found = {m: read_result(place(stream, m)) for m in METHODS if place(stream, m).exists()}
+    ceilings = dict(zip(found["separate"].seeds, matrices(found["separate"]), strict=True))
+    rows = []
+    for method, result in found.items():
+        each = [(a, ceilings[seed][-1]) for seed, a in zip(result.seeds, matrices(result), strict=True)]
+        own = ", ".join(f"{k}={v:g}" for k, v in chosen(stream, method).items()) or "-"
+        columns = (
+            [rl.average_return(a) for a, _ in each],
+            [100 * rl.normalised_return(a, c) for a, c in each],
+            [rl.forgetting(a) for a, _ in each],
+            [100 * rl.forward_transfer(a, c) for a, c in each],
+        )
+        places = 1 if abs(statistics.mean(columns[0])) > 2 else 3
+        texts = [spread(values, n) for values, n in zip(columns, (places, 1, places, 1), strict=True)]
+        if method == "separate":
+            texts[2:] = ["-", "-"]
+        rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
+    steps = next(iter(found.values())).config["steps"] * next(iter(found.values())).tasks
+    heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %", "chosen")
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
+    return "\n".join([f"{stream}, {steps:,} environment steps per seed:", "", *lines])
+
+
+def matrices(result: Result) -> list[Any]:
+    return [[[float("nan") if v is None else v for v in row] for row in one] for one in result.matrices or []]
+
+
+def spread(values: Sequence[float], places: int) -> str:
+    """Mean and standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{places}f} ± {error:.{places}f}"
+
+
+# --- PPO on plain CartPole --------------------------------------------------------------------------------------------
+
+
+def ours(seed: int, steps: int) -> dict[str, Any]:
+    """Our PPO on CartPole-v1, with plain weights: its return over 100 episodes, and steps per second."""
+    return trained_plain("naive", [seed], steps)
+
+
+def trained_plain(method: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
+    from evcl._core.settings import resolve
+
+    torch.set_num_threads(1)
+    known = rl.method(method).known_settings
+    s = resolve(method, known, {"steps": steps, "episodes": 100, "envs": 8})
+    stream = rl.stream("cartpole-variants", 1)
+    begun, learned = time.perf_counter(), 0.0
+
+    def heard(task: int, done: float, returns: object) -> None:
+        nonlocal learned
+        learned = learned or (time.perf_counter() - begun if done == 1.0 else 0.0)
+
+    found = rl.learn(stream, rl.method(method), s, seeds, on_progress=heard)
+    samples = steps // (s.envs * s.rollout) * s.envs * s.rollout
+    return {"returns": found.returns[:, 0, 0].tolist(), "per_second": len(seeds) * samples / learned, "steps": samples}
+
+
+def theirs(seed: int, steps: int) -> dict[str, Any]:
+    """Stable-Baselines3's PPO with the same settings, as far as it has them, measured in the same way."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    torch.set_num_threads(1)
+    s = {name: setting.default for name, setting in rl.method("naive").known_settings.items()}
+    envs = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
+    agent = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=s["rollout"],
+        batch_size=min(int(s["batch_size"]), 8 * int(s["rollout"])),
+        n_epochs=s["passes"],
+        gamma=s["discount"],
+        gae_lambda=s["gae_decay"],
+        clip_range=s["clip"],
+        ent_coef=s["entropy"],
+        learning_rate=lambda left: left * float(s["lr"]),
+        seed=seed,
+        device="cpu",
+    )
+    begun = time.perf_counter()
+    agent.learn(steps)
+    seconds = time.perf_counter() - begun
+    mean, _ = evaluate_policy(agent, make_vec_env("CartPole-v1", n_envs=20, seed=seed + 1000), 100, deterministic=False)
+    return {"returns": [float(mean)], "per_second": steps / seconds, "steps": steps}
+
+
+def plain(jobs: int, steps: int) -> None:
+    """One core for each seed, and five seeds side by side on one core."""
+    path = FOLDER / "results" / "plain.json"
+    kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    kinds: dict[str, list[Any]] = {
+        "evcl.rl, a process per seed": [partial(ours, seed, steps) for seed in PLAIN],
+        "evcl.rl, five seeds side by side": [partial(trained_plain, "naive", PLAIN, steps)],
+        "Stable-Baselines3": [partial(theirs, seed, steps) for seed in PLAIN],
+    }
+    for name, works in kinds.items():
+        if name not in kept:
+            each = [result for _, result in sorted(finished(works, jobs), key=lambda one: one[0])]
+            kept[name] = {
+                "returns": [value for one in each for value in one["returns"]],
+                "per_second": statistics.mean(one["per_second"] for one in each),
+                "steps": each[0]["steps"],
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            say(f"{name}: {kept[name]}")
+
+
+def plain_table() -> list[str]:
+    path = FOLDER / "results" / "plain.json"
+    if not path.exists():
+        return []
+    kept = json.loads(path.read_text("utf-8"))
+    lines = [
+        "PPO on CartPole-v1:",
+        "",
+        "| | steps per seed | return | steps per second and core |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, one in kept.items():
+        lines.append(f"| {name} | {one['steps']:,} | {spread(one['returns'], 1)} | {one['per_second']:,.0f} |")
+    return ["\n".join(lines)]
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
+
+
+def finished(works: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
+    """(index, result) of each, as it ends."""
+    if jobs == 1:
+        yield from ((i, work()) for i, work in enumerate(works))
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(work): i for i, work in enumerate(works)}
+        for one in as_completed(running):
+            yield running[one], one.result()
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("search", "final", "plain", "tables"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--streams", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--tasks", type=int)
+    parser.add_argument("--steps", type=int, help="environment steps per task, in place of the usual ones")
+    asked = parser.parse_args()
+    given = {} if asked.steps is None else {"steps": asked.steps}
+    if asked.what == "search":
+        search(asked.streams, asked.jobs, given, asked.tasks)
+    elif asked.what == "final":
+        final(asked.streams, asked.jobs, given, asked.tasks)
+    elif asked.what == "plain":
+        plain(asked.jobs, asked.steps or 100_000)
+    else:
+        print(tables(asked.streams))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

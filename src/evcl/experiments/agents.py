@@ -1,0 +1,131 @@
+"""Runs on streams of environments: how `evcl run` trains agents, and what their result is."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec.structs import asdict
+from torch import Tensor
+
+from evcl import metrics, rl
+from evcl._core.errors import Diverged, EvclError
+from evcl._core.interrupts import deferred
+from evcl.experiments.result import Environment, Result, summarise
+from evcl.experiments.resume import identity, program_name
+from evcl.experiments.run import Config, Event, environment
+from evcl.methods import Method
+from evcl.rl.learning import Found, Saver
+from evcl.training import Checkpoints
+
+OnEvent = Callable[[Sequence[int], Event], object]
+
+
+def make(benchmark: str) -> Agents:
+    """The kind of this stream of environments."""
+    return Agents(benchmark)
+
+
+class Agents:
+    """A `Kind`: agents learn a stream of environments."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+
+    def method(self, name: str) -> Method:
+        """The method with the settings of this stream as its defaults."""
+        return rl.method(name, self.stream)
+
+    def execute(
+        self,
+        cells: Sequence[Config],
+        on_event: OnEvent,
+        allow_divergence: bool,
+        checkpoints: Checkpoints | None,
+    ) -> list[Result]:
+        """The results of cells that differ only in their seed, side by side as replicas."""
+        lead = replace(cells[0], seeds=tuple(cell.seed for cell in cells))
+        _check(lead)
+        everyone, now = range(len(cells)), Event(lead.seeds, 0, lead.tasks, 0.0)
+
+        def heard(task: int, done: float, returns: Tensor | None) -> None:
+            nonlocal now
+            seen = None if returns is None else float(returns[:, : task + 1].mean())
+            now = Event(lead.seeds, task, lead.tasks, (task + done) / lead.tasks, seen)
+            on_event(everyone, now)
+
+        machine = environment(lead.device)
+        with contextlib.ExitStack() as stack:
+            saver = None
+            if checkpoints is not None:
+                asked = stack.enter_context(deferred())
+                own = replace(checkpoints.of(program_name([lead])), stop=checkpoints.stop or asked)
+                saver = Saver(own, [identity(lead)], asdict(machine), partial(_note, on_event, everyone, lambda: now))
+            stream, method = rl.stream(self.stream, lead.tasks), self.method(lead.method)
+            try:
+                found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, saver)
+            except Diverged:
+                if not allow_divergence or len(cells) > 1:  # a program that fails is split, and run again by its caller
+                    raise
+                return [_diverged(cells[0], machine)]
+        return [_result(cell, r, found, machine) for r, cell in enumerate(cells)]
+
+
+def _check(config: Config) -> None:
+    for name, value in (("network", config.network), ("scenario", config.scenario)):
+        if value:
+            raise EvclError(f"{config.benchmark} has its own {name}: leave out --{name}", setting=name)
+    if config.settings.validation:
+        raise EvclError(f"{config.benchmark} has no examples to hold out: leave out --validation", setting="validation")
+    if config.log is not None:
+        raise EvclError("--log writes epochs, and agents have none: leave it out")
+    if config.precision not in ("fp32", "tf32"):
+        raise EvclError(f"agents learn in fp32: leave out --precision {config.precision}", setting="precision")
+
+
+def _note(on_event: OnEvent, some: Sequence[int], now: Callable[[], Event], text: str) -> None:
+    on_event(some, replace(now(), accuracy=None, note=text))
+
+
+def _shape(cell: Config) -> dict[str, Any]:
+    stream = rl.stream(cell.benchmark, cell.tasks)
+    hidden = list(getattr(stream.network(), "hidden", ()))
+    return {"tasks": cell.tasks, "hidden": hidden, "precision": cell.precision, "device": cell.device}
+
+
+def _result(cell: Config, r: int, found: Found, machine: Environment) -> Result:
+    """The result of a cell, which is replica r of its program."""
+    return _made(
+        cell, found.returns[r].numpy(), found.seconds / len(found.returns), found.agent.memory_bytes(), machine
+    )
+
+
+def _diverged(cell: Config, machine: Environment) -> Result:
+    return _made(cell, np.full((cell.tasks, cell.tasks), np.nan), 0.0, None, machine)
+
+
+def _made(cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment) -> Result:
+    none = summarise([None])
+    return Result(
+        benchmark=cell.benchmark,
+        method=cell.method,
+        preset=cell.preset,
+        config={**cell.settings, **_shape(cell)},
+        seeds=list(cell.seeds),
+        accuracy=None,
+        average_accuracy=none,
+        forgetting=summarise([metrics.forgetting(matrix)]),
+        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
+        nll=none,
+        ece=none,
+        average_return=summarise([metrics.average_accuracy(matrix)]),
+        returns=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
+        seconds=round(seconds, 3),
+        memory_bytes=size,
+        environment=machine,
+    )

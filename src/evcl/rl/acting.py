@@ -1,0 +1,89 @@
+"""Acting: rollouts of the policies in training, and the returns of finished ones."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from evcl._core.randomness import generator
+from evcl.rl.advantages import Path
+from evcl.rl.agent import Agent
+from evcl.rl.environments import Environments
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments: [T, B, ...] each."""
+
+    observations: Tensor
+    actions: Tensor
+    outputs: Tensor  # of the policy that acted
+    path: Path
+    last: Tensor  # observations after each step, before a new episode begins
+
+    def by_replica(self, tensor: Tensor, replicas: int) -> Tensor:
+        """[T, R * E, ...] -> [R, T * E, ...]"""
+        found: Tensor = tensor.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(1, 2)
+        return found
+
+
+class Tally:
+    """The returns of the episodes in progress, and the mean of those that ended, in each iteration."""
+
+    def __init__(self, rows: int, replicas: int, iterations: int, device: torch.device) -> None:
+        self.running = torch.zeros(rows, device=device)
+        self.curve = torch.full((replicas, iterations), torch.nan)
+        self.ended = torch.zeros(replicas, 2)  # sum and number, in this iteration
+
+    def add(self, rewards: Tensor, ended: Tensor) -> None:
+        self.running += rewards
+        both = torch.stack([self.running * ended, ended], 1).cpu().unflatten(0, (len(self.curve), -1))
+        self.ended += both.sum(1)
+        self.running *= 1 - ended
+
+    def close(self, iteration: int) -> None:
+        self.curve[:, iteration] = self.ended[:, 0] / self.ended[:, 1]  # NaN if no episode ended
+        self.ended.zero_()
+
+
+@torch.no_grad()
+def returns(agent: Agent, task: int, episodes: int) -> Tensor:
+    """[R]: the mean return of the policies, at the posterior's means, over this many episodes of a task.
+
+    The policy acts as it is: PPO's draws its actions. The episodes and draws are the same at every call.
+    """
+    weights = agent.network.posterior.mean
+    return run(agent, task, weights, agent.stream.tasks[task].make(agent.seeds, episodes, "measured", agent.device))
+
+
+@torch.no_grad()
+def run(agent: Agent, task: int, weights: Tensor, envs: Environments) -> Tensor:
+    """[R]: the mean return of one episode of each environment, acting with `weights` [R, P]."""
+    rows = len(envs.observations)
+    total, going = torch.zeros(rows, device=agent.device), torch.ones(rows, device=agent.device)
+    sources = [generator(seed, "measured actions", task) for seed in agent.seeds]
+    while bool(going.any()):
+        shape = (rows // len(agent.seeds),)
+        noise = torch.cat([agent.policy.noise(shape, agent.stream.actions, source) for source in sources])
+        outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
+        outcome = envs.step(agent.policy.act(outputs, noise.to(agent.device)))
+        total += going * outcome.rewards
+        going *= 1 - outcome.ended
+    return total.view(len(agent.seeds), -1).mean(1).cpu()
+
+
+@torch.no_grad()
+def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[Any]:
+    """Up to this many pictures of one episode, from its first state to its last, equally far apart."""
+    make = agent.stream.tasks[task].make
+    weights, found, ended = agent.network.posterior.mean[replica : replica + 1], [], False
+    envs = make(agent.seeds[replica : replica + 1], 1, "film", agent.device)
+    source = generator(agent.seeds[replica], "film", task)
+    while not ended:
+        found.append(envs.frame(0))
+        noise = agent.policy.noise((1,), agent.stream.actions, source).to(agent.device)
+        outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
+        ended = bool(envs.step(agent.policy.act(outputs, noise)).ended)
+    places = torch.linspace(0, len(found) - 1, min(count, len(found))).round().long().tolist()
+    return [found[i] for i in places]

@@ -1,0 +1,116 @@
+"""CLEAR (Rolnick et al., 2019): replay of earlier rollouts, with V-trace and cloning of the policy that acted.
+
+A reservoir keeps fragments of rollouts of all tasks, each equally likely. To every batch of new steps as many replayed
+ones are added:
+
+    L += -E A log pi(a|s) - c H(pi) + w KL(mu || pi)
+
+with V-trace's advantages A, and the policy mu that acted. A past task's value function is its own and stays as it is:
+it needs no cloning.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from evcl.rl.acting import Rollout
+from evcl.rl.advantages import Path, vtrace
+from evcl.rl.agent import Agent, Trainable
+from evcl.rl.policies import Stochastic
+
+FIELDS = ("observations", "actions", "outputs", "rewards", "terminated", "ended", "last")
+
+
+class Replayed(NamedTuple):
+    """Fragments of rollouts: [R, m, T, ...] each."""
+
+    observations: Tensor
+    actions: Tensor
+    outputs: Tensor
+    advantages: Tensor
+    tasks: Tensor
+
+
+class Replay:
+    """The reservoir of an agent, while it learns a task. It is kept in `agent.kept`."""
+
+    def __init__(self, agent: Agent, task: int) -> None:
+        self.agent, self.task, s = agent, task, agent.s
+        self.policy = cast(Stochastic, agent.policy)
+        self.slots = max(1, s.memory // s.rollout)  # fragments that fit
+        self.count = max(1, s.batch_size // s.rollout)  # fragments per step of training
+        self.kept = {name: tensor.clone() for name, tensor in agent.kept.items()}  # a task either ends or leaves none
+        self.seen = int(self.kept["seen"]) if self.kept else 0
+
+    def begin(self, actor: Trainable, critic: Trainable) -> None:
+        """Called before the updates of an iteration."""
+        self.actor, self.critic = actor, critic
+
+    def add(self, rollout: Rollout, i: int) -> None:
+        """Offer each environment's part of a rollout to the reservoir."""
+        r = len(self.agent.seeds)
+        parts = (*rollout[:3], *rollout.path, rollout.last)
+        given = [part.unflatten(1, (r, -1)).movedim(0, 2) for part in parts]  # [R, E, T, ...]
+        if not self.kept:
+            for name, part in zip(FIELDS, given, strict=True):
+                self.kept[name] = part.new_zeros(r, self.slots, *part.shape[2:])
+            self.kept["task"] = torch.zeros(r, self.slots, dtype=torch.long, device=given[0].device)
+        draws = self.agent.drawn(lambda g: torch.rand(given[0].shape[1], generator=g), "reservoir", self.task, i)
+        for e in range(given[0].shape[1]):
+            for row in range(r):
+                place = self.seen if self.seen < self.slots else int(draws[row, e] * (self.seen + 1))
+                if place < self.slots:
+                    for name, part in zip(FIELDS, given, strict=True):
+                        self.kept[name][row, place] = part[row, e]
+                    self.kept["task"][row, place] = self.task
+            self.seen += 1
+        self.kept["seen"] = torch.tensor(self.seen)
+
+    @torch.no_grad()
+    def sample(self, where: tuple[int, ...]) -> Replayed | None:
+        """Some fragments, with their advantages under the present policy and values."""
+        have = min(self.seen, self.slots)
+        if not have:
+            return None
+        agent = self.agent
+        rows = agent.drawn(
+            lambda g: torch.randint(have, (self.count,), generator=g), "replay", self.task, *where
+        )  # [R, m]
+        r, at = len(rows), (torch.arange(len(rows), device=rows.device).unsqueeze(1), rows)
+        seen, actions, outputs, rewards, terminated, ended, last = (self.kept[name][at] for name in FIELDS)
+        tasks = self.kept["task"][at]
+        critics = torch.stack([*(agent.critics[k] for k in range(self.task)), self.critic.q.mean])  # [K, R, P]
+        own = critics[tasks, torch.arange(r, device=rows.device).unsqueeze(1)].flatten(0, 1)  # [R * m, P]
+        each = tasks.unsqueeze(2).expand(seen.shape[:3])
+        values, following = (agent.value(own, agent.seen(x, each).flatten(0, 1)).T for x in (seen, last))  # [T, R * m]
+        agent.bind(self.actor.q.mean, self.actor.layout)
+        now = agent.forward_each(seen.flatten(0, 2), each.flatten()).view(outputs.shape)
+        ratios = (self.policy.log_prob(now, actions) - self.policy.log_prob(outputs, actions)).exp()
+        path = Path(*(t.flatten(0, 1).T for t in (rewards, terminated, ended)))
+        _, found = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
+        advantages = found.T.view(rewards.shape)
+        middle = advantages.mean((1, 2), keepdim=True)
+        advantages = (advantages - middle) / (advantages.std((1, 2), keepdim=True) + 1e-8)
+        return Replayed(seen, actions, outputs, advantages, each)
+
+    def loss(self, some: Replayed) -> Tensor:
+        """[R], with the weights that are bound."""
+        policy, s = self.policy, self.agent.s
+        now = self.agent.forward_each(some.observations.flatten(0, 2), some.tasks.flatten()).view(some.outputs.shape)
+        gain = some.advantages * self.policy.log_prob(now, some.actions) + s.entropy * policy.entropy(now)
+        found: Tensor = (s.clone * policy.divergence(some.outputs, now) - gain).mean((1, 2))
+        return found
+
+    def end(self) -> None:
+        self.agent.kept = self.kept
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"replay {name}": tensor for name, tensor in self.kept.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        named = {n.removeprefix("replay "): t for n, t in tensors.items() if n.startswith("replay ")}
+        self.kept = {name: t.to(self.agent.device) for name, t in named.items()}
+        self.seen = int(self.kept["seen"]) if self.kept else 0

@@ -1,0 +1,150 @@
+"""Environments that run side by side, and the adapter for those of gymnasium.
+
+There are R * E of them, R replicas with E each; row r * E + e is environment e of replica r. Each episode starts from
+a seed that is a function of (seed of the replica, purpose, environment, episode). So the state of an environment is
+known from the number of its episode and the actions since its start, and no environment has to be saved itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evcl._core.errors import EvclError
+from evcl._core.randomness import generator
+
+
+class Outcome(NamedTuple):
+    """What one step of all environments gave, [B] each.
+
+    Attributes:
+        rewards: the rewards
+        terminated: 1 where the episode ended in a final state, whose value is 0
+        truncated: 1 where it was cut off, so that the last state still has a value
+        last: [B, ...], the observations after the step; those of ended episodes are not yet those of new ones
+    """
+
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    last: Tensor
+
+    @property
+    def ended(self) -> Tensor:
+        """1 where the episode ended for either reason."""
+        return torch.maximum(self.terminated, self.truncated)
+
+
+class Environments(Protocol):
+    """Environments that run side by side. An environment whose episode ends begins the next one at once."""
+
+    observations: Tensor  # [B, ...], float32, of the present states
+
+    def step(self, actions: Tensor) -> Outcome:
+        """Take the actions [B], or [B, D] if they are numbers."""
+        ...
+
+    def frame(self, row: int) -> Any:
+        """A picture [height, width, 3] of one environment, in bytes."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that `load` needs to be in the same states again."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+Make = Callable[[Sequence[int], int, str, torch.device], Environments]
+"""(seeds of the replicas, environments per replica, purpose, device) -> environments."""
+
+
+class Episodes:
+    """The seeds of the episodes: which episode each environment is in, and how it starts."""
+
+    def __init__(self, seeds: Sequence[int], envs: int, purpose: str) -> None:
+        self.seeds, self.envs, self.purpose = seeds, envs, purpose
+        self.number = torch.zeros(len(seeds) * envs, dtype=torch.long)
+
+    def source(self, row: int) -> torch.Generator:
+        """The generator from which the present episode of this environment starts."""
+        r, e = divmod(row, self.envs)
+        return generator(self.seeds[r], f"episode {self.purpose}", e, int(self.number[row]))
+
+
+class Gymnasium:
+    """Environments with gymnasium's interface: `make()` creates one, which cuts off its episodes itself.
+
+    An environment must do the same again after `reset(seed=...)` and the same actions.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], seeds: Sequence[int], envs: int, purpose: str, device: torch.device
+    ) -> None:
+        self.all = [make() for _ in range(len(seeds) * envs)]
+        self.episodes, self.device = Episodes(seeds, envs, purpose), device
+        self.taken: list[list[Any]] = [[] for _ in self.all]  # the actions since each episode began
+        self.observations = self._stacked([self._begun(i) for i in range(len(self.all))])
+
+    def step(self, actions: Tensor) -> Outcome:
+        last, now, numbers = [], [], []
+        for i, (env, action) in enumerate(zip(self.all, actions.tolist(), strict=True)):
+            seen, reward, terminated, truncated, _ = env.step(_given(action))
+            self.taken[i].append(action)
+            seen = np.asarray(seen, dtype=np.float32)
+            last.append(seen)
+            numbers.append((float(reward), float(terminated), float(truncated and not terminated)))
+            if terminated or truncated:
+                self.episodes.number[i] += 1
+                self.taken[i] = []
+                seen = self._begun(i)
+            now.append(seen)
+        self.observations = self._stacked(now)
+        rewards, terminated, truncated = torch.tensor(numbers, device=self.device).unbind(1)
+        return Outcome(rewards, terminated, truncated, self._stacked(last))
+
+    def frame(self, row: int) -> Any:
+        found = self.all[row].render()
+        if found is None:
+            raise EvclError("this environment draws no pictures: make it with render_mode='rgb_array'")
+        return np.asarray(found)
+
+    def tensors(self) -> dict[str, Tensor]:
+        width = max(map(len, self.taken))
+        shape = np.shape(next((one[0] for one in self.taken if one), 0))
+        actions = np.zeros((len(self.all), width, *shape))
+        for row, one in zip(actions, self.taken, strict=True):
+            if one:
+                row[: len(one)] = one
+        length = torch.tensor([len(one) for one in self.taken])
+        return {"episode": self.episodes.number, "length": length, "actions": torch.from_numpy(actions)}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Begin the same episodes again, and take the same actions."""
+        self.episodes.number.copy_(tensors["episode"])
+        now = []
+        for i, env in enumerate(self.all):
+            seen, whole = self._begun(i), bool(hasattr(env.action_space, "n"))
+            taken = tensors["actions"][i, : int(tensors["length"][i])].tolist()
+            self.taken[i] = [int(action) for action in taken] if whole else taken
+            for action in self.taken[i]:
+                seen, _, ended, cut, _ = env.step(_given(action))
+                if ended or cut:
+                    raise EvclError("an environment did something else after the same seed and actions: cannot resume")
+            now.append(np.asarray(seen, dtype=np.float32))
+        self.observations = self._stacked(now)
+
+    def _begun(self, i: int) -> Any:
+        seen, _ = self.all[i].reset(seed=self.episodes.source(i).initial_seed() % 2**31)
+        return np.asarray(seen, dtype=np.float32)
+
+    def _stacked(self, rows: list[Any]) -> Tensor:
+        return torch.from_numpy(np.stack(rows)).to(self.device)
+
+
+def _given(action: Any) -> Any:
+    return np.asarray(action, dtype=np.float32) if isinstance(action, list) else action

@@ -1,0 +1,170 @@
+"""What the outputs of a head mean: a distribution over actions, or the values of actions.
+
+Outputs are [..., o]. Each has what the curvature needs of a likelihood: `fisher_targets`, scalars whose per-example
+gradients, squared and summed, give the Fisher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods.likelihood import Stateless
+
+
+class Policy(Protocol):
+    """How actions follow from the outputs of a head."""
+
+    def outputs(self, actions: int) -> int:
+        """The number of outputs of a head."""
+        ...
+
+    def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """The actions for outputs [B, o]; `noise` [B, D] as `noise` draws it."""
+        ...
+
+    def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
+        """The random numbers [*shape, D] from which actions are made."""
+        ...
+
+    def divergence(self, old: Tensor, new: Tensor) -> Tensor:
+        """[...]: how far the new outputs are from the old ones; 0 if they are equal."""
+        ...
+
+
+class Stochastic(Policy, Protocol):
+    """A distribution over actions, pi(a|s)."""
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """[...]: log pi(a|s)."""
+        ...
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """[...]: that of pi(.|s)."""
+        ...
+
+
+class Discrete(Stateless):
+    """One of several actions: pi(a|s) = softmax(outputs)[a]."""
+
+    beside, name, compiled = False, "discrete policy", False
+    skip_labels = CATEGORICAL.skip_labels
+
+    def outputs(self, actions: int) -> int:
+        return actions
+
+    def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
+        return torch.rand(*shape, 1, generator=source)
+
+    def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """The action at whose share of [0, 1] the uniform number is."""
+        below = outputs.softmax(1).cumsum(1)
+        return (below[:, :-1] <= noise).sum(1)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        return outputs.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        log_p = outputs.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def divergence(self, old: Tensor, new: Tensor) -> Tensor:
+        """KL(old || new)."""
+        log_p = old.log_softmax(-1)
+        return (log_p.exp() * (log_p - new.log_softmax(-1))).sum(-1)
+
+    def fisher_targets(self, outputs: Tensor, *about: Any) -> list[Tensor]:
+        """F = sum_a pi(a|s) (d log pi(a|s))^2: exact, over all actions."""
+        return CATEGORICAL.fisher_targets(outputs, *about)
+
+
+class Normal(Stateless):
+    """Numbers: pi(a|s) = prod_d N(a_d; mu_d, sigma_d^2). The outputs [..., 2 D] are mu and log sigma."""
+
+    beside, name, compiled = False, "normal policy", False
+
+    def outputs(self, actions: int) -> int:
+        return 2 * actions
+
+    def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
+        return torch.randn(*shape, actions, generator=source)
+
+    def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self._parts(outputs)
+        return mean + log_std.exp() * noise
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        mean, log_std = self._parts(outputs)
+        z = (actions - mean) * (-log_std).exp()
+        return -(0.5 * z.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        return (self._parts(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def divergence(self, old: Tensor, new: Tensor) -> Tensor:
+        """KL(old || new)."""
+        (m0, s0), (m1, s1) = self._parts(old), self._parts(new)
+        return (s1 - s0 + 0.5 * ((2 * s0).exp() + (m0 - m1).square()) * (-2 * s1).exp() - 0.5).sum(-1)
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """F = sum_d (d mu_d)^2 / sigma_d^2 + 2 (d log sigma_d)^2: exact. Temperature has no meaning here."""
+        mean, log_std = self._parts(outputs)
+        root, sharp = weights.sqrt(), (-log_std).exp().detach()
+        means = [(root * sharp[..., d] * mean[..., d]).sum() for d in range(mean.shape[-1])]
+        return [*means, *((math.sqrt(2) * root * log_std[..., d]).sum() for d in range(mean.shape[-1]))]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """Nothing is drawn."""
+
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.chunk(2, -1)
+        return mean, log_std.clamp(-5.0, 2.0)
+
+
+class Values(Stateless):
+    """The values Q(s, a) of several actions, of which the best is taken. Their errors are N(0, 1)."""
+
+    beside, name, compiled = False, "action values", False
+
+    def outputs(self, actions: int) -> int:
+        return actions
+
+    def noise(self, shape: Sequence[int], actions: int, source: torch.Generator) -> Tensor:
+        return torch.zeros(*shape, 1)
+
+    def act(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return outputs.argmax(1)
+
+    def divergence(self, old: Tensor, new: Tensor) -> Tensor:
+        return 0.5 * (old - new).square().sum(-1)
+
+    def fisher_targets(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        kind: str,
+        generators: Sequence[torch.Generator] | None,
+        temperature: Tensor | float,
+    ) -> list[Tensor]:
+        """F = sum_a (d Q_a)^2."""
+        return [(weights.sqrt() * outputs[..., a]).sum() for a in range(outputs.shape[-1])]
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """Nothing is drawn."""
+
+
+DISCRETE, NORMAL, VALUES = Discrete(), Normal(), Values()

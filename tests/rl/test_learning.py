@@ -1,0 +1,199 @@
+"""Agents learn a stream: what a method adds changes the outcome, seeds do not touch each other, runs resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from evcl import EvclError, rl
+from evcl._core.settings import resolve
+from evcl.rl.acting import returns
+from evcl.rl.agent import Agent
+from evcl.rl.learning import Saver
+from evcl.rl.ppo import PPO
+from evcl.training import Checkpoints, Stopped
+
+SMALL = {"steps": 512, "envs": 4, "rollout": 32, "batch_size": 64, "passes": 2, "episodes": 2}
+
+
+def settings(method, **given):
+    return resolve(method, rl.method(method).known_settings, {**SMALL, **given})
+
+
+def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, **given):
+    stream = stream or rl.stream("cartpole-variants", tasks)
+    return rl.learn(stream, rl.method(method), settings(method, **given), seeds, saver=saver)
+
+
+def test_ppo_learns_to_balance_the_pole():
+    given = {"steps": 12_288, "envs": 16, "batch_size": 512, "passes": 10, "episodes": 10, "lr": 0.003}
+    found = learned("evcl", tasks=1, **given)
+    before = Agent(rl.stream("cartpole-variants", 1), rl.method("evcl"), settings("evcl", **given), [0])
+    assert float(returns(before, 0, 10)) < 40
+    assert float(found.returns[0, 0, 0]) > 80
+
+
+def test_a_q_network_learns_to_balance_the_pole():
+    given = {"steps": 6144, "envs": 8, "rollout": 8, "batch_size": 64, "passes": 2, "episodes": 10, "lr": 0.002}
+    assert float(learned("vcl", tasks=1, algorithm="dqn", **given).returns[0, 0, 0]) > 60
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_every_seed_learns_as_if_it_were_alone(algorithm):
+    both = learned("evcl", seeds=(3, 4), algorithm=algorithm)
+    alone = learned("evcl", seeds=(4,), algorithm=algorithm)
+    torch.testing.assert_close(both.returns[1], alone.returns[0])
+    torch.testing.assert_close(both.agent.network.posterior.mean[1], alone.agent.network.posterior.mean[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "strong"),
+    [("ewc", "strength", 1e6), ("evcl", "strength", 1e6), ("evcl", "distill", 1e3), ("vcl", "tempering", 1e6)],
+)
+def test_a_strong_term_keeps_the_policy_of_the_first_task(method, setting, strong):
+    """By how much it changes on states of the first task, with a weak term and with a strong one."""
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 0.1, 1.0])
+    moved = []
+    for value in (1e-6, strong):
+        given = {"lr": 0.003, "distill": 0.0, "strength": 0.0, "tempering": 1e-3, setting: value}
+        known = rl.method(method).known_settings
+        s = settings(method, **{name: v for name, v in given.items() if name in known})
+        agent = Agent(rl.stream("cartpole-variants", 2), rl.method(method), s, [0])
+        said = []
+        for task in range(2):
+            learning = PPO(agent, task)
+            for i in range(learning.iterations):
+                learning.iterate(i)
+            learning.finish()
+            said.append(agent.outputs(agent.network.posterior.mean, agent.network.layout, x, [0])[:, 0])
+        moved.append(float(agent.policy.divergence(*said).mean()))
+    assert moved[1] < 0.3 * moved[0]
+
+
+def test_the_kl_is_divided_by_the_tasks_steps():
+    s = settings("vcl", tempering=2.0)
+    agent = Agent(rl.stream("cartpole-variants", 1), rl.method("vcl"), s, [0])
+    (kl,) = agent.terms(500)
+    assert kl.weight == 2.0 / 500
+    q = agent.network.posterior
+    torch.testing.assert_close(kl.loss(q), q.kl(agent.prior) / 250)
+
+
+def test_clear_replays_earlier_tasks():
+    """What is kept is of both tasks, and cloning holds on to the first one."""
+    found = learned("clear", memory=1024).agent.kept
+    assert int(found["seen"]) == 2 * 512 // 32
+    assert found["task"].unique().tolist() == [0, 1]
+    few = learned("clear", memory=256).agent.kept  # a reservoir: 8 of 32 fragments, of both tasks
+    assert len(few["task"][0]) == 8
+    assert few["task"].unique().tolist() == [0, 1]
+
+
+def test_one_agent_per_task_starts_anew_each_time():
+    found = learned("separate").returns[0]
+    assert torch.equal(found[1, 0], found[0, 0])
+    assert torch.isnan(found[0, 1])
+    alone = learned("naive", tasks=1).returns[0]
+    assert found[0, 0] == alone[0, 0]
+
+
+class Stops:
+    """Asks to stop after some checkpoints."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [("evcl", {}), ("clear", {"memory": 256}), ("evcl", {"algorithm": "dqn"}), ("separate", {})],
+    ids=["ppo", "clear", "dqn", "separate"],
+)
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, method, given):
+    whole = learned(method, seeds=(0, 1), **given)
+    stops = 0
+    while True:
+        checkpoints = Checkpoints(tmp_path, seconds=1e-9, resume=stops > 0, stop=Stops(5))
+        try:
+            found = learned(method, seeds=(0, 1), saver=Saver(checkpoints, [{"a": 1}], {}), **given)
+        except Stopped:
+            stops += 1
+        else:
+            break
+    assert stops >= 2
+    assert torch.equal(found.returns.nan_to_num(-1), whole.returns.nan_to_num(-1))
+    for name, tensor in whole.agent.tensors().items():
+        assert torch.equal(tensor, found.agent.tensors()[name]), name
+    for a, b in zip(whole.curves, found.curves, strict=True):
+        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error(tmp_path):
+    stop = Checkpoints(tmp_path, seconds=1e-9, stop=Stops(2))
+    with pytest.raises(Stopped):
+        learned("naive", saver=Saver(stop, [{"a": 1}], {}))
+    with pytest.raises(EvclError, match="another run"):
+        Saver(replace(stop, resume=True), [{"a": 2}], {})
+    other = replace(stop, resume=True, stop=None)
+    with pytest.raises(EvclError, match="does not fit the run"):
+        learned("naive", seeds=(0, 1), saver=Saver(other, [{"a": 1}], {}))
+    with pytest.raises(EvclError, match="--resume"):
+        Saver(replace(stop, resume=False), [{"a": 1}], {})
+
+
+def test_rooms_and_numbers_as_actions():
+    """Streams of gymnasium, with discrete actions, and with numbers through a head per task."""
+    gymnasium = pytest.importorskip("gymnasium")
+    pytest.importorskip("minigrid")
+    assert learned("evcl", tasks=2, stream=rl.stream("minigrid-rooms", 2)).returns.shape == (1, 2, 2)
+    swing = rl.from_gymnasium("swing", {name: lambda: gymnasium.make("Pendulum-v1") for name in ("one", "two")})
+    found = learned("ewc", stream=swing, steps=256)
+    assert found.returns.isfinite().all()
+    assert found.agent.importance.sum() > 0
+    assert found.agent.network.layout.shapes["head 1.weight"] == (2, 64)
+
+
+class Policy(nn.Module):
+    """What `adopt` reads of a PPO model of Stable-Baselines3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp_extractor = nn.Module()
+        self.mlp_extractor.policy_net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        self.action_net = nn.Linear(8, 2)
+
+
+def test_a_policy_of_stable_baselines_is_taken_as_it_is():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = Policy()
+    tasks = [rl.Task(name, variant.make) for name, variant in (("a", rl.Variant()), ("b", rl.Variant(gravity=20.0)))]
+    stream = rl.Stream("poles", tasks, (4,), 2, rl.trunk_of(policy))
+    s = settings("evcl")
+    agent = Agent(stream, rl.method("evcl"), s, [0, 1])
+    rl.adopt(agent, policy)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    said = agent.outputs(agent.network.posterior.mean, agent.network.layout, x, [0])[:, 0]
+    with torch.no_grad():
+        wanted = policy.action_net(policy.mlp_extractor.policy_net(x))
+    torch.testing.assert_close(said, wanted)
+    assert agent.importance.sum() > 0
+    found = rl.learn(stream, rl.method("evcl"), s, [0, 1], agent=agent, first=1)
+    assert found.returns[:, 1].isfinite().all()
+    with pytest.raises(EvclError, match="MlpPolicy"):
+        rl.adopt(agent, nn.Linear(2, 2))
+
+
+def test_measures_of_returns():
+    a, ceiling = [[10.0, 0.0], [5.0, 8.0]], [10.0, 16.0]
+    assert rl.average_return(a) == 6.5
+    assert rl.normalised_return(a, ceiling) == 0.5
+    assert rl.forgetting(a) == 5.0
+    assert rl.forward_transfer(a, ceiling) == -0.5

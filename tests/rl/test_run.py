@@ -1,0 +1,70 @@
+"""`evcl run` on streams of environments, and the film strip."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evcl import benchmarks, rl
+from evcl._core.errors import EvclError
+from evcl._core.settings import resolve
+from evcl.experiments import read_result
+
+TINY = ("--set", "steps=256", "--set", "envs=4", "--set", "rollout=32", "--set", "episodes=2", "--set", "passes=1")
+
+
+def test_a_run_writes_returns(evcl, tmp_path):
+    run = ("run", "cartpole-variants", "--tasks", "2", "--seeds", "1", "--out", str(tmp_path), *TINY)
+    status, _, err = evcl(*run)
+    assert status == 0, err
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["accuracy"] is None
+    ((first, last),) = found["returns"]
+    assert found["average_return"]["mean"] == pytest.approx(sum(last) / 2)
+    assert found["forgetting"]["mean"] == pytest.approx(first[0] - last[0])
+    assert found["config"]["steps"] == 256
+    assert read_result(tmp_path / "result.json").score == "average_return"
+    status, out, _ = evcl(*run)
+    assert "already holds this run" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--epochs", "3"), "has no epochs: --set steps=N"),
+        (("--method", "joint"), "known: clear, evcl, ewc, naive, separate, vcl"),
+        (("--set", "steps=0"), "steps must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line(evcl, given, words):
+    status, _, err = evcl("run", "cartpole-variants", *given)
+    assert status == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("given", [("--validation", "0.1"), ("--network", "20"), ("--scenario", "domain")])
+def test_what_streams_of_environments_do_not_have(evcl, tmp_path, given):
+    status, _, err = evcl("run", "cartpole-variants", "--seeds", "1", "--out", str(tmp_path), *TINY, *given)
+    assert status == 1
+    assert "leave out" in err
+
+
+def test_the_benchmark_itself_has_no_examples():
+    with pytest.raises(EvclError, match=r"evcl\.rl\.stream"):
+        benchmarks.get("cartpole-variants")
+
+
+def test_a_film_strip(tmp_path):
+    from evcl.report.film_strip import film_strip
+
+    method = rl.method("naive")
+    s = resolve("naive", method.known_settings, {"steps": 1})
+    agent = rl.Agent(rl.stream("cartpole-variants", 1), method, s, [0])
+    shown = rl.frames(agent, 0, 4)
+    assert len(shown) == 4
+    assert shown[0].shape == (60, 150, 3)
+    assert film_strip(shown, tmp_path / "strip.png", "CartPole").stat().st_size > 1000
+    with pytest.raises(EvclError, match="at least one"):
+        film_strip([], tmp_path / "none.png")
