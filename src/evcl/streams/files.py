@@ -136,6 +136,8 @@ class Files:
     def _look(self, path: Path) -> _File:
         """Read the target and the time of a file, to know what they are and how many rows there are."""
         asked = self.asked
+        if path.is_dir():
+            bad(path, "it is a folder, but evcl stream learns rows of tables: name files")
         source = open_source(path, dialect=asked.dialect)
         names = usable(source, asked.target, asked.drop)
         if asked.time is not None and asked.time not in source.shapes:

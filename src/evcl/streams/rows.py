@@ -245,8 +245,6 @@ def dict_piece(rows: int) -> Piece:
 
 def usable(source: Source, target: str, drop: Collection[str] = ()) -> list[str]:
     """The columns of a file that are learned from: all, except the target and those that are dropped."""
-    if source.images:
-        bad(source.path, "it is a folder of images: evcl stream learns rows of tables; use evcl learn")
     if target not in source.shapes:
         has = ", ".join(map(repr, list(source.shapes)[:8]))
         bad(source.path, f"there is no column {target!r}, the target; it has {has}")
