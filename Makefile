@@ -67,6 +67,7 @@ perf: $(VENV)/peers
 	$(BIN)/python perf/growth.py
 	$(BIN)/python perf/coreset.py
 	$(BIN)/python perf/tables.py
+	$(BIN)/python perf/streams.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 

@@ -92,7 +92,7 @@ def test_tables_are_made_from_the_files(programs, tmp_path):
     made = tables.compared("first", tmp_path)
     assert "| `sea` | **82.0 ± 0.0** | 80.0 ± 0.0 |" in made
     assert "| within 1 point of the best | 1 | 0 | 0 | 0 | 0 | 0 |" in made
-    assert "| `stagger` | 100,000 | 9 | 2 | sudden |" in tables.streams()
+    assert tables.streams() in (FOLDER.parents[1] / "docs" / "named-streams.md").read_text("utf-8")
 
 
 def test_the_table_of_alarms_chooses_at_the_same_rate(programs, tmp_path):
