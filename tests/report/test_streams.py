@@ -11,7 +11,7 @@ from made_up import result, write
 from made_up_streams import stream
 
 from evcl.report import by_benchmark, write_report
-from evcl.report.streams import curve, overview, page_figures, stream_figure, stream_table
+from evcl.report.streams import curve, overview, page_figures, short_table, stream_figure, stream_table
 
 
 @pytest.fixture
@@ -31,6 +31,13 @@ def test_the_table_says_what_the_results_say(group):
     assert first["alarms"] == "1.0"
     assert first["seconds"] == "1.2"
     assert first["rows/s"] == f"{1050 / 1.234:,.0f}"
+
+
+def test_the_table_for_a_terminal_is_short(group):
+    found = short_table(group)
+    assert found.columns == ("method", "accuracy %", "log-loss", "Brier", "ECE %", "kappa", "alarms", "rows/s")
+    assert found.rows[1][1][:2] == ("ekf", "79.6 ± 0.0")
+    assert found.rows[1][1][-2:] == ("1.0", "851")
 
 
 def test_a_curve_has_the_last_row_of_each_window_and_the_spread_over_seeds(group):

@@ -93,22 +93,42 @@ def caption(group: Group) -> str:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def stream_table(group: Group, name: str = "label") -> Table:
-    """All measures of a stream; alarms and seconds are per seed. `name` is the field of a line that names it."""
+def short_table(group: Group) -> Table:
+    """The measures of a stream for a terminal: without the deviations, except for the first measure."""
+    names = measured(group)
+    short = {"nll": "log-loss", "brier": "Brier", "rmse": "RMSE"}
+    made = []
+    for line in group.lines:
+        found, cells = block(line), [line.name]
+        for i, one in enumerate(names):
+            summary, how = found.measures.get(one), SHOWN[one]
+            mean, std = (None, None) if summary is None else (summary.mean, None if i else summary.std)
+            cells.append(plus_minus(mean, std, max(1, how.places - 1) if how.scale > 1 else how.places, how.scale))
+        made.append(((line.label,), (*cells, *_counts(line)[:2])))
+    columns = (short.get(one) or SHOWN[one].name.replace(" (%)", " %") for one in names)
+    return Table(("method", *columns, "alarms", "rows/s"), tuple(made))
+
+
+def _counts(line: Line) -> tuple[str, str, str]:
+    """Alarms, rows per second and seconds, of one seed."""
+    found, count = block(line), len(line.result.seeds)
+    seconds, alarms = line.result.seconds / count, sum(map(len, found.alarms)) / count
+    rate = "-" if not seconds else f"{found.rows / seconds:,.0f}"
+    return f"{alarms:g}" if count == 1 else f"{alarms:.1f}", rate, f"{seconds:.1f}"
+
+
+def stream_table(group: Group) -> Table:
+    """All measures of a stream; alarms and seconds are per seed."""
     names = measured(group)
     columns = ["method", "seeds", *(SHOWN[one].name for one in names), "alarms", "rows/s", "seconds"]
     made = []
     for line in group.lines:
-        found, count = block(line), len(line.result.seeds)
-        cells = [getattr(line, name), seeds(line.result)]
+        found, cells = block(line), [line.label, seeds(line.result)]
         for one in names:
             summary, how = found.measures.get(one), SHOWN[one]
             mean, std = (None, None) if summary is None else (summary.mean, summary.std)
             cells.append(plus_minus(mean, std, how.places, how.scale))
-        seconds = line.result.seconds / count
-        rate = "-" if not seconds else f"{found.rows / seconds:,.0f}"
-        alarms = sum(map(len, found.alarms)) / count
-        made.append(((line.label,), (*cells, f"{alarms:g}" if count == 1 else f"{alarms:.1f}", rate, f"{seconds:.1f}")))
+        made.append(((line.label,), (*cells, *_counts(line))))
     return Table(tuple(columns), tuple(made))
 
 
