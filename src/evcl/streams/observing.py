@@ -47,8 +47,10 @@ class Observing(Protocol):
         """[1, n, ...]: the prediction of experts [R, n, ...] with these shares [R]."""
         ...
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
-        """Learn the noise from the outputs N(f, w) after the rows; `kept` [R] is the part of earlier rows to keep."""
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
+        """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
+        `kept` [R] is the part of earlier rows to keep.
+        """
         ...
 
     def state(self) -> dict[str, Tensor]: ...
@@ -60,7 +62,7 @@ class _NoNoise:
     def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
         return (shares.view(-1, 1, 1) * predicted).sum(0, keepdim=True)
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
         pass
 
     def state(self) -> dict[str, Tensor]:
@@ -74,6 +76,9 @@ class Classes(_NoNoise):
     """One of K + 1 classes: softmax(0, f). Predictions are probabilities [R, n, K + 1]; y [n] are places of classes."""
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
+        if f.shape[2] == 1:  # the same in fewer steps
+            odds = f / (1 + PROBIT * w.squeeze(3)).sqrt()
+            return torch.cat([-odds, odds], 2).sigmoid()
         return flattened(F.pad(f, (1, 0)), F.pad(w, (1, 0, 1, 0)))
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
@@ -81,6 +86,9 @@ class Classes(_NoNoise):
 
     def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """B B' = diag(p) - p p' for all classes but the first: B = diag(s) - p s' / (1 + sqrt(p_0)), s = sqrt(p)."""
+        if predicted.shape[2] == 2:
+            p = predicted[..., 1:].clamp(LEAST, 1 - LEAST)
+            return y.view(-1, 1) - p, (p * (1 - p)).sqrt().unsqueeze(3)
         p = predicted.clamp_min(LEAST)
         p = p / p.sum(-1, keepdim=True)
         first, p = p[..., :1], p[..., 1:]
@@ -181,10 +189,12 @@ class Numbers:
         apart = (shares.view(-1, 1, 1) * (predicted.chunk(3, 2)[0] - f).square()).sum(0, keepdim=True)
         return torch.cat([f, noise, w + apart], 2)
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
         if self.known:
             return
-        error = ((y - f).square() + w.diagonal(dim1=2, dim2=3)).sum(1)
+        after = f + (variance @ a.reshape(len(a), -1, 1)).view_as(f)
+        left = variance.diagonal(dim1=1, dim2=2) - (root @ variance).square().sum(1)
+        error = ((y - after).square() + left.view_as(f)).sum(1)
         total = self.count + y.shape[0]
         self.noise = ((self.count.unsqueeze(1) * self.noise + error) / total.unsqueeze(1)).clamp_min(1e-12)
         self.count = (kept * total).clamp_min(FIRST_ROWS)

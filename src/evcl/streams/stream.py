@@ -17,7 +17,7 @@ from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Detector
-from evcl.streams.bank import Bank, Looked, part
+from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts
 from evcl.streams.scaling import Scaling, squashed
@@ -28,9 +28,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "covariance": Setting(
         "auto",
-        "how the covariance of the weights is stored: all of it (full), one block per unit (blocks), a diagonal and "
+        "how the covariance of the weights is stored: all of it (full), one block per unit (units), a diagonal and "
         "some directions of the precision (low-rank), or the variances (diagonal); auto: by the number of weights",
-        choices=("auto", "full", "blocks", "low-rank", "diagonal"),
+        choices=("auto", "full", "units", "low-rank", "diagonal"),
     ),
     "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
     "inner_steps": Setting(1, "updates per batch, each from the weights before the batch", low=1, high=100),
@@ -168,7 +168,7 @@ class Stream:
         """How probable each memory is now: the number of rows -> the probability of the experts that remember them."""
         if self._shape is None:
             return {}
-        memories = [m for group in self._bank.groups for m in group.memories]
+        memories = self._bank.memories
         found = dict.fromkeys(memories, 0.0)
         for memory, share in zip(memories, self._bank.shares.shares.tolist(), strict=True):
             found[memory] += share
@@ -204,7 +204,7 @@ class Stream:
         """Make the networks, for rows like x and this many outputs."""
         self._shape = tuple(x.shape[1:])
         self._scaling = Scaling(x[0].numel())
-        self._target_scaling = Scaling(max(1, count))
+        self._target_scaling = Scaling(max(1, self._targets))
         self._bank: Bank = bank_of(self, x, count)
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -223,6 +223,7 @@ class Stream:
         outputs = max(1, len(self.classes) - 1, self._targets)
         return max(1, MOST // outputs)
 
+    @torch.inference_mode()
     def _predicted(self, x: Tensor) -> Tensor:
         """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
         if self._shape is None:
@@ -249,6 +250,7 @@ class Stream:
         parts = [one[:, 0] if one.shape[1] == 1 else one for one in found]
         return Numbers(*(one if isinstance(x, Tensor) else one.numpy() for one in parts))
 
+    @torch.inference_mode()
     def _learn(self, x: Tensor, y: Any) -> Report:
         if self.likelihood == "categorical":
             new = list(dict.fromkeys(label for label in y if label not in self.classes))
@@ -277,11 +279,11 @@ class Stream:
         if self.likelihood == "poisson" and not self.rows:
             self._set_offsets(y.mean(0))
         y_scaled = self._scaled_targets(y)
-        looked, z = self._looked(x), self._scaled(x)
+        looked = self._looked(x)
         observing = self._bank.groups[0].observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        replaced = self._bank.learn(looked, z, y_scaled, self.settings.inner_steps)
+        replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
         if self.settings.standardize:
             self._scaling.add(x.flatten(1))
@@ -306,17 +308,21 @@ class Stream:
             return y
         return self._target_scaling.scaled(y)
 
+    def _parts(self) -> dict[str, Any]:
+        """What has a state, each under a prefix for its names."""
+        return {
+            "bank/": self._bank,
+            "scaling/": self._scaling,
+            "targets/": self._target_scaling,
+            "alarm/": self._detector,
+        }
+
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        parts: dict[str, Any] = {"bank/": self._bank, "scaling/": self._scaling, "targets/": self._target_scaling}
-        parts["alarm/"] = self._detector
-        return {f"{at}{name}": t for at, own in parts.items() for name, t in own.state().items()}
+        return joined(self._parts())
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
-        self._bank.restore(part(state, "bank/"))
-        self._scaling.restore(part(state, "scaling/"))
-        self._target_scaling.restore(part(state, "targets/"))
-        self._detector.restore(part(state, "alarm/"))
+        restore(self._parts(), state)
 
 
 def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:
