@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_a_window_of_any_length_forgets_towards_the_prior() -> None:
 def test_derivatives_by_hand_are_those_of_autograd(
     widths: list[int], activation: str, skip: bool, outputs: int
 ) -> None:
-    sizes = [(a + 1) * b for a, b in zip(widths, widths[1:], strict=False)]
+    sizes = [(a + 1) * b for a, b in pairwise(widths)]
     network = Perceptron(widths, activation, skip, drawn(sum(sizes)))
     weights = drawn(2, sum(sizes) + outputs * len(network.row), seed=3)
     x = drawn(6, 4, seed=4)

@@ -81,10 +81,9 @@ class Experts:
             self.waiting = 0
 
     def state(self) -> dict[str, Tensor]:
-        own = {"start": self.start, "waiting": torch.tensor(self.waiting)} | {
-            f"filter/{name}": tensor for name, tensor in self.filter.state().items()
-        }
-        return own | {f"observing/{name}": tensor for name, tensor in self.observing.state().items()}
+        found = {"start": self.start, "waiting": torch.tensor(self.waiting)}
+        found |= {f"filter/{name}": tensor for name, tensor in self.filter.state().items()}
+        return found | {f"observing/{name}": tensor for name, tensor in self.observing.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         self.start, self.waiting = state["start"].clone(), int(state["waiting"])

@@ -82,7 +82,10 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stre
             raise EvclError("the shape of its rows does not fit")
         x = torch.zeros((1, *shape), dtype=torch.float64)
         stream._begin(x, stream._targets or max(0, len(stream.classes) - 1))
-        stream.alarms = [Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"]) for a in saved["alarms"]]
+        stream.alarms = [
+            Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"], tuple(a["reasons"]))
+            for a in saved["alarms"]
+        ]
         own = stream._state()
         for name, tensor in own.items():
             given = tensors.get(name)

@@ -16,7 +16,7 @@ from evcl._core.inputs import Label, inputs, labels, positions
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
-from evcl.streams.alarm import Alarm, Detector
+from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts
@@ -206,11 +206,15 @@ class Stream:
         self._scaling = Scaling(x[0].numel())
         self._target_scaling = Scaling(max(1, self._targets))
         self._bank: Bank = bank_of(self, x, count)
+        self._columns = Columns(x[0].numel(), count)
 
     def _scaled(self, x: Tensor) -> Tensor:
         if not self.settings.standardize:
             return x
-        return squashed(self._scaling.scaled(x.flatten(1))).view_as(x)
+        return self._squashed(x).view_as(x)
+
+    def _squashed(self, x: Tensor) -> Tensor:
+        return squashed(self._scaling.scaled(x.flatten(1)))
 
     def _looked(self, x: Tensor) -> Looked:
         if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
@@ -259,7 +263,9 @@ class Stream:
             if self._shape is None:
                 self._begin(x, len(self.classes) - 1)
             elif new:
-                self._bank.grow(len(self.classes) - max(1, before))
+                more = len(self.classes) - max(1, before)
+                self._bank.grow(more)
+                self._columns.grow(more)
                 self._last = None
             place = positions(y, self.classes)
         else:
@@ -283,17 +289,20 @@ class Stream:
         observing = self._bank.groups[0].observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
+        if looked.looks[0].f.shape[2]:
+            e, b = observing.derivatives(looked.together, y_scaled)
+            self._columns.learn(looked.x.flatten(1) if self.settings.standardize else self._squashed(x), e[0], b[0])
         replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
-        if self.settings.standardize:
-            self._scaling.add(x.flatten(1))
-            if self._targets:
-                self._target_scaling.add(y)
-                if self.likelihood == "poisson":
-                    self._set_offsets(self._target_scaling.mean)
+        self._scaling.add(x.flatten(1))
+        if self._targets:
+            self._target_scaling.add(y)
+            if self.likelihood == "poisson":
+                self._set_offsets(self._target_scaling.mean)
         alarm = None
         if raised is not None:
-            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), (), _action(replaced))
+            columns, reasons = self._columns.moved()
+            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, replaced), reasons)
             self.alarms.append(alarm)
         self.rows += len(x)
         return surprise, alarm
@@ -315,6 +324,7 @@ class Stream:
             "scaling/": self._scaling,
             "targets/": self._target_scaling,
             "alarm/": self._detector,
+            "columns/": self._columns,
         }
 
     def _state(self) -> dict[str, Tensor]:
@@ -342,10 +352,14 @@ def _noise(given: float | None, likelihood: str) -> float | None:
     return float(given)
 
 
-def _action(replaced: list[tuple[float, float]]) -> str:
-    if not replaced:
-        return "the memories were weighed anew"
-    return "; ".join(f"experts that remember {_rows(a)} go on from those that remember {_rows(b)}" for a, b in replaced)
+def _action(shares: Mapping[float, float], replaced: list[tuple[float, float]]) -> str:
+    """What the learner does about a change: which memory counts most now, and which experts start anew."""
+    most = max(shares, key=lambda memory: shares[memory])
+    found = [f"experts that remember {_rows(most)} have {shares[most]:.0%} of the weight"]
+    found += [
+        f"those that remember {_rows(slow)} go on from those that remember {_rows(fast)}" for slow, fast in replaced
+    ]
+    return "; ".join(found)
 
 
 def _rows(memory: float) -> str:

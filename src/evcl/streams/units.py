@@ -10,6 +10,8 @@ so that J [n, K, P] is never made. An output is a unit, too, with d = 1 for itse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -148,6 +150,6 @@ class Units(Kept):
     def state(self) -> dict[str, Tensor]:
         return {"mean": self.mean, **{f"block {i}": block for i, block in enumerate(self.blocks)}}
 
-    def restore(self, state: dict[str, Tensor]) -> None:  # type: ignore[override]
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         self.mean = state["mean"].clone()
         self.blocks = [state[f"block {i}"].clone() for i in range(len(self.blocks))]
