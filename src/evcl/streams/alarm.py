@@ -62,15 +62,17 @@ class Detector:
         count = (self.rows + 1).clamp_max(USUAL)
         error = ((self.square - self.mean.square()).clamp_min(0) / count).sqrt()
         usual = (self.mean + error).clamp_min(1.0)
-        for i, each in enumerate((ratios / usual.unsqueeze(1)).unbind(1)):
+        sums = self.sums.tolist()
+        for i, each in enumerate((ratios / usual.unsqueeze(1)).mT.tolist()):
             if self.quiet:
                 self.quiet -= 1
                 continue
-            self.sums = (self.sums + 1) * each
-            if found is None and (height := float(self.sums.mean())) * self.rate >= 1:
+            sums = [(old + 1) * ratio for old, ratio in zip(sums, each, strict=True)]
+            if found is None and (height := sum(sums) / len(sums)) * self.rate >= 1:
                 found = i, height
                 self.quiet = QUIET
-                self.sums = torch.zeros_like(self.sums)
+                sums = [0.0] * len(sums)
+        self.sums = self.sums.new_tensor(sums)
         if not self.quiet:  # just after a change, nothing is as usual
             n = ratios.shape[1]
             self.rows = (self.rows + n).clamp_max(USUAL)

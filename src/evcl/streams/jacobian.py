@@ -158,11 +158,12 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
         some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]
         alone = torch.zeros(inputs, dtype=torch.float64)
         alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
-        w[unit] = 1.3 * GAIN * alone
+        w[unit] = SHARP * GAIN * alone
     b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
     return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten())
 
 
+SHARP = 1.3  # how much larger it is where a unit looks at few inputs
 GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
 
 
