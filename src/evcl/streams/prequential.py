@@ -50,7 +50,8 @@ def class_rows(probabilities: ArrayLike, places: ArrayLike, classes: int | None 
     if p.ndim != 2 or y.shape != p.shape[:1]:
         raise ValueError(f"expected probabilities [n, classes] and labels [n], not {p.shape} and {y.shape}")
     n, wide = len(y), max(p.shape[1], classes or 0, int(y.max(initial=-1)) + 1)
-    p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
+    if wide > p.shape[1]:
+        p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
     rows, found = np.arange(n), np.zeros((n, FIRST + 2 * wide))
     if not n:
         return found
