@@ -62,16 +62,16 @@ class Experts:
         if look.f.shape[2]:
             first = self.filter.mean
             e, b = self.observing.derivatives(look.predicted, y)
-            a, root, failed = solved(look.found, e, b)
+            a, factor, failed = solved(look.found, e, b)
             for _ in range(inner_steps - 1):
                 moved = look.found.along(a)
                 look = self._at(first + moved, x)
                 e, b = self.observing.derivatives(look.predicted, y)
                 e = e + (b @ (b.mT @ look.found.change(moved).unsqueeze(3))).squeeze(3)
-                a, root, failed = solved(look.found, e, b)
+                a, factor, failed = solved(look.found, e, b)
             self.filter.mean = first + look.found.along(a)
-            self.observing.learn(look.f, look.found.variance, a, root, y, kept)
-            self.filter.shrink(look.found, b, root)
+            self.observing.learn(look.f, look.found.variance, a, b, factor, y, kept)
+            self.filter.shrink(look.found, b, factor)
             failed |= ~self.filter.mean.isfinite().all(1)
             if bool(failed.any()):
                 self.filter.reset(failed, self.start)

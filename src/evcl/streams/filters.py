@@ -52,8 +52,8 @@ class Filter(Protocol):
         """The outputs [R, n, K] at these weights [R, P] for inputs x [n, ...], and the reach of these rows."""
         ...
 
-    def shrink(self, found: Any, b: Tensor, root: Tensor) -> None:
-        """Learn the covariance, from B [R, n, K, K] and L^-1 B' [R, m, m] with L L' = I + B' V B."""
+    def shrink(self, found: Any, b: Tensor, factor: Tensor) -> None:
+        """Learn the covariance, from B [R, n, K, K] and L [R, m, m] with L L' = I + B' V B."""
         ...
 
     def forget(self, kept: Tensor) -> None:
@@ -137,8 +137,8 @@ class Full(Kept):
     def spread(self, jacobian: Tensor) -> Tensor:
         return jacobian @ self.covariance
 
-    def shrink(self, found: Dense, b: Tensor, root: Tensor) -> None:
-        reduced = root @ found.spread
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
+        reduced = torch.linalg.solve_triangular(factor, rooted(b, found.spread), upper=False)
         self.covariance.baddbmm_(reduced.mT, reduced, alpha=-1)
 
     def forget(self, kept: Tensor) -> None:
@@ -187,7 +187,7 @@ class Diagonal(Kept):
     def spread(self, jacobian: Tensor) -> Tensor:
         return jacobian * self.variance.unsqueeze(1)
 
-    def shrink(self, found: Dense, b: Tensor, root: Tensor) -> None:
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
         self.variance /= 1 + self.variance * (b.mT @ found.jacobian).square().sum((1, 2))
 
     def forget(self, kept: Tensor) -> None:
@@ -222,7 +222,7 @@ class LowRank(Kept):
         less: Tensor = torch.cholesky_solve(scaled @ jacobian.mT, torch.linalg.cholesky(inner))
         return found - less.mT @ scaled
 
-    def shrink(self, found: Dense, b: Tensor, root: Tensor) -> None:
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
         every = torch.cat([self.rows, (b.mT @ found.jacobian).flatten(1, 2)], 1)
         _, vectors = torch.linalg.eigh(every @ every.mT)  # ascending
         kept = vectors[:, :, -self.rank :].mT @ every
@@ -246,27 +246,26 @@ class LowRank(Kept):
 
 
 def solved(found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """a [R, n, K]; L^-1 B' [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because
-    their covariance has lost its precision. e [R, n, K], b [R, n, K, K].
+    """a [R, n, K]; L [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because their
+    covariance has lost its precision. e [R, n, K], b [R, n, K, K].
     """
     r, n, k = e.shape
-    if k == 1:
-        half = b.view(r, n, 1) * found.variance  # B' V
-        inner = half * b.view(r, 1, n)
-        wide = torch.diag_embed(b.view(r, n))
-    else:
-        half = (b.mT @ found.variance.view(r, n, k, n * k)).view(r, n * k, n * k)
-        inner = (half.view(r, n * k, n, k).transpose(1, 2) @ b).transpose(1, 2).reshape(r, n * k, n * k)
+    half = rooted(b, found.variance)  # B' V
+    inner = rooted(b, half.mT)
+    if k > 1:
         inner = 0.5 * (inner + inner.mT)
-        wide = b.new_zeros(r, n, k, n, k)
-        wide.diagonal(dim1=1, dim2=3).copy_(b.permute(0, 3, 2, 1))
-        wide = wide.view(r, n * k, n * k)
     inner.diagonal(dim1=1, dim2=2).add_(1)
     factor, failed = torch.linalg.cholesky_ex(inner)
-    root: Tensor = torch.linalg.solve_triangular(factor, wide, upper=False)
-    # a = e - B (I + B' V B)^-1 B' V e = e - root' L^-1 B' V e
-    less = root.mT @ torch.linalg.solve_triangular(factor, half @ e.reshape(r, n * k, 1), upper=False)
-    return e - less.view(r, n, k), root, failed != 0
+    less = torch.cholesky_solve(half @ e.reshape(r, n * k, 1), factor)
+    return e - (b @ less.view(r, n, k, 1)).squeeze(3), factor, failed != 0
+
+
+def rooted(b: Tensor, rows: Tensor) -> Tensor:
+    """B' rows, for B [R, n, K, K] and rows [R, n K, any]."""
+    r, n, k, _ = b.shape
+    if k == 1:
+        return b.view(r, n, 1) * rows
+    return (b.mT @ rows.reshape(r, n, k, -1)).view(r, n * k, -1)
 
 
 def of_rows(variance: Tensor, n: int) -> Tensor:

@@ -163,7 +163,7 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
     return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten())
 
 
-SHARP = 1.3  # how much larger it is where a unit looks at few inputs
+SHARP = 2.5  # how much larger it is where a unit looks at few inputs
 GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl.streams.filters import rooted
+
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
 MOST = 30.0  # the largest log rate
@@ -47,7 +49,7 @@ class Observing(Protocol):
         """[1, n, ...]: the prediction of experts [R, n, ...] with these shares [R]."""
         ...
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
         """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
         `kept` [R] is the part of earlier rows to keep.
         """
@@ -62,7 +64,7 @@ class _NoNoise:
     def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
         return (shares.view(-1, 1, 1) * predicted).sum(0, keepdim=True)
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
         pass
 
     def state(self) -> dict[str, Tensor]:
@@ -189,11 +191,12 @@ class Numbers:
         apart = (shares.view(-1, 1, 1) * (predicted.chunk(3, 2)[0] - f).square()).sum(0, keepdim=True)
         return torch.cat([f, noise, w + apart], 2)
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
         if self.known:
             return
         after = f + (variance @ a.reshape(len(a), -1, 1)).view_as(f)
-        left = variance.diagonal(dim1=1, dim2=2) - (root @ variance).square().sum(1)
+        less = torch.linalg.solve_triangular(factor, rooted(b, variance), upper=False)
+        left = variance.diagonal(dim1=1, dim2=2) - less.square().sum(1)
         error = ((y - after).square() + left.view_as(f)).sum(1)
         total = self.count + y.shape[0]
         self.noise = ((self.count.unsqueeze(1) * self.noise + error) / total.unsqueeze(1)).clamp_min(1e-12)

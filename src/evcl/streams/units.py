@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evcl.streams.filters import Kept, inflate
+from evcl.streams.filters import Kept, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -127,9 +127,10 @@ class Units(Kept):
         layers = [Layer(a, delta, block) for (a, delta), block in zip(hidden, self.blocks, strict=False)]
         return f, Layers(layers, Outputs(last, self.blocks[-1]))
 
-    def shrink(self, found: Layers, b: Tensor, root: Tensor) -> None:
+    def shrink(self, found: Layers, b: Tensor, factor: Tensor) -> None:
         r, n, k, _ = b.shape
-        known = (root.mT @ root).view(r, n, k, n, k)
+        half = rooted(b.mT, torch.cholesky_inverse(factor))
+        known = rooted(b.mT, half.mT).view(r, n, k, n, k)  # B (I + B' V B)^-1 B'
         for layer, block in zip(found.every, self.blocks, strict=True):
             layer.shrink(block, known)
 
