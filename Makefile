@@ -47,6 +47,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy perf/streams.py
 	$(BIN)/lint-imports
 
 # The libraries that the programs of perf/ compare with. bayesian-torch and BackPACK depend on torchvision, which they

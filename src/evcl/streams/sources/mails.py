@@ -47,9 +47,9 @@ def _table() -> tuple[NDArray[np.uint8], NDArray[np.int8], NDArray[np.datetime64
 
 
 def _part(start: int, stop: int, seed: int) -> Rows:
-    counts, labels, when = (one[start:stop] for one in _table())
-    x = torch.from_numpy(np.log1p(counts.astype(np.float32)))
-    return Rows(x, torch.from_numpy(labels.astype(np.int64)), COLUMNS, when)
+    (counts, labels, when), own = _table(), slice(start, stop)
+    x = torch.from_numpy(np.log1p(counts[own].astype(np.float32)))
+    return Rows(x, torch.from_numpy(labels[own].astype(np.int64)), COLUMNS, when[own])
 
 
 MAILS = Source(
