@@ -79,6 +79,10 @@ class Outputs(Layer):
 
 def reduce(covariance: Tensor, spread: Tensor, known: Tensor) -> None:
     """covariance [R, units, size, size] - spread' known spread, in place; spread [R, units, n, size]."""
+    if spread.shape[2] == 1:  # a single row: known is a number per unit, and its root keeps the covariance symmetric
+        half = (known.clamp_min(0).sqrt() * spread).flatten(0, 1)
+        covariance.flatten(0, 1).baddbmm_(half.mT, half, alpha=-1)
+        return
     less = spread.mT @ (known @ spread)
     covariance -= 0.5 * (less + less.mT)  # rounding must not make it lopsided
 
