@@ -142,6 +142,25 @@ def test_rows_are_learned_in_the_order_of_time(evcl):
     assert found["two"]["notes"] == []
 
 
+def test_files_with_other_columns_are_one_stream(evcl):
+    whole = weather(90)
+    whole[:45].assign(code="a7").to_csv("a.csv", index=False)
+    whole[45:].drop(columns="sky").assign(code=7, wind=1.5).to_csv("b.csv", index=False)
+    status, out, err = evcl("stream", "a.csv", "b.csv", *FAST, "--out", "m", "--json")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["rows"] == 90
+    assert told["columns"] == ["when", "heat", "sky", "code", "wind"]
+    encoder = load(Path("m")).encoder
+    assert {"sky missing", "code=a7", "code=7", "wind missing"} <= set(encoder.names())
+    table = whole.sample(frac=1, random_state=0)
+    table[:45].to_csv("c.csv", index=False)
+    table[45:].drop(columns="sky").to_csv("d.csv", index=False)
+    status, _, err = evcl("stream", "c.csv", "d.csv", *FAST)
+    assert status == 1
+    assert "so they need the same columns, but one has no 'sky'" in err
+
+
 def test_models_predict_files(evcl, learned):
     weather(60, seed=5).to_csv("new.csv", index=False)
     before = tensors("m")
