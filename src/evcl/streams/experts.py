@@ -72,7 +72,7 @@ class Experts:
             self.filter.mean = first + look.found.along(a)
             self.observing.learn(look.f, look.found.variance, a, b, factor, y, kept)
             self.filter.shrink(look.found, b, factor)
-            failed |= ~self.filter.mean.isfinite().all(1)
+            failed |= ~self.filter.mean.sum(1).isfinite()
             if bool(failed.any()):
                 self.filter.reset(failed, self.start)
         self.waiting += len(x)

@@ -250,6 +250,9 @@ def solved(found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     covariance has lost its precision. e [R, n, K], b [R, n, K, K].
     """
     r, n, k = e.shape
+    if n * k == 1:  # the same in fewer steps
+        inner = 1 + b[..., 0].square() * found.variance
+        return e / inner, inner.sqrt(), ~(inner.view(r) > 0)
     half = rooted(b, found.variance)  # B' V
     inner = rooted(b, half.mT)
     if k > 1:
