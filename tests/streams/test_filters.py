@@ -220,3 +220,19 @@ def test_a_singular_curvature_needs_no_inverse() -> None:
     assert not bool(a.any())
     assert torch.equal(factor[0], torch.eye(3, dtype=torch.float64))
     assert not bool(failed)
+
+
+@pytest.mark.parametrize("filter", [Full, Units])
+def test_covariances_stay_symmetric_and_positive_while_they_forget(filter: type) -> None:
+    network = default(3, 6, 0)
+    experts = Experts(network, filter, [30.0])
+    experts.observing = Classes()
+    experts.grow(1)
+    x = drawn(1600, 3)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    for i in range(0, 1600, 8):
+        experts.learn(experts.look(x[i : i + 8]), x[i : i + 8], y[i : i + 8], 1)
+    for name, tensor in experts.filter.state().items():
+        if name != "mean":
+            assert (tensor - tensor.mT).abs().max() < 1e-12
+            assert torch.linalg.eigvalsh(tensor).min() > 0

@@ -161,12 +161,12 @@ FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it kee
 
 def inflate(covariance: Tensor, prior: Tensor, kept: Tensor) -> None:
     """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
-    row and column are scaled down.
+    row and column are scaled down. What rounding has made lopsided is evened out; forgetting would amplify it.
     """
     if bool((kept == 1).all()):
         return
     kept = kept.view(-1, *[1] * (covariance.dim() - 1))
-    covariance /= kept
+    covariance.add_(covariance.mT.clone()).mul_(0.5 / kept)
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     if bool((variance > SLACK * prior).any()):
         down = (prior / variance.clamp_min(1e-300)).sqrt_().clamp_(max=1.0)

@@ -79,7 +79,7 @@ class Classes(_NoNoise):
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
         if f.shape[2] == 1:  # the same in fewer steps
-            odds = f / (1 + PROBIT * w.squeeze(3)).sqrt()
+            odds = f / (1 + PROBIT * w.squeeze(3).clamp_min(0)).sqrt()
             return torch.cat([-odds, odds], 2).sigmoid()
         return flattened(F.pad(f, (1, 0)), F.pad(w, (1, 0, 1, 0)))
 
@@ -129,7 +129,7 @@ class Labels(_NoNoise):
     """K yes-or-no labels, y [n, K] of 0 and 1. Predictions are the probabilities of 1 [R, n, K]."""
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return (f / (1 + PROBIT * w.diagonal(dim1=2, dim2=3)).sqrt()).sigmoid()
+        return (f / (1 + PROBIT * w.diagonal(dim1=2, dim2=3).clamp_min(0)).sqrt()).sigmoid()
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
         own = torch.where(y > 0.5, predicted, 1 - predicted)
@@ -165,7 +165,7 @@ class Numbers:
         self.count = torch.full((replicas,), FIRST_ROWS, dtype=torch.float64)
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return torch.cat([f, self.noise.unsqueeze(1).expand_as(f), w.diagonal(dim1=2, dim2=3)], 2)
+        return torch.cat([f, self.noise.unsqueeze(1).expand_as(f), w.diagonal(dim1=2, dim2=3).clamp_min(0)], 2)
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
         f, noise, w = predicted.chunk(3, 2)
@@ -221,7 +221,7 @@ class Counts(_NoNoise):
         self.offset = torch.zeros(targets, dtype=torch.float64)  # the log of the mean of earlier counts
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        v = w.diagonal(dim1=2, dim2=3).clamp_max(MOST)
+        v = w.diagonal(dim1=2, dim2=3).clamp(0, MOST)
         rate = (f + self.offset + 0.5 * v).clamp_max(MOST).exp()
         return torch.cat([rate, rate + rate.square() * v.expm1()], 2)
 
