@@ -49,6 +49,12 @@ def test_a_curve_has_the_last_row_of_each_window_and_the_spread_over_seeds(group
     assert spread == pytest.approx(each.std(0, ddof=1))
 
 
+def test_a_last_window_of_few_rows_is_not_drawn():
+    for rows, last in ((1053, 1050), (1056, 1056)):
+        (found,) = by_benchmark([stream(rows=rows)]).values()
+        assert curve(found.lines[0], "accuracy")[0][-1] == last
+
+
 def test_the_figure_marks_alarms_and_known_changes(group):
     figure = stream_figure(group)
     top, below = figure.axes
@@ -79,7 +85,8 @@ def test_an_overview_has_a_column_per_stream():
     assert "-" in naive
 
 
-def test_a_report_has_streams_and_tasks_side_by_side(tmp_path):
+def test_a_report_has_streams_and_tasks_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr("evcl.report.KINDS", ("svg",))
     folder = write(tmp_path, stream(changes=[525]), stream("naive"), stream(benchmark="census"), result("evcl"))
     written = {path.name: path for path in write_report(folder)}
     assert {"weather-1-050-rows.svg", "split-mnist.svg", "split-mnist-matrices.svg"} <= set(written)
@@ -99,7 +106,8 @@ def test_a_report_has_streams_and_tasks_side_by_side(tmp_path):
     assert [figure["kind"] for figure in data["figures"]].count("stream") == 2
 
 
-def test_a_report_of_streams_alone_speaks_of_no_tasks(tmp_path):
+def test_a_report_of_streams_alone_speaks_of_no_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr("evcl.report.KINDS", ("svg",))
     written = {path.name: path for path in write_report(write(tmp_path, stream()))}
     for name in ("tables.md", "index.html"):
         text = written[name].read_text()

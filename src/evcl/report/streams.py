@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.experiments.result import Prequential
+from evcl.experiments.result import StreamMeasures
 from evcl.report.figures import SOFT, WIDTH, _settled, _style, _text
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
@@ -48,7 +48,7 @@ SHOWN = {
 DRAWN = ("accuracy", "rmse", "nll")  # in this order, as far as they were measured
 
 
-def block(line: Line) -> Prequential:
+def block(line: Line) -> StreamMeasures:
     """What a line of a stream's group was measured."""
     found = line.result.prequential
     if found is None:
@@ -67,10 +67,14 @@ def drawn(group: Group) -> list[str]:
 
 
 def curve(line: Line, name: str) -> tuple[Floats, Floats, Floats]:
-    """The last row of each window, and the mean and standard deviation over the seeds of a measure, as it is shown."""
+    """The last row of each window, and the mean and standard deviation over the seeds of a measure, as it is shown. A
+    last window of less than half the size is left out: it says little.
+    """
     found, scale = block(line), SHOWN[name].scale
     values = scale * np.array(found.curves.get(name, [[None] * -(-found.rows // found.window)]), dtype=np.float64)
     ends = np.minimum(found.window * np.arange(1, values.shape[1] + 1), found.rows)
+    if values.shape[1] > 1 and 2 * (found.rows % found.window or found.window) < found.window:
+        values, ends = values[:, :-1], ends[:-1]
     spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
     return ends.astype(np.float64), values.mean(0), spread
 
@@ -243,7 +247,7 @@ def page_figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any
     ]
 
 
-def _measure(found: Prequential, name: str) -> dict[str, Any] | None:
+def _measure(found: StreamMeasures, name: str) -> dict[str, Any] | None:
     summary, scale = found.measures.get(name), SHOWN[name].scale
     if summary is None or summary.mean is None:
         return None

@@ -31,12 +31,13 @@ BINS = 15
 FIRST = 4 + BINS  # the place of the first class
 FLOOR = 1e-15  # a probability below it, such as that of a label that never came before, counts as this
 POINTS = 100  # a curve has about this many; between this and twice as many if the length is not known in advance
+LEAST = 25  # rows per point: a mean over fewer says little
 WIDE = NormalDist().inv_cdf(0.975)
 
 
 def window_of(rows: int) -> int:
-    """Rows per point of a curve, so that a stream of this many rows has about 100 points."""
-    return max(1, round(rows / POINTS))
+    """Rows per point of a curve, so that a stream of this many rows has about 100 points, each of at least 25 rows."""
+    return max(1, min(rows, LEAST), round(rows / POINTS))
 
 
 # --- the sums of each row --------------------------------------------------------------------------------------------
