@@ -259,3 +259,16 @@ def test_constant_columns_and_huge_numbers_do_no_harm() -> None:
     p = torch.cat(fed(stream, x, y))
     assert bool(p.isfinite().all())
     assert (p.argmax(1) == y)[200:].double().mean() > 0.75
+
+
+@pytest.mark.soak
+def test_a_long_stream_stays_finite_in_flat_memory() -> None:
+    """60,000 rows whose rule turns round every 5,000."""
+    resource = pytest.importorskip("resource")
+    stream, memory = evcl.Stream(classes=[0, 1]), []
+    for part in range(12):
+        x, y = table(5000, seed=part)
+        p = torch.cat(fed(stream, x, y if part % 2 else 1 - y, 50))
+        assert bool(p.isfinite().all())
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert memory[-1] < 1.05 * memory[2]

@@ -19,6 +19,7 @@ from evcl.streams.filters import Full
 from evcl.streams.observing import Classes
 
 SWITCH = 0.002  # the chance per row that another expert becomes the right one
+LOST = -1e6  # the log-likelihood of an expert whose prediction is not a number
 LEAST = 1e-6  # a probability that an expert's log is cut at
 POWERS = 0.03  # the prior variance of a power
 MEMORY = 1000  # rows that the powers are learned from
@@ -38,7 +39,7 @@ class Shares:
     def learn(self, log_likelihood: Tensor) -> None:
         """Bayes' rule with the log-likelihoods [R, n] of n rows."""
         r, n = log_likelihood.shape
-        after = (self.log + log_likelihood.sum(1)).log_softmax(0).exp()
+        after = (self.log + log_likelihood.sum(1).nan_to_num(LOST)).log_softmax(0).exp()
         stay = (1 - SWITCH) ** n
         self.log = (stay * after + (1 - stay) / r).log()
 
