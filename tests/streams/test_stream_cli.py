@@ -16,8 +16,9 @@ import pytest
 from safetensors.torch import load_file
 
 import evcl as library
+from evcl.cli.stream import alarm_line
 from evcl.streams import commands
-from evcl.streams.table import load
+from evcl.streams.table import Raised, load
 
 
 def weather(rows=400, seed=0, change=None, start="2024-01-01"):
@@ -70,7 +71,15 @@ def test_an_alarm_is_one_line_with_its_time(evcl):
     assert told["when"] == str(pd.Timestamp("2024-01-01") + pd.Timedelta(hours=6 * (told["row"] - 1)))[:16]
     assert line.startswith(f"alarm at row {told['row']} ({told['when']}): ")
     assert line.endswith(told["action"])
+    assert "when" not in told["columns"]  # that dates move is no news
+    assert len(told["reasons"]) == len(told["columns"])
     assert line in evcl("inspect", "m")[1]
+
+
+def test_an_alarm_says_what_moved_and_what_changed(evcl, learned):
+    one = Raised(1234, None, 9.0, ["heat", "sky=fog", "wind"], "it forgets faster", ["inputs", "relation", "inputs"])
+    wanted = "alarm at row 1,234: heat, wind moved; the relation of sky=fog to rain changed; it forgets faster"
+    assert alarm_line(load(Path("m")), one) == wanted
 
 
 def test_lines_of_progress_and_a_table_are_printed(evcl):
