@@ -30,10 +30,9 @@ axes.text(ROWS, 66, "trained once", color="#6b7078", ha="right", fontsize=13)
 axes.text(ROWS, 96, "evcl.Stream", color="#0068b8", ha="right", fontsize=13, fontweight="bold")
 for alarm in stream.alarms:
     moved = ", ".join(NAMES[place] for place in alarm.columns)
-    print(f"alarm at reading {alarm.row + 1:,} ({moved or 'the rule'}): {alarm.action}")
+    print(f"alarm at reading {alarm.row + 1:,} ({moved}): {alarm.action}")
     axes.axvline(alarm.row, color="#c5430a", linewidth=1.5, linestyle="--")
-    text = f" alarm, {alarm.row - BREAK} readings after the seal broke{': ' if moved else ''}{moved}"
-    axes.text(alarm.row, 47, text, color="#c5430a", fontsize=12)
+    axes.text(alarm.row, 47, f" alarm after {alarm.row - BREAK} readings:\n {moved}", color="#c5430a", fontsize=12)
 axes.set(xlabel="readings", ylabel="accuracy (%)", ylim=(45, 100), xlim=(0, ROWS))
 axes.set_title("Each reading is predicted, then learned", loc="left", fontsize=14)
 axes.spines[["top", "right"]].set_visible(False)
