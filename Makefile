@@ -47,6 +47,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy perf/streams.py
 	$(BIN)/lint-imports
 
 # The libraries that the programs of perf/ compare with. bayesian-torch and BackPACK depend on torchvision, which they
@@ -67,6 +68,7 @@ perf: $(VENV)/peers
 	$(BIN)/python perf/growth.py
 	$(BIN)/python perf/coreset.py
 	$(BIN)/python perf/tables.py
+	$(BIN)/python perf/streams.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	  then $(BIN)/python perf/gpu.py; else echo "perf/gpu.py needs an NVIDIA GPU: left out"; fi
 

@@ -23,12 +23,15 @@ MODULES = (
     "evcl.metrics",
     "evcl.nn",
     "evcl.sklearn",
+    "evcl.streams",
+    "evcl.streams.sources",
 )
 PARTLY = {  # of these modules, only some names are public, or they cannot be imported everywhere
     "evcl.integrations.avalanche": ["LearnerStrategy", "PenaltyPlugin", "from_avalanche", "to_avalanche"],
     "evcl.integrations.continuum": ["from_continuum"],
     "evcl.integrations.laplace": ["from_laplace"],
     "evcl.integrations.lightning": ["PenaltyCallback"],
+    "evcl.integrations.river": ["StreamClassifier", "StreamRegressor"],
     "evcl.integrations.transformers": ["PenaltyCallback"],
     "evcl.training": ["joined"],
 }

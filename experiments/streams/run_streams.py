@@ -1,4 +1,4 @@
-"""Run the learners over the reported streams, prequentially, and write a small file per job to results/.
+"""Run the learners over the reported streams, prequentially, and append a line per job to results/PART.jsonl.
 
     python experiments/streams/run_streams.py whole --jobs 16        # whole streams, defaults, seed 0
     python experiments/streams/run_streams.py search --jobs 16       # eight trials per learner and stream
@@ -16,12 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import platform
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from stream_learners import FIXED, PEERS, TRIALS
 from stream_scores import Scores
 
@@ -46,10 +46,6 @@ class Job(NamedTuple):
     skip: int = 0
     trial: int = 0
 
-    def path(self, out: Path) -> Path:
-        name = f"{self.learner.replace(' ', '-')}-{self.trial if self.part == 'search' else self.seed}.json"
-        return out / self.part / self.stream / name
-
 
 def run(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     """Predict and learn every row of a job; the result of one job."""
@@ -58,13 +54,14 @@ def run(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     learner = PEERS[job.learner](len(source.names), classes, job.seed, **settings)
     scores, taken = Scores(classes, job.skip), 0.0
     for rows in source.read(1024, job.seed, stop=job.stop):
-        start = time.perf_counter()
+        start = time.process_time()
         said = learner.step(rows.x, rows.y)
-        taken += time.perf_counter() - start
+        taken += time.process_time() - start
         scores.add(said, rows.y.numpy())
     return {
         **job._asdict(),
         "settings": settings,
+        "scored": scores.scores.rows,
         **scores.found(),
         "alarms": [int(one.row) for one in learner.stream.alarms] if hasattr(learner, "stream") else None,
         "seconds": round(taken, 1),
@@ -96,38 +93,25 @@ def jobs(part: str, streams: list[str], learners: list[str], most: int | None) -
     return sorted(found, key=lambda job: (order.get(job.learner, len(order)), -job.stop))
 
 
-def chosen(job: Job, out: Path) -> dict[str, Any]:
-    """The settings of a job: defaults, those of its trial, or the best of the search."""
-    trials = TRIALS[job.learner]
-    if job.part == "search":
-        return trials[job.trial]
-    if job.part == "whole":
-        return {}
-    tried = [job._replace(part="search", trial=k).path(out) for k in range(len(trials))]
-    missing = [path for path in tried if not path.exists()]
-    if missing:
-        raise SystemExit(f"{missing[0]} is missing: run run_streams.py search first")
-    losses = [json.loads(path.read_text())["nll_smoothed"] for path in tried]
-    return trials[losses.index(min(losses))]
+def best(stream: str, learner: str, tried: dict[Job, dict[str, Any]]) -> dict[str, Any]:
+    """The settings whose trial had the lowest smoothed log-loss."""
+    own = {job.trial: one for job, one in tried.items() if (job.stream, job.learner) == (stream, learner)}
+    if len(own) < len(TRIALS[learner]):
+        raise SystemExit(f"the search of {learner} on {stream} is not complete: run run_streams.py search first")
+    return TRIALS[learner][min(own, key=lambda trial: own[trial]["nll_smoothed"])]
 
 
-def do(asked: tuple[Job, Path]) -> str:
-    """Run a job and write its file; returns a line about it."""
-    import torch
-
+def do(asked: tuple[Job, dict[str, Any]]) -> dict[str, Any]:
+    """Run a job in a process of its own."""
     torch.set_num_threads(1)
-    job, out = asked
-    found = run(job, chosen(job, out))
-    write(job.path(out), found)
-    measures = f"accuracy {found['accuracy']:.4f}, log-loss {found['nll']:.4f}, ECE {found['ece']:.4f}"
-    return f"{job.part} {job.stream} {job.learner} {job.seed} {job.trial}: {measures}, {found['seconds']} s"
+    return run(*asked)
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(path)
+def read(path: Path) -> dict[Job, dict[str, Any]]:
+    """The results in a file, by job."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {Job(*(one[name] for name in Job._fields)): one for one in found}
 
 
 def main() -> None:
@@ -139,12 +123,23 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="with whole: at most this many rows of each stream [all]")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    found = [job for job in jobs(args.part, args.streams, args.learners, args.most) if not job.path(args.out).exists()]
+    path = args.out / f"{args.part}.jsonl"
+    args.out.mkdir(parents=True, exist_ok=True)
+    done, tried = read(path), read(args.out / "search.jsonl")
+    asked = []
+    for job in jobs(args.part, args.streams, args.learners, args.most):
+        if job not in done:
+            found = best(job.stream, job.learner, tried) if job.part == "first" else TRIALS[job.learner][job.trial]
+            asked.append((job, found))
     for name in args.streams:
         next(get(name).read(1))  # fetched once, before the processes start
-    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for line in pool.imap_unordered(do, [(job, args.out) for job in found]):
-            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for one in pool.imap_unordered(do, asked):
+            with path.open("a") as file:
+                file.write(json.dumps(one) + "\n")
+            measures = ", ".join(f"{name} {one[name]:.4f}" for name in ("accuracy", "nll", "nll_smoothed", "ece"))
+            about = f"{one['stream']} {one['learner']} seed {one['seed']} trial {one['trial']}"
+            print(f"{time.strftime('%H:%M:%S')} {about}: {measures}, {one['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ class Scores:
             self.smoothed -= float(np.log(own).sum())
 
     def found(self) -> dict[str, float]:
-        """The measures, and the number of rows that were scored."""
-        count = self.scores.rows
-        measures = {name: round(value, 6) for name, value in self.scores.overall.items()}
-        return {**measures, "nll_smoothed": round(self.smoothed / max(count, 1), 6), "rows": count}
+        """The measures over all rows that are scored."""
+        measures = {**self.scores.overall, "nll_smoothed": self.smoothed / max(self.scores.rows, 1)}
+        return {name: round(value, 6) for name, value in measures.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from evcl import EvclError, experiments
+from evcl._core.errors import Diverged
 from evcl._core.randomness import generator
 from evcl.benchmarks import BENCHMARKS, get, register
 from evcl.experiments.streams import METHODS, entry
@@ -107,6 +109,20 @@ def test_what_a_stream_of_rows_does_not_have():
         get("tiny-sea")
     with pytest.raises(EvclError, match="epochs"):
         configured(epochs=3)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_learner_that_diverges_is_an_error_or_has_no_score(monkeypatch):
+    def step(self, x, y):
+        self.rows += len(y)
+        return torch.full((len(y), 2), math.nan), None
+
+    monkeypatch.setattr(Online, "step", step)
+    with pytest.raises(Diverged, match="tiny-sea naive, seed 0: its predictions are no longer finite"):
+        experiments.execute(configured("naive"))
+    result = experiments.execute(configured("naive"), allow_divergence=True)
+    assert result.average_accuracy.mean is None
+    assert result.prequential.measures["nll"].mean is None
 
 
 def test_naive_is_a_step_of_adam_per_batch():

@@ -14,7 +14,7 @@ from others import needed
 TEXT = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
 BLOCKS = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", TEXT, re.M | re.S)
 PACKAGES = {"Avalanche": "avalanche", "Continuum": "continuum", "Hugging Face": "transformers",
-            "Lightning": "lightning", "laplace-torch": "laplace"}  # fmt: skip
+            "Lightning": "lightning", "laplace-torch": "laplace", "River": "river"}  # fmt: skip
 
 
 def test_every_section_has_an_example():

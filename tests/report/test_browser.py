@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 from made_up import result, write
+from made_up_streams import stream
 
 from evcl.report import write_report
 
@@ -256,3 +257,24 @@ def test_without_javascript_the_tables_are_there(chromium, page_url):
     assert "JavaScript" in page.locator(".note").first.inner_text()
     assert page.locator("tbody th", has_text="EVCL").first.is_visible()
     context.close()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_streams_are_drawn_with_alarms_and_fit_their_window(chromium, tmp_path, width):
+    folder = write(tmp_path, stream(changes=[525]), stream("naive", level=0.7, alarms=()), result("evcl"))
+    wrong, page = [], chromium.new_page(viewport={"width": width, "height": 800})
+    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(write_report(folder, "Streams")[-1].as_uri())
+    page.wait_for_selector(DRAWN, state="attached", timeout=60_000)
+    drawn = "document.querySelector('#benchmark-weather-1-050-rows .plot')"
+    traces = page.evaluate(f"{drawn}.data.map((one) => [one.mode, one.x.length])")
+    assert [one for one in traces if one[0] == "markers"] == [["markers", 2]]  # an alarm of each seed
+    assert sum(one == ["lines", 105] for one in traces) == 4  # two methods, two measures
+    assert page.evaluate(f"{drawn}.layout.shapes.length") == 2  # the known change, in both panels
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    if width > 1000:  # the switches are open
+        page.click("[data-all=off]")
+        assert page.evaluate(f"{drawn}.data.length") == 0
+    page.close()
+    assert wrong == []

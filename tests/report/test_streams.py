@@ -11,7 +11,7 @@ from made_up import result, write
 from made_up_streams import stream
 
 from evcl.report import by_benchmark, write_report
-from evcl.report.streams import curve, overview, page_figures, stream_figure, stream_table
+from evcl.report.streams import curve, overview, page_figures, short_table, stream_figure, stream_table
 
 
 @pytest.fixture
@@ -33,6 +33,13 @@ def test_the_table_says_what_the_results_say(group):
     assert first["rows/s"] == f"{1050 / 1.234:,.0f}"
 
 
+def test_the_table_for_a_terminal_is_short(group):
+    found = short_table(group)
+    assert found.columns == ("method", "accuracy %", "log-loss", "Brier", "ECE %", "kappa", "alarms", "rows/s")
+    assert found.rows[1][1][:2] == ("ekf", "79.6 ± 0.0")
+    assert found.rows[1][1][-2:] == ("1.0", "851")
+
+
 def test_a_curve_has_the_last_row_of_each_window_and_the_spread_over_seeds(group):
     ends, mean, spread = curve(group.lines[1], "accuracy")
     assert ends[:3].tolist() == [10, 20, 30]
@@ -40,6 +47,12 @@ def test_a_curve_has_the_last_row_of_each_window_and_the_spread_over_seeds(group
     each = 100 * np.array(group.lines[1].result.prequential.curves["accuracy"])
     assert mean == pytest.approx(each.mean(0))
     assert spread == pytest.approx(each.std(0, ddof=1))
+
+
+def test_a_last_window_of_few_rows_is_not_drawn():
+    for rows, last in ((1053, 1050), (1056, 1056)):
+        (found,) = by_benchmark([stream(rows=rows)]).values()
+        assert curve(found.lines[0], "accuracy")[0][-1] == last
 
 
 def test_the_figure_marks_alarms_and_known_changes(group):
@@ -72,7 +85,8 @@ def test_an_overview_has_a_column_per_stream():
     assert "-" in naive
 
 
-def test_a_report_has_streams_and_tasks_side_by_side(tmp_path):
+def test_a_report_has_streams_and_tasks_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr("evcl.report.KINDS", ("svg",))
     folder = write(tmp_path, stream(changes=[525]), stream("naive"), stream(benchmark="census"), result("evcl"))
     written = {path.name: path for path in write_report(folder)}
     assert {"weather-1-050-rows.svg", "split-mnist.svg", "split-mnist-matrices.svg"} <= set(written)
@@ -92,7 +106,8 @@ def test_a_report_has_streams_and_tasks_side_by_side(tmp_path):
     assert [figure["kind"] for figure in data["figures"]].count("stream") == 2
 
 
-def test_a_report_of_streams_alone_speaks_of_no_tasks(tmp_path):
+def test_a_report_of_streams_alone_speaks_of_no_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr("evcl.report.KINDS", ("svg",))
     written = {path.name: path for path in write_report(write(tmp_path, stream()))}
     for name in ("tables.md", "index.html"):
         text = written[name].read_text()

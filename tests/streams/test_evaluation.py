@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ Y = np.array([0, 0, 0, 1, 0, 0, 1, 1, 0, 1])
 
 def test_rows_one_by_one_by_hand():
     stream = Counting()
-    found = evaluate(stream, (X, Y), batch=1)
+    found = evaluate(stream, (X, Y), batch=1, window=1)
     wrong = [True, False, False, True, False, False, True, True, False, True]  # the majority so far
     assert found.rows == 10
     assert found.window == 1
@@ -93,3 +95,21 @@ def test_numbers_by_hand():
 def test_what_is_wrong_is_said(rows, options, message):
     with pytest.raises(EvclError, match=message):
         evaluate(Counting(), rows, **options)
+
+
+@pytest.mark.full
+def test_a_million_rows_need_no_more_memory_than_a_few():
+    def rows(count):
+        draws = np.random.default_rng(0)
+        for _ in range(count // 10_000):
+            yield draws.normal(size=(10_000, 2)), draws.integers(0, 3, 10_000)
+
+    def peak(count):
+        tracemalloc.start()
+        evaluate(Counting(record=False), rows(count), batch=5_000)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(20_000)  # what is imported at the first use
+    assert peak(1_000_000) < 1.2 * peak(200_000)

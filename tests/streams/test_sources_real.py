@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evcl.streams.sources import real
+from evcl.streams.sources import mails, real
 
 FLIGHTS = """\
 year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,\
@@ -107,3 +107,23 @@ def test_rivers_sets(give):
     assert [real._SURFACES[label] for label in segments.labels] == ["sky", "brickface"]
     assert shuttle.labels.tolist() == [1]
     assert shuttle.columns["f9"].tolist() == [22]
+
+
+def test_mails_come_in_the_order_of_delivery_as_counts_of_words(monkeypatch):
+    body = "Subject: money\n\nmoney money now!\n"
+    texts = [
+        f"From a@b  Tue Oct  1 10:00:00 2002\n{body}",
+        f"Received: from x\nDelivery-Date: Thu Sep 26 16:44:35 2002\n{body.replace('money', 'linux')}",
+        f"Received: undated\n{body}",
+    ]
+    monkeypatch.setattr(mails, "load_texts", lambda name: (texts, np.array([3, 0, 4])))
+    mails._table.cache_clear()
+    try:
+        (rows,) = mails.MAILS.read(size=10_000)
+    finally:
+        mails._table.cache_clear()
+    assert rows.y.tolist() == [0, 1]
+    assert [str(when) for when in rows.when] == ["2002-09-26T16:44:35", "2002-10-01T10:00:00"]
+    first, second = rows.x.exp() - 1
+    assert first.sum().round() == second.sum().round() == 5  # three times a word, "now" and "!"
+    assert not torch.equal(first, second)

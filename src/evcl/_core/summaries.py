@@ -57,6 +57,7 @@ BENCHMARK_SUMMARIES = {
     "weather": "rain or not, day by day, 50 years: a stream of rows",
     "census": "employed or not, 2015 to 2018: a stream of rows",
     "flights-monthly": "late or not, through 2013: a stream of rows",
+    "mails-by-date": "spam or not, counts of words: a stream of rows",
     "phishing": "web pages, phishing or not: a stream of rows",
     "bananas": "two shapes in the plane: a stream of rows",
     "segments": "pieces of images, seven kinds: a stream of rows",

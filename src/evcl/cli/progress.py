@@ -213,9 +213,9 @@ def print_tables(results: list[Result]) -> None:
 def _print_stream(group: Group) -> None:
     from rich.table import Table
 
-    from evcl.report.streams import caption, stream_table
+    from evcl.report.streams import caption, short_table
 
-    found = stream_table(group, "name")
+    found = short_table(group)
     about = {"caption": caption(group), "caption_justify": "left"}
     table = Table(title=group.name, title_style="bold", title_justify="left", **about)  # type: ignore[arg-type]
     for column in found.columns:

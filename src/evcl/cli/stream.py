@@ -135,8 +135,11 @@ class _Telling:
 def alarm_line(model: TableStream, one: Raised) -> str:
     """One line about an alarm."""
     when = "" if one.when is None else f" ({when_of(model, one.when)})"
-    moved = f"{shortened(one.columns, 5)} moved; " if one.columns else ""
-    return f"alarm at row {one.row:,}{when}: {moved}{one.action}"
+    reasons = dict(zip(one.columns, one.reasons, strict=False))
+    inputs, related = ([name for name in one.columns if reasons[name] == why] for why in ("inputs", "relation"))
+    parts = [f"{shortened(inputs, 5)} moved"] if inputs else []
+    parts += [f"the relation of {shortened(related, 5)} to {model.target} changed"] if related else []
+    return f"alarm at row {one.row:,}{when}: {'; '.join([*parts, one.action])}"
 
 
 def when_of(model: TableStream, when: float) -> str:
@@ -199,6 +202,7 @@ def facts(model: TableStream) -> dict[str, Any]:
                 "when": None if one.when is None else when_of(model, one.when),
                 "surprise": one.surprise,
                 "columns": one.columns,
+                "reasons": one.reasons,
                 "action": one.action,
             }
             for one in model.raised

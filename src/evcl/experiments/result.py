@@ -121,7 +121,7 @@ class AlarmRow(Struct, frozen=True):
     columns: list[Name] = []
 
 
-class Prequential(Struct, frozen=True):
+class StreamMeasures(Struct, frozen=True):
     """How well a stream was predicted, each row before it was learned.
 
     Attributes:
@@ -207,7 +207,7 @@ class Result(Struct, frozen=True, kw_only=True):
     log_likelihoods: Matrices | None = None
     average_return: Summary | None = None
     returns: Matrices | None = None
-    prequential: Prequential | None = None
+    prequential: StreamMeasures | None = None
     samples: Annotated[str, Meta(max_length=MOST_CHARACTERS)] | None = None
     seconds: float
     memory_bytes: int | None = None
@@ -286,9 +286,9 @@ def prequential(
     curves: Mapping[str, Sequence[float]],
     alarms: Sequence[Any],
     changes: Sequence[int] = (),
-) -> Prequential:
+) -> StreamMeasures:
     """The block of one seed: what `evcl.streams.evaluate` returns, with the alarms of its learner."""
-    return Prequential(
+    return StreamMeasures(
         rows=rows,
         window=window,
         measures={name: summarise([value]) for name, value in measures.items()},
@@ -298,7 +298,7 @@ def prequential(
     )
 
 
-def _merged(blocks: Sequence[Prequential]) -> Prequential | None:
+def _merged(blocks: Sequence[StreamMeasures]) -> StreamMeasures | None:
     """The blocks of one configuration's seeds as one. A measure that a seed lacks is left out."""
     if not blocks:
         return None
@@ -385,7 +385,7 @@ def _check(result: Result) -> None:
         raise ValueError(f"the last row of {name}, and so its average, should be measured")
 
 
-def _check_prequential(found: Prequential, seeds: int) -> None:
+def _check_prequential(found: StreamMeasures, seeds: int) -> None:
     if found.rows < 1 or found.window < 1:
         raise ValueError("prequential.rows and prequential.window should be at least 1")
     points = -(-found.rows // found.window)

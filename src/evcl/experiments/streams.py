@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from msgspec.structs import asdict
 from torch import Tensor
 
-from evcl._core.errors import EvclError, unknown
+from evcl._core.errors import Diverged, EvclError, unknown
 from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
 from evcl._core.summaries import METHOD_SUMMARIES
@@ -75,10 +76,12 @@ class Rows:
         allow_divergence: bool,
         checkpoints: Checkpoints | None,
     ) -> list[Result]:
-        return [_run(cell, partial(on_event, [i]), checkpoints) for i, cell in enumerate(cells)]
+        return [_run(cell, partial(on_event, [i]), allow_divergence, checkpoints) for i, cell in enumerate(cells)]
 
 
-def _run(cell: Config, on_event: Callable[[Any], object], checkpoints: Checkpoints | None) -> Result:
+def _run(
+    cell: Config, on_event: Callable[[Any], object], allow_divergence: bool, checkpoints: Checkpoints | None
+) -> Result:
     from evcl.experiments.run import Event, environment  # it registers these benchmarks
 
     _check(cell)
@@ -96,6 +99,8 @@ def _run(cell: Config, on_event: Callable[[Any], object], checkpoints: Checkpoin
             if saving is not None:
                 saving.after(learner, scores, before + time.monotonic() - start)
             if scores.rows % scores.window < len(y) or scores.rows == source.rows:
+                if not (allow_divergence or math.isfinite(scores.overall["nll"])):
+                    raise Diverged(f"{cell.name}, seed {cell.seed}: its predictions are no longer finite numbers")
                 done = scores.rows / source.rows
                 on_event(Event(cell.seeds, 0, 1, done, scores.overall["accuracy"] if done == 1 else None))
         seconds = before + time.monotonic() - start
@@ -189,6 +194,8 @@ def _result(
     cell: Config, source: Source, learner: Learner, scores: Prequential, seconds: float, machine: Environment
 ) -> Result:
     measures, none = scores.overall, summarise([None])
+    if not math.isfinite(measures["nll"]):
+        measures = dict.fromkeys(measures, math.nan)
     alarms = [AlarmRow(one.row, one.surprise, [source.names[place] for place in one.columns]) for one in learner.alarms]
     state = learner._tensors() if isinstance(learner, Online) else learner._state()
     return Result(

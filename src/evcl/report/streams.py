@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.experiments.result import Prequential
+from evcl.experiments.result import StreamMeasures
 from evcl.report.figures import SOFT, WIDTH, _settled, _style, _text
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
@@ -48,7 +48,7 @@ SHOWN = {
 DRAWN = ("accuracy", "rmse", "nll")  # in this order, as far as they were measured
 
 
-def block(line: Line) -> Prequential:
+def block(line: Line) -> StreamMeasures:
     """What a line of a stream's group was measured."""
     found = line.result.prequential
     if found is None:
@@ -67,10 +67,14 @@ def drawn(group: Group) -> list[str]:
 
 
 def curve(line: Line, name: str) -> tuple[Floats, Floats, Floats]:
-    """The last row of each window, and the mean and standard deviation over the seeds of a measure, as it is shown."""
+    """The last row of each window, and the mean and standard deviation over the seeds of a measure, as it is shown. A
+    last window of less than half the size is left out: it says little.
+    """
     found, scale = block(line), SHOWN[name].scale
     values = scale * np.array(found.curves.get(name, [[None] * -(-found.rows // found.window)]), dtype=np.float64)
     ends = np.minimum(found.window * np.arange(1, values.shape[1] + 1), found.rows)
+    if values.shape[1] > 1 and 2 * (found.rows % found.window or found.window) < found.window:
+        values, ends = values[:, :-1], ends[:-1]
     spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1], np.nan)
     return ends.astype(np.float64), values.mean(0), spread
 
@@ -93,22 +97,42 @@ def caption(group: Group) -> str:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def stream_table(group: Group, name: str = "label") -> Table:
-    """All measures of a stream; alarms and seconds are per seed. `name` is the field of a line that names it."""
+def short_table(group: Group) -> Table:
+    """The measures of a stream for a terminal: without the deviations, except for the first measure."""
+    names = measured(group)
+    short = {"nll": "log-loss", "brier": "Brier", "rmse": "RMSE"}
+    made = []
+    for line in group.lines:
+        found, cells = block(line), [line.name]
+        for i, one in enumerate(names):
+            summary, how = found.measures.get(one), SHOWN[one]
+            mean, std = (None, None) if summary is None else (summary.mean, None if i else summary.std)
+            cells.append(plus_minus(mean, std, max(1, how.places - 1) if how.scale > 1 else how.places, how.scale))
+        made.append(((line.label,), (*cells, *_counts(line)[:2])))
+    columns = (short.get(one) or SHOWN[one].name.replace(" (%)", " %") for one in names)
+    return Table(("method", *columns, "alarms", "rows/s"), tuple(made))
+
+
+def _counts(line: Line) -> tuple[str, str, str]:
+    """Alarms, rows per second and seconds, of one seed."""
+    found, count = block(line), len(line.result.seeds)
+    seconds, alarms = line.result.seconds / count, sum(map(len, found.alarms)) / count
+    rate = "-" if not seconds else f"{found.rows / seconds:,.0f}"
+    return f"{alarms:g}" if count == 1 else f"{alarms:.1f}", rate, f"{seconds:.1f}"
+
+
+def stream_table(group: Group) -> Table:
+    """All measures of a stream; alarms and seconds are per seed."""
     names = measured(group)
     columns = ["method", "seeds", *(SHOWN[one].name for one in names), "alarms", "rows/s", "seconds"]
     made = []
     for line in group.lines:
-        found, count = block(line), len(line.result.seeds)
-        cells = [getattr(line, name), seeds(line.result)]
+        found, cells = block(line), [line.label, seeds(line.result)]
         for one in names:
             summary, how = found.measures.get(one), SHOWN[one]
             mean, std = (None, None) if summary is None else (summary.mean, summary.std)
             cells.append(plus_minus(mean, std, how.places, how.scale))
-        seconds = line.result.seconds / count
-        rate = "-" if not seconds else f"{found.rows / seconds:,.0f}"
-        alarms = sum(map(len, found.alarms)) / count
-        made.append(((line.label,), (*cells, f"{alarms:g}" if count == 1 else f"{alarms:.1f}", rate, f"{seconds:.1f}")))
+        made.append(((line.label,), (*cells, *_counts(line))))
     return Table(tuple(columns), tuple(made))
 
 
@@ -223,7 +247,7 @@ def page_figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any
     ]
 
 
-def _measure(found: Prequential, name: str) -> dict[str, Any] | None:
+def _measure(found: StreamMeasures, name: str) -> dict[str, Any] | None:
     summary, scale = found.measures.get(name), SHOWN[name].scale
     if summary is None or summary.mean is None:
         return None

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from evcl._core.errors import EvclError
 from evcl.streams.bank import Bank
 from evcl.streams.experts import Experts
-from evcl.streams.filters import Blocks, Diagonal, Filter, LowRank
-from evcl.streams.jacobian import Network, default, of
+from evcl.streams.filters import Diagonal, Filter, Full, LowRank
+from evcl.streams.jacobian import Network, Perceptron, default, of
 from evcl.streams.observing import Classes, Counts, Labels, Numbers, Observing
+from evcl.streams.units import Units
 from evcl.streams.window import Window
 
 if TYPE_CHECKING:
@@ -25,10 +27,10 @@ def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
     """The experts for rows like x [n, ...]."""
     s = stream.settings
     memories = stream.memories or MEMORIES
-    networks = [of(stream.network, x)] if stream.network is not None else [default(x[0].numel(), UNITS, s.seed)]
+    networks = [of(stream.network, x)] if stream.network is not None else defaults(x[0].numel(), s.seed)
 
-    def make(mean: Tensor, prior: Tensor, network: Network) -> Filter:
-        return filter_of(s.method, s.covariance, s.rank, mean, prior, network)
+    def make(network: Network, mean: Tensor, prior: Tensor) -> Filter:
+        return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
 
     groups = [Experts(network, make, memories) for network in networks]
     for group in groups:
@@ -37,18 +39,26 @@ def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
     return Bank(groups, blends=stream.likelihood == "categorical")
 
 
-def filter_of(method: str, covariance: str, rank: int, mean: Tensor, prior: Tensor, network: Network) -> Filter:
+def defaults(inputs: int, seed: int) -> list[Network]:
+    """The networks for tables: one hidden layer beside a linear part, and a linear model, which learns faster."""
+    return [default(inputs, UNITS, seed), default(inputs, 0, seed)]
+
+
+def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor) -> Filter:
     """A filter for the weights below the outputs; those of the outputs are added later."""
     if method == "mesu":
-        return Window(mean, prior)
+        return Window(network, mean, prior)
+    units = isinstance(network, Perceptron)
     if covariance == "auto":
-        weights = len(prior) + len(network.row)
-        covariance = "full" if weights <= FULL else "blocks" if network.groups else "low-rank"
+        small = len(prior) + len(network.row) <= FULL
+        covariance = "full" if small and len(prior) else "units" if units else "full" if small else "low-rank"
+    if covariance == "units":
+        if not isinstance(network, Perceptron):
+            raise EvclError("covariance='units' needs the default network or an evcl.nn.mlp: use 'low-rank'")
+        return Units(network, mean, prior)
     if covariance == "full":
-        return Blocks(mean, prior, [(0, 1, len(prior))])
-    if covariance == "blocks":
-        return Blocks(mean, prior, [*network.groups, (len(prior), 1, 0)])
-    return Diagonal(mean, prior) if covariance == "diagonal" else LowRank(mean, prior, rank)
+        return Full(network, mean, prior)
+    return Diagonal(network, mean, prior) if covariance == "diagonal" else LowRank(network, mean, prior, rank)
 
 
 def _observing(stream: Stream, experts: int, outputs: int) -> Observing:

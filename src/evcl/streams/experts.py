@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evcl.streams.filters import Filter, Reach, reach, solved
+from evcl.streams.filters import Filter, Reach, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing
 
-MakeFilter = Callable[[Tensor, Tensor, Network], Filter]  # (means [R, P], prior variances [P], network)
+TOGETHER = 8  # rows after which a filter forgets, for all of them at once
+MakeFilter = Callable[[Network, Tensor, Tensor], Filter]  # (network, means [R, P], prior variances [P])
 
 
 @dataclass
@@ -32,15 +33,12 @@ class Experts:
         self.memories = list(memories)
         self.kept = 1 - 1 / torch.tensor(self.memories, dtype=torch.float64)
         self.start = network.start
-        self.filter = make(network.start.expand(len(memories), -1), network.prior, network)
+        self.filter = make(network, network.start.expand(len(memories), -1), network.prior)
         self.observing: Observing
+        self.waiting = 0  # rows that were learned since the filter last forgot
 
     def __len__(self) -> int:
         return len(self.kept)
-
-    def memory(self, expert: int) -> float:
-        """How many rows it remembers."""
-        return self.memories[expert]
 
     def grow(self, outputs: int) -> None:
         """Add outputs, whose weights start from 0."""
@@ -53,9 +51,8 @@ class Experts:
         return self._at(self.filter.mean, x)
 
     def _at(self, weights: Tensor, x: Tensor) -> Look:
-        f, jacobian = self.network.jacobian(weights, x)
-        found = reach(self.filter, jacobian)
-        return Look(f, found, self.observing.predict(f, found.rows))
+        f, found = self.filter.look(weights, x)
+        return Look(f, found, self.observing.predict(f, of_rows(found.variance, len(x))))
 
     def learn(self, look: Look, x: Tensor, y: Tensor, inner_steps: int) -> None:
         """Learn rows that these experts have looked at. Further inner steps linearise at the new weights, but start
@@ -63,35 +60,32 @@ class Experts:
         """
         kept = self.kept ** len(x)
         if look.f.shape[2]:
+            first = self.filter.mean
             e, b = self.observing.derivatives(look.predicted, y)
-            theta, root, failed = solved(self.filter, look.found, e, b)
+            a, factor, failed = solved(look.found, e, b)
             for _ in range(inner_steps - 1):
-                look = self._at(theta, x)
+                moved = look.found.along(a)
+                look = self._at(first + moved, x)
                 e, b = self.observing.derivatives(look.predicted, y)
-                moved = (look.found.jacobian @ (theta - self.filter.mean).view(len(theta), 1, -1, 1)).squeeze(3)
-                e = e + (b @ (b.mT @ moved.unsqueeze(3))).squeeze(3)
-                theta, root, failed = solved(self.filter, look.found, e, b)
-            self._noise(look, theta, root, y, kept)
-            self.filter.shrink(look.found, b, root)
-            self.filter.mean = theta
+                e = e + (b @ (b.mT @ look.found.change(moved).unsqueeze(3))).squeeze(3)
+                a, factor, failed = solved(look.found, e, b)
+            self.filter.mean = first + look.found.along(a)
+            self.observing.learn(look.f, look.found.variance, a, b, factor, y, kept)
+            self.filter.shrink(look.found, b, factor)
+            failed |= ~self.filter.mean.sum(1).isfinite()
             if bool(failed.any()):
                 self.filter.reset(failed, self.start)
-        self.filter.forget(kept)
-
-    def _noise(self, look: Look, theta: Tensor, root: Tensor, y: Tensor, kept: Tensor) -> None:
-        """The outputs after the rows, linearised at the last step: from these the noise is learned."""
-        r, n, k = look.f.shape
-        less = root @ look.found.variance
-        after = look.found.variance - less.mT @ less
-        rows = after.view(r, n, k, n, k).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-        f = look.f + (look.found.jacobian @ (theta - self.filter.mean).view(r, 1, -1, 1)).squeeze(3)
-        self.observing.learn(f, rows, y, kept)
+        self.waiting += len(x)
+        if self.waiting >= TOGETHER:
+            self.filter.forget(self.kept**self.waiting)
+            self.waiting = 0
 
     def state(self) -> dict[str, Tensor]:
-        own = {"start": self.start} | {f"filter/{name}": tensor for name, tensor in self.filter.state().items()}
-        return own | {f"observing/{name}": tensor for name, tensor in self.observing.state().items()}
+        found = {"start": self.start, "waiting": torch.tensor(self.waiting)}
+        found |= {f"filter/{name}": tensor for name, tensor in self.filter.state().items()}
+        return found | {f"observing/{name}": tensor for name, tensor in self.observing.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.start = state["start"].clone()
+        self.start, self.waiting = state["start"].clone(), int(state["waiting"])
         for part, to in (("filter/", self.filter), ("observing/", self.observing)):
             to.restore({name.removeprefix(part): t for name, t in state.items() if name.startswith(part)})

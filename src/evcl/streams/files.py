@@ -42,14 +42,14 @@ class Files:
     """Some files as one stream of rows. `kind` is what the target is; `notes` what the user should know."""
 
     def __init__(self, paths: Sequence[Path], asked: Asked) -> None:
-        self.asked, self.notes = asked, list[str]()
+        self.asked, self.notes, self._kinds = asked, list[str](), dict(asked.kinds)
         try:
             self.kind: Target = asked.kind or "class"
             found = [self._look(path) for path in paths]
         except Fraction:
             if asked.kind is not None:
                 raise
-            self.kind = "number"
+            self.kind, self._kinds = "number", dict(asked.kinds)
             found = [self._look(path) for path in paths]
             self.notes.append(f"{asked.target} has numbers with fractions, so it is learned as a number")
         if asked.time is not None:
@@ -76,7 +76,11 @@ class Files:
 
     def kinds(self) -> dict[str, Kind]:
         """What each column holds, as far as the files say."""
-        return {name: kind for one in reversed(self.files) for name, kind in one.kinds.items()}
+        found: dict[str, Kind] = {}
+        for one in self.files:
+            for name, kind in one.kinds.items():
+                found.setdefault(name, kind)
+        return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: one.source.shapes[name] for one in self.files for name in one.names}
@@ -136,6 +140,8 @@ class Files:
     def _look(self, path: Path) -> _File:
         """Read the target and the time of a file, to know what they are and how many rows there are."""
         asked = self.asked
+        if path.is_dir():
+            bad(path, "it is a folder, but evcl stream learns rows of tables: name files")
         source = open_source(path, dialect=asked.dialect)
         names = usable(source, asked.target, asked.drop)
         if asked.time is not None and asked.time not in source.shapes:
@@ -144,7 +150,7 @@ class Files:
                 f"there is no column {asked.time!r}, the time; it has {', '.join(map(repr, [*source.shapes][:8]))}",
             )
         own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
-        source.expect({**asked.kinds, **own}, asked.target)
+        source.expect({**self._kinds, **own}, asked.target)
         found, labels = _File(source, names), set[str]()
         times = []
         for piece in source.pieces(self._read([])):
@@ -161,6 +167,7 @@ class Files:
             if asked.time is not None and first.columns[asked.time].dtype.kind != "M":
                 found.names = [name for name in names if name != asked.time]  # a number that grows tells nothing
             found.kinds = {name: _kind(first.columns[name]) for name in found.names}
+            self._kinds = {**found.kinds, **self._kinds}  # later files are read alike
             row = [(name, str(first.columns[name][0])) for name in sorted(first.columns)]
             found.digest = hashlib.sha256(repr(row).encode()).hexdigest()[:16]
         if not found.names:

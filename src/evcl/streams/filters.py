@@ -14,28 +14,32 @@ e <- e + B B' J (theta - mean).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-Group = tuple[int, int, int]  # weights from a first one on: this many blocks, of this many weights each
+
+class Network(Protocol):
+    """What a filter asks of a network: see jacobian.py."""
+
+    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [R, n, K] for inputs x [n, ...], and J [R, n, K, P]."""
+        ...
 
 
-@dataclass
-class Reach:
-    """What rows have to do with the weights: J, J S [R, m, P], and V = J S J' [R, m, m]."""
+class Reach(Protocol):
+    """What rows have to do with the weights. `variance` [R, m, m] is V = J S J'."""
 
-    jacobian: Tensor  # [R, n, K, P]
-    spread: Tensor
     variance: Tensor
 
-    @property
-    def rows(self) -> Tensor:
-        """[R, n, K, K]: the covariance of each row's outputs."""
-        r, n, k, _ = self.jacobian.shape
-        return self.variance.view(r, n, k, n, k).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+    def along(self, a: Tensor) -> Tensor:
+        """[R, P]: S J' a, for a [R, n, K]."""
+        ...
+
+    def change(self, weights: Tensor) -> Tensor:
+        """[R, n, K]: J times a change of the weights [R, P]."""
+        ...
 
 
 class Filter(Protocol):
@@ -44,12 +48,12 @@ class Filter(Protocol):
     mean: Tensor
     prior: Tensor
 
-    def spread(self, jacobian: Tensor) -> Tensor:
-        """[R, m, P]: J S, for J [R, m, P]."""
+    def look(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+        """The outputs [R, n, K] at these weights [R, P] for inputs x [n, ...], and the reach of these rows."""
         ...
 
-    def shrink(self, found: Reach, b: Tensor, root: Tensor) -> None:
-        """Learn the covariance, from B [R, n, K, K] and L^-1 B' [R, m, m] with L L' = I + B' V B."""
+    def shrink(self, found: Any, b: Tensor, factor: Tensor) -> None:
+        """Learn the covariance, from B [R, n, K, K] and L [R, m, m] with L L' = I + B' V B."""
         ...
 
     def forget(self, kept: Tensor) -> None:
@@ -57,7 +61,15 @@ class Filter(Protocol):
         ...
 
     def grow(self, mean: Tensor, prior: Tensor) -> None:
-        """Append weights, independent of the others: means and variances [p]."""
+        """Append the weights of an output, independent of the others: means and variances [p]."""
+        ...
+
+    def reset(self, targets: Tensor, mean: Tensor) -> None:
+        """These networks [R] know nothing again: their weights are N(mean, prior)."""
+        ...
+
+    def copy(self, target: int, source: int) -> None:
+        """Network `target` becomes a copy of network `source`."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -66,19 +78,40 @@ class Filter(Protocol):
 
     def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
-    def copy(self, target: int, source: int) -> None:
-        """Network `target` becomes a copy of network `source`."""
-        ...
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
-        """These networks [R] know nothing again: their weights are N(mean, prior)."""
-        ...
+class Dense:
+    """The reach of rows by J [R, n, K, P] and J S [R, m, P]."""
+
+    def __init__(self, jacobian: Tensor, spread: Tensor) -> None:
+        self.jacobian, self.spread = jacobian, spread
+        self.variance = spread @ jacobian.flatten(1, 2).mT
+
+    def along(self, a: Tensor) -> Tensor:
+        return (a.reshape(len(a), 1, -1) @ self.spread).squeeze(1)
+
+    def change(self, weights: Tensor) -> Tensor:
+        return (self.jacobian @ weights.view(len(weights), 1, -1, 1)).squeeze(3)
 
 
-class _Kept:
-    """State that is kept in tensors with R rows, by the names in `names`."""
+class Kept:
+    """A filter whose state is in tensors with R rows, by the names in `names`."""
 
-    names: Sequence[str] = ()
+    names: Sequence[str] = ("mean",)
+    mean: Tensor
+    prior: Tensor
+    network: Network
+
+    def look(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Dense]:
+        f, jacobian = self.network.jacobian(weights, x)
+        return f, Dense(jacobian, self.spread(jacobian.flatten(1, 2)))
+
+    def spread(self, jacobian: Tensor) -> Tensor:
+        """[R, m, P]: J S, for J [R, m, P]."""
+        raise NotImplementedError
+
+    def widen(self, mean: Tensor, prior: Tensor) -> None:
+        self.mean = torch.cat([self.mean, mean.expand(len(self.mean), -1)], 1)
+        self.prior = torch.cat([self.prior, prior])
 
     def state(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self.names}
@@ -92,123 +125,91 @@ class _Kept:
             tensor[target] = tensor[source]
 
 
-class Blocks(_Kept):
-    """A covariance of full blocks on the diagonal: one block, or one for each unit of a layer (Puskorius & Feldkamp,
-    1994). `groups` lists blocks of equal size.
-    """
+class Full(Kept):
+    """The whole covariance, [R, P, P]."""
 
-    def __init__(self, mean: Tensor, prior: Tensor, groups: Sequence[Group]) -> None:
-        self.mean, self.prior, self.groups = mean.clone(), prior.clone(), list(groups)
-        self.blocks = [_blocks(self._own(prior, g), len(mean)) for g in groups]
+    names = ("mean", "covariance")
 
-    @staticmethod
-    def _own(weights: Tensor, group: Group) -> Tensor:
-        start, blocks, size = group
-        return weights[..., start : start + blocks * size].unflatten(-1, (blocks, size))
+    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
+        self.network, self.mean, self.prior = network, mean.clone(), prior.clone()
+        self.covariance = torch.diag_embed(prior).expand(len(mean), -1, -1).clone()
 
     def spread(self, jacobian: Tensor) -> Tensor:
-        if self.groups == [(0, 1, jacobian.shape[2])]:
-            whole: Tensor = self.blocks[0][:, 0]
-            return jacobian @ whole
-        parts = [
-            (self._own(jacobian, g).transpose(1, 2) @ block).transpose(1, 2).flatten(2)
-            for g, block in zip(self.groups, self.blocks, strict=True)
-        ]
-        return torch.cat(parts, 2)
+        return jacobian @ self.covariance
 
-    def shrink(self, found: Reach, b: Tensor, root: Tensor) -> None:
-        reduced = root @ found.spread
-        for g, block in zip(self.groups, self.blocks, strict=True):
-            own = self._own(reduced, g).transpose(1, 2).flatten(0, 1)  # [R * blocks, m, size]
-            block.flatten(0, 1).baddbmm_(own.mT, own, alpha=-1)
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
+        reduced = torch.linalg.solve_triangular(factor, rooted(b, found.spread), upper=False)
+        self.covariance.baddbmm_(reduced.mT, reduced, alpha=-1)
 
     def forget(self, kept: Tensor) -> None:
-        """S / kept, with rows and columns scaled down where a variance would exceed the prior's."""
-        if bool((kept == 1).all()):
-            return
-        for g, block in zip(self.groups, self.blocks, strict=True):
-            block /= kept.view(-1, 1, 1, 1)
-            most = self._own(self.prior, g)
-            variance = block.diagonal(dim1=2, dim2=3)
-            if bool((variance > SLACK * most).any()):
-                down = (most / variance.clamp_min(1e-300)).sqrt_().clamp_(max=1.0)
-                block *= down.unsqueeze(3)
-                block *= down.unsqueeze(2)
-            block.diagonal(dim1=2, dim2=3).add_(FLOOR * (1 - kept).view(-1, 1, 1) * most)
+        inflate(self.covariance, self.prior, kept)
 
     def grow(self, mean: Tensor, prior: Tensor) -> None:
-        """The new weights join the last block, if it is alone in its group and stays small; else they are a new one."""
-        start, blocks, size = self.groups[-1] if self.groups else (0, 0, 0)
-        self.mean = torch.cat([self.mean, mean.expand(len(self.mean), -1)], 1)
-        self.prior = torch.cat([self.prior, prior])
-        if blocks == 1 and size + len(prior) <= LARGEST:
-            wide = self.blocks[-1].new_zeros(len(self.mean), 1, size + len(prior), size + len(prior))
-            wide[..., :size, :size] = self.blocks[-1]
-            wide.diagonal(dim1=2, dim2=3)[..., size:] = prior
-            self.groups[-1], self.blocks[-1] = (start, 1, size + len(prior)), wide
-        else:
-            self.groups.append((start + blocks * size, 1, len(prior)))
-            self.blocks.append(_blocks(prior.unsqueeze(0), len(self.mean)))
-
-    def state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, **{f"block {i}": block for i, block in enumerate(self.blocks)}}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.mean = state["mean"].clone()
-        self.blocks = [state[f"block {i}"].clone() for i in range(len(self.blocks))]
+        size = len(self.prior)
+        self.widen(mean, prior)
+        wide = torch.diag_embed(self.prior).expand(len(self.mean), -1, -1).clone()
+        wide[:, :size, :size] = self.covariance
+        self.covariance = wide
 
     def reset(self, targets: Tensor, mean: Tensor) -> None:
-        self.mean[targets] = mean
-        for g, block in zip(self.groups, self.blocks, strict=True):
-            block[targets] = torch.diag_embed(self._own(self.prior, g))
+        self.mean[targets], self.covariance[targets] = mean, torch.diag_embed(self.prior)
 
 
-LARGEST = 1000  # weights in a block that grows
 SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
-FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds
+FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it keeps covariances well conditioned
 
 
-def _blocks(variances: Tensor, replicas: int) -> Tensor:
-    """[R, blocks, size, size] from variances [blocks, size]."""
-    return torch.diag_embed(variances).expand(replicas, -1, -1, -1).clone()
+def inflate(covariance: Tensor, prior: Tensor, kept: Tensor) -> None:
+    """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
+    row and column are scaled down. What rounding has made lopsided is evened out; forgetting would amplify it.
+    """
+    if bool((kept == 1).all()):
+        return
+    kept = kept.view(-1, *[1] * (covariance.dim() - 1))
+    covariance.add_(covariance.mT.clone()).mul_(0.5 / kept)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    if bool((variance > SLACK * prior).any()):
+        down = (prior / variance.clamp_min(1e-300)).sqrt_().clamp_(max=1.0)
+        covariance *= down.unsqueeze(-1)
+        covariance *= down.unsqueeze(-2)
+    variance += FLOOR * (1 - kept[..., 0]) * prior
 
 
-class Diagonal(_Kept):
+class Diagonal(Kept):
     """Independent weights: 1 / v <- 1 / v + (B' J)^2, summed over the rows."""
 
     names = ("mean", "variance")
 
-    def __init__(self, mean: Tensor, prior: Tensor) -> None:
-        self.mean, self.prior = mean.clone(), prior.clone()
+    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
+        self.network, self.mean, self.prior = network, mean.clone(), prior.clone()
         self.variance = prior.expand_as(mean).clone()
 
     def spread(self, jacobian: Tensor) -> Tensor:
         return jacobian * self.variance.unsqueeze(1)
 
-    def shrink(self, found: Reach, b: Tensor, root: Tensor) -> None:
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
         self.variance /= 1 + self.variance * (b.mT @ found.jacobian).square().sum((1, 2))
 
     def forget(self, kept: Tensor) -> None:
         torch.minimum(self.variance / kept.unsqueeze(1), self.prior, out=self.variance)
 
     def grow(self, mean: Tensor, prior: Tensor) -> None:
-        self.mean = torch.cat([self.mean, mean.expand(len(self.mean), -1)], 1)
+        self.widen(mean, prior)
         self.variance = torch.cat([self.variance, prior.expand(len(self.mean), -1)], 1)
-        self.prior = torch.cat([self.prior, prior])
 
     def reset(self, targets: Tensor, mean: Tensor) -> None:
         self.mean[targets], self.variance[targets] = mean, self.prior
 
 
-class LowRank(_Kept):
+class LowRank(Kept):
     """The precision diag(u) + W' W with `rank` rows W (LO-FI: Chang et al., 2023). Rows B' J are appended to W, its
     leading singular vectors are kept, and the diagonal of the rest is added to u.
     """
 
     names = ("mean", "precision", "rows")
 
-    def __init__(self, mean: Tensor, prior: Tensor, rank: int) -> None:
-        self.mean, self.prior, self.rank = mean.clone(), prior.clone(), rank
+    def __init__(self, network: Network, mean: Tensor, prior: Tensor, rank: int) -> None:
+        self.network, self.mean, self.prior, self.rank = network, mean.clone(), prior.clone(), rank
         self.precision = (1 / prior).expand_as(mean).clone()
         self.rows = mean.new_zeros(len(mean), rank, mean.shape[1])
 
@@ -221,7 +222,7 @@ class LowRank(_Kept):
         less: Tensor = torch.cholesky_solve(scaled @ jacobian.mT, torch.linalg.cholesky(inner))
         return found - less.mT @ scaled
 
-    def shrink(self, found: Reach, b: Tensor, root: Tensor) -> None:
+    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
         every = torch.cat([self.rows, (b.mT @ found.jacobian).flatten(1, 2)], 1)
         _, vectors = torch.linalg.eigh(every @ every.mT)  # ascending
         kept = vectors[:, :, -self.rank :].mT @ every
@@ -235,37 +236,42 @@ class LowRank(_Kept):
         self.rows = part.sqrt().unsqueeze(2) * self.rows
 
     def grow(self, mean: Tensor, prior: Tensor) -> None:
+        self.widen(mean, prior)
         count = len(self.mean)
-        self.mean = torch.cat([self.mean, mean.expand(count, -1)], 1)
         self.precision = torch.cat([self.precision, (1 / prior).expand(count, -1)], 1)
         self.rows = torch.cat([self.rows, self.rows.new_zeros(count, self.rank, len(prior))], 2)
-        self.prior = torch.cat([self.prior, prior])
 
     def reset(self, targets: Tensor, mean: Tensor) -> None:
         self.mean[targets], self.precision[targets], self.rows[targets] = mean, 1 / self.prior, 0.0
 
 
-def reach(filter: Filter, jacobian: Tensor) -> Reach:
-    """What rows with this J [R, n, K, P] have to do with the weights."""
-    flat = jacobian.flatten(1, 2)
-    spread = filter.spread(flat)
-    return Reach(jacobian, spread, spread @ flat.mT)
-
-
-def solved(filter: Filter, found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """theta [R, P]; L^-1 B' [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because
-    their covariance has lost its precision. e [R, n, K], b [R, n, K, K].
+def solved(found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """a [R, n, K]; L [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because their
+    covariance has lost its precision. e [R, n, K], b [R, n, K, K].
     """
     r, n, k = e.shape
-    half = (b.mT @ found.variance.view(r, n, k, n * k)).view(r, n * k, n, k)  # B' V
-    inner = (half.transpose(1, 2) @ b).transpose(1, 2).reshape(r, n * k, n * k)
-    inner = 0.5 * (inner + inner.mT)
+    if n * k == 1:  # the same in fewer steps
+        inner = 1 + b[..., 0].square() * found.variance
+        return e / inner, inner.sqrt(), ~(inner.view(r) > 0)
+    half = rooted(b, found.variance)  # B' V
+    inner = rooted(b, half.mT)
+    if k > 1:
+        inner = 0.5 * (inner + inner.mT)
     inner.diagonal(dim1=1, dim2=2).add_(1)
     factor, failed = torch.linalg.cholesky_ex(inner)
-    less = torch.cholesky_solve(half.flatten(2) @ e.reshape(r, n * k, 1), factor).view(r, n, k, 1)
-    a = (e.unsqueeze(3) - b @ less).reshape(r, n * k, 1)
-    theta = filter.mean + (found.spread.mT @ a).squeeze(2)
-    wide = b.new_zeros(r, n, k, n, k)
-    wide.diagonal(dim1=1, dim2=3).copy_(b.permute(0, 3, 2, 1))
-    root: Tensor = torch.linalg.solve_triangular(factor, wide.view(r, n * k, n * k), upper=False)
-    return theta, root, (failed != 0) | ~theta.isfinite().all(1)
+    less = torch.cholesky_solve(half @ e.reshape(r, n * k, 1), factor)
+    return e - (b @ less.view(r, n, k, 1)).squeeze(3), factor, failed != 0
+
+
+def rooted(b: Tensor, rows: Tensor) -> Tensor:
+    """B' rows, for B [R, n, K, K] and rows [R, n K, any]."""
+    r, n, k, _ = b.shape
+    if k == 1:
+        return b.view(r, n, 1) * rows
+    return (b.mT @ rows.reshape(r, n, k, -1)).view(r, n * k, -1)
+
+
+def of_rows(variance: Tensor, n: int) -> Tensor:
+    """[R, n, K, K]: the covariance of each row's outputs, from that of all rows [R, m, m]."""
+    k = variance.shape[1] // n
+    return variance.view(len(variance), n, k, n, k).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)

@@ -20,20 +20,18 @@ from torch.func import functional_call, jacrev, vmap
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.nn import MLP
-from evcl.streams.filters import Group
 
 HIDDEN, OUT, BIAS = 4.0, 16.0, 4.0  # prior variances: of hidden and of output weights times the fan-in, of biases
 
 
 class Network(Protocol):
     """`start` [p] and `prior` [p]: the means and variances of the weights below the outputs, before any row; `row`
-    [features + 1]: the variances of the weights of one output. `groups`: blocks of weights that belong to one unit.
+    [features + 1]: the variances of the weights of one output.
     """
 
     start: Tensor
     prior: Tensor
     row: Tensor
-    groups: list[Group]
 
     def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs [R, n, K] for inputs x [n, ...], and their derivatives [R, n, K, P]."""
@@ -48,7 +46,8 @@ class Perceptron:
 
     def __init__(self, widths: Sequence[int], activation: str, skip: bool, start: Tensor) -> None:
         self.widths, self.activation, self.skip, self.start = list(widths), activation, skip, start
-        self.groups, variances, place = [], [], 0
+        self.groups: list[tuple[int, int, int]] = []  # of each hidden layer: its first weight, units, weights per unit
+        variances, place = [], 0
         for fan_in, units in pairwise(widths):
             self.groups.append((place, units, fan_in + 1))
             place += units * (fan_in + 1)
@@ -62,37 +61,47 @@ class Perceptron:
             parts.append(start.new_full((inputs,), HIDDEN / inputs))
         self.row = torch.cat([*parts, start.new_full((1,), BIAS)])
 
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, weights: Tensor, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+        """The outputs [R, n, K]. For each hidden layer, the inputs of its units [R, n, size], the last of which is 1,
+        and the derivatives [R, n, K, units] of the outputs by the units' sums. And the inputs of the outputs.
+        """
         r, n = len(weights), len(x)
-        ones = x.new_ones(n, 1)
-        inputs = torch.cat([x.flatten(1), ones], 1).expand(r, -1, -1)
-        below, slopes, a = [], [], inputs
-        for start, units, size in self.groups:
+        ones = x.new_ones(r, n, 1)
+        inputs = torch.cat([x.flatten(1).expand(r, -1, -1), ones], 2)
+        below, slopes, a, z = [], [], inputs, inputs
+        layers = [weights[:, start : start + units * size].view(r, units, size) for start, units, size in self.groups]
+        for layer in layers:
             below.append(a)
-            z = a @ weights[:, start : start + units * size].view(r, units, size).mT
-            z, slope = (z.relu(), (z > 0).to(z)) if self.activation == "relu" else _tanh(z)
+            z, slope = self.activated(a @ layer.mT)
             slopes.append(slope)
-            a = torch.cat([z, ones.expand(r, -1, -1)], 2)
-        if self.skip and self.groups:
+            a = torch.cat([z, ones], 2)
+        if self.skip and layers:
             a = torch.cat([z, inputs], 2)
-        first, width = len(self.start), len(self.row)
-        rows = weights[:, first:].view(r, -1, width)
-        k = rows.shape[1]
+        rows = weights[:, len(self.start) :].view(r, -1, len(self.row))
+        deltas, back = [], rows.unsqueeze(1)  # [R, n, K, units]
+        for layer, slope in zip(layers[::-1], slopes[::-1], strict=True):
+            deltas.append(back[..., : layer.shape[1]] * slope.unsqueeze(2))
+            back = deltas[-1] @ layer.unsqueeze(1)
+        return a @ rows.mT, list(zip(below, deltas[::-1], strict=True)), a
+
+    def activated(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The activation of sums z, and its derivative."""
+        if self.activation == "relu":
+            return z.relu(), (z > 0).to(z)
+        h = z.tanh()
+        return h, 1 - h.square()
+
+    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        f, layers, a = self.backward(weights, x)
+        r, n, k = f.shape
+        first = len(self.start)
         found = x.new_zeros(r, n, k, weights.shape[1])
-        found[..., first:].unflatten(3, (k, width)).diagonal(dim1=2, dim2=3).copy_(a.unsqueeze(3).expand(-1, -1, -1, k))
-        back = rows.unsqueeze(1)  # [R, n, K, units]: derivatives of the outputs by the units of a layer
-        for (start, units, size), a_below, slope in zip(self.groups[::-1], below[::-1], slopes[::-1], strict=True):
-            delta = back[..., :units] * slope.unsqueeze(2)
+        for (start, units, size), (below, delta) in zip(self.groups, layers, strict=True):
             own = found[..., start : start + units * size].unflatten(3, (units, size))
-            torch.mul(delta.unsqueeze(4), a_below.view(r, n, 1, 1, size), out=own)
-            if start:
-                back = delta @ weights[:, start : start + units * size].view(r, 1, units, size)
-        return a @ rows.mT, found
-
-
-def _tanh(z: Tensor) -> tuple[Tensor, Tensor]:
-    h = z.tanh()
-    return h, 1 - h.square()
+            own.copy_(delta.unsqueeze(4) * below.view(r, n, 1, 1, size))
+        rows = found[..., first:].unflatten(3, (k, len(self.row)))
+        rows.diagonal(dim1=2, dim2=3).copy_(a.unsqueeze(3).expand(-1, -1, -1, k))
+        return f, found
 
 
 class Module:
@@ -103,7 +112,6 @@ class Module:
     def __init__(self, network: nn.Module, x: Tensor) -> None:
         self.network = network = copy.deepcopy(network).double().eval()
         self.shapes = {name: p.shape for name, p in network.named_parameters() if p.requires_grad}
-        self.groups: list[Group] = []
         own = dict(network.named_parameters())
         self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)])
         fans = [math.prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes.values()]
@@ -150,11 +158,12 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
         some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]
         alone = torch.zeros(inputs, dtype=torch.float64)
         alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
-        w[unit] = 1.3 * GAIN * alone
+        w[unit] = SHARP * GAIN * alone
     b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
     return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten())
 
 
+SHARP = 2.5  # how much larger it is where a unit looks at few inputs
 GAIN = 1.5  # the deviation of a hidden unit's input, for inputs of mean 0 and deviation 1
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl.streams.filters import rooted
+
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
 MOST = 30.0  # the largest log rate
@@ -47,8 +49,10 @@ class Observing(Protocol):
         """[1, n, ...]: the prediction of experts [R, n, ...] with these shares [R]."""
         ...
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
-        """Learn the noise from the outputs N(f, w) after the rows; `kept` [R] is the part of earlier rows to keep."""
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
+        """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
+        `kept` [R] is the part of earlier rows to keep.
+        """
         ...
 
     def state(self) -> dict[str, Tensor]: ...
@@ -60,7 +64,7 @@ class _NoNoise:
     def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
         return (shares.view(-1, 1, 1) * predicted).sum(0, keepdim=True)
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
         pass
 
     def state(self) -> dict[str, Tensor]:
@@ -74,6 +78,9 @@ class Classes(_NoNoise):
     """One of K + 1 classes: softmax(0, f). Predictions are probabilities [R, n, K + 1]; y [n] are places of classes."""
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
+        if f.shape[2] == 1:  # the same in fewer steps
+            odds = f / (1 + PROBIT * w.squeeze(3).clamp_min(0)).sqrt()
+            return torch.cat([-odds, odds], 2).sigmoid()
         return flattened(F.pad(f, (1, 0)), F.pad(w, (1, 0, 1, 0)))
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
@@ -81,6 +88,9 @@ class Classes(_NoNoise):
 
     def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """B B' = diag(p) - p p' for all classes but the first: B = diag(s) - p s' / (1 + sqrt(p_0)), s = sqrt(p)."""
+        if predicted.shape[2] == 2:
+            p = predicted[..., 1:].clamp(LEAST, 1 - LEAST)
+            return y.view(-1, 1) - p, (p * (1 - p)).sqrt().unsqueeze(3)
         p = predicted.clamp_min(LEAST)
         p = p / p.sum(-1, keepdim=True)
         first, p = p[..., :1], p[..., 1:]
@@ -119,7 +129,7 @@ class Labels(_NoNoise):
     """K yes-or-no labels, y [n, K] of 0 and 1. Predictions are the probabilities of 1 [R, n, K]."""
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return (f / (1 + PROBIT * w.diagonal(dim1=2, dim2=3)).sqrt()).sigmoid()
+        return (f / (1 + PROBIT * w.diagonal(dim1=2, dim2=3).clamp_min(0)).sqrt()).sigmoid()
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
         own = torch.where(y > 0.5, predicted, 1 - predicted)
@@ -155,7 +165,7 @@ class Numbers:
         self.count = torch.full((replicas,), FIRST_ROWS, dtype=torch.float64)
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return torch.cat([f, self.noise.unsqueeze(1).expand_as(f), w.diagonal(dim1=2, dim2=3)], 2)
+        return torch.cat([f, self.noise.unsqueeze(1).expand_as(f), w.diagonal(dim1=2, dim2=3).clamp_min(0)], 2)
 
     def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
         f, noise, w = predicted.chunk(3, 2)
@@ -181,10 +191,13 @@ class Numbers:
         apart = (shares.view(-1, 1, 1) * (predicted.chunk(3, 2)[0] - f).square()).sum(0, keepdim=True)
         return torch.cat([f, noise, w + apart], 2)
 
-    def learn(self, f: Tensor, w: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
         if self.known:
             return
-        error = ((y - f).square() + w.diagonal(dim1=2, dim2=3)).sum(1)
+        after = f + (variance @ a.reshape(len(a), -1, 1)).view_as(f)
+        less = torch.linalg.solve_triangular(factor, rooted(b, variance), upper=False)
+        left = variance.diagonal(dim1=1, dim2=2) - less.square().sum(1)
+        error = ((y - after).square() + left.view_as(f)).sum(1)
         total = self.count + y.shape[0]
         self.noise = ((self.count.unsqueeze(1) * self.noise + error) / total.unsqueeze(1)).clamp_min(1e-12)
         self.count = (kept * total).clamp_min(FIRST_ROWS)
@@ -208,7 +221,7 @@ class Counts(_NoNoise):
         self.offset = torch.zeros(targets, dtype=torch.float64)  # the log of the mean of earlier counts
 
     def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        v = w.diagonal(dim1=2, dim2=3).clamp_max(MOST)
+        v = w.diagonal(dim1=2, dim2=3).clamp(0, MOST)
         rate = (f + self.offset + 0.5 * v).clamp_max(MOST).exp()
         return torch.cat([rate, rate + rate.square() * v.expm1()], 2)
 

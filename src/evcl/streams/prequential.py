@@ -31,12 +31,13 @@ BINS = 15
 FIRST = 4 + BINS  # the place of the first class
 FLOOR = 1e-15  # a probability below it, such as that of a label that never came before, counts as this
 POINTS = 100  # a curve has about this many; between this and twice as many if the length is not known in advance
+LEAST = 25  # rows per point: a mean over fewer says little
 WIDE = NormalDist().inv_cdf(0.975)
 
 
 def window_of(rows: int) -> int:
-    """Rows per point of a curve, so that a stream of this many rows has about 100 points."""
-    return max(1, round(rows / POINTS))
+    """Rows per point of a curve, so that a stream of this many rows has about 100 points, each of at least 25 rows."""
+    return max(1, min(rows, LEAST), round(rows / POINTS))
 
 
 # --- the sums of each row --------------------------------------------------------------------------------------------
@@ -50,7 +51,8 @@ def class_rows(probabilities: ArrayLike, places: ArrayLike, classes: int | None 
     if p.ndim != 2 or y.shape != p.shape[:1]:
         raise ValueError(f"expected probabilities [n, classes] and labels [n], not {p.shape} and {y.shape}")
     n, wide = len(y), max(p.shape[1], classes or 0, int(y.max(initial=-1)) + 1)
-    p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
+    if wide > p.shape[1]:
+        p = np.pad(p, ((0, 0), (0, wide - p.shape[1])))
     rows, found = np.arange(n), np.zeros((n, FIRST + 2 * wide))
     if not n:
         return found

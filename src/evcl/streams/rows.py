@@ -245,8 +245,6 @@ def dict_piece(rows: int) -> Piece:
 
 def usable(source: Source, target: str, drop: Collection[str] = ()) -> list[str]:
     """The columns of a file that are learned from: all, except the target and those that are dropped."""
-    if source.images:
-        bad(source.path, "it is a folder of images: evcl stream learns rows of tables; use evcl learn")
     if target not in source.shapes:
         has = ", ".join(map(repr, list(source.shapes)[:8]))
         bad(source.path, f"there is no column {target!r}, the target; it has {has}")
@@ -258,13 +256,16 @@ def usable(source: Source, target: str, drop: Collection[str] = ()) -> list[str]
 
 def batches(pieces: Iterator[Piece], size: Callable[[int], int], skip: int = 0) -> Iterator[Piece]:
     """The same rows from the row `skip` on, in batches whose sizes do not depend on those of the pieces: `size(rows)`
-    is that of the next one, after this many rows. The last batch may be smaller.
+    is that of the next one, after this many rows. The last batch of a file with the same columns may be smaller.
     """
     kept: list[tuple[Piece, int, int]] = []  # parts of the next batch: piece, first row, end
     count, done = 0, 0
     for piece in pieces:
         start = min(skip, piece.rows)
         skip -= start
+        if kept and kept[0][0].columns.keys() != piece.columns.keys():  # a file with other columns
+            yield _joined(kept)
+            kept, count, done = [], 0, done + count
         while start < piece.rows:
             wanted = size(done)
             end = min(piece.rows, start + wanted - count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -74,9 +75,17 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stre
             **saved["settings"],
         )
         stream._targets, stream.rows = int(saved["targets"]), int(saved["rows"])
-        x = torch.zeros((1, *map(int, saved["shape"])), dtype=torch.float64)
+        shape = [int(n) for n in saved["shape"]]
+        if (
+            math.prod(shape) != tensors["scaling/mean"].numel() or min(shape) < 1
+        ):  # before anything of that size is made
+            raise EvclError("the shape of its rows does not fit")
+        x = torch.zeros((1, *shape), dtype=torch.float64)
         stream._begin(x, stream._targets or max(0, len(stream.classes) - 1))
-        stream.alarms = [Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"]) for a in saved["alarms"]]
+        stream.alarms = [
+            Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"], tuple(a["reasons"]))
+            for a in saved["alarms"]
+        ]
         own = stream._state()
         for name, tensor in own.items():
             given = tensors.get(name)

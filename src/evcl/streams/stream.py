@@ -16,8 +16,8 @@ from evcl._core.inputs import Label, inputs, labels, positions
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
-from evcl.streams.alarm import Alarm, Detector
-from evcl.streams.bank import Bank, Looked, part
+from evcl.streams.alarm import Alarm, Columns, Detector
+from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts
 from evcl.streams.scaling import Scaling, squashed
@@ -28,9 +28,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "covariance": Setting(
         "auto",
-        "how the covariance of the weights is stored: all of it (full), one block per unit (blocks), a diagonal and "
+        "how the covariance of the weights is stored: all of it (full), one block per unit (units), a diagonal and "
         "some directions of the precision (low-rank), or the variances (diagonal); auto: by the number of weights",
-        choices=("auto", "full", "blocks", "low-rank", "diagonal"),
+        choices=("auto", "full", "units", "low-rank", "diagonal"),
     ),
     "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
     "inner_steps": Setting(1, "updates per batch, each from the weights before the batch", low=1, high=100),
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Setting] = {
     "false_alarms": Setting(1e-4, "false alarms per row, on average at most", high=0.5),
     "seed": SEED,
 }
-MOST = 256  # outputs of all rows that are learned at once; more rows are learned in several steps
+MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = Any
 
 
@@ -168,7 +168,7 @@ class Stream:
         """How probable each memory is now: the number of rows -> the probability of the experts that remember them."""
         if self._shape is None:
             return {}
-        memories = [m for group in self._bank.groups for m in group.memories]
+        memories = self._bank.memories
         found = dict.fromkeys(memories, 0.0)
         for memory, share in zip(memories, self._bank.shares.shares.tolist(), strict=True):
             found[memory] += share
@@ -204,13 +204,17 @@ class Stream:
         """Make the networks, for rows like x and this many outputs."""
         self._shape = tuple(x.shape[1:])
         self._scaling = Scaling(x[0].numel())
-        self._target_scaling = Scaling(max(1, count))
+        self._target_scaling = Scaling(max(1, self._targets))
         self._bank: Bank = bank_of(self, x, count)
+        self._columns = Columns(x[0].numel(), count)
 
     def _scaled(self, x: Tensor) -> Tensor:
         if not self.settings.standardize:
             return x
-        return squashed(self._scaling.scaled(x.flatten(1))).view_as(x)
+        return self._squashed(x).view_as(x)
+
+    def _squashed(self, x: Tensor) -> Tensor:
+        return squashed(self._scaling.scaled(x.flatten(1)))
 
     def _looked(self, x: Tensor) -> Looked:
         if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
@@ -223,6 +227,7 @@ class Stream:
         outputs = max(1, len(self.classes) - 1, self._targets)
         return max(1, MOST // outputs)
 
+    @torch.inference_mode()
     def _predicted(self, x: Tensor) -> Tensor:
         """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
         if self._shape is None:
@@ -249,6 +254,7 @@ class Stream:
         parts = [one[:, 0] if one.shape[1] == 1 else one for one in found]
         return Numbers(*(one if isinstance(x, Tensor) else one.numpy() for one in parts))
 
+    @torch.inference_mode()
     def _learn(self, x: Tensor, y: Any) -> Report:
         if self.likelihood == "categorical":
             new = list(dict.fromkeys(label for label in y if label not in self.classes))
@@ -257,7 +263,9 @@ class Stream:
             if self._shape is None:
                 self._begin(x, len(self.classes) - 1)
             elif new:
-                self._bank.grow(len(self.classes) - max(1, before))
+                more = len(self.classes) - max(1, before)
+                self._bank.grow(more)
+                self._columns.grow(more)
                 self._last = None
             place = positions(y, self.classes)
         else:
@@ -277,21 +285,24 @@ class Stream:
         if self.likelihood == "poisson" and not self.rows:
             self._set_offsets(y.mean(0))
         y_scaled = self._scaled_targets(y)
-        looked, z = self._looked(x), self._scaled(x)
+        looked = self._looked(x)
         observing = self._bank.groups[0].observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        replaced = self._bank.learn(looked, z, y_scaled, self.settings.inner_steps)
+        if looked.looks[0].f.shape[2]:
+            e, b = observing.derivatives(looked.together, y_scaled)
+            self._columns.learn(looked.x.flatten(1) if self.settings.standardize else self._squashed(x), e[0], b[0])
+        replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
-        if self.settings.standardize:
-            self._scaling.add(x.flatten(1))
-            if self._targets:
-                self._target_scaling.add(y)
-                if self.likelihood == "poisson":
-                    self._set_offsets(self._target_scaling.mean)
+        self._scaling.add(x.flatten(1))
+        if self._targets:
+            self._target_scaling.add(y)
+            if self.likelihood == "poisson":
+                self._set_offsets(self._target_scaling.mean)
         alarm = None
         if raised is not None:
-            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), (), _action(replaced))
+            columns, reasons = self._columns.moved()
+            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, replaced), reasons)
             self.alarms.append(alarm)
         self.rows += len(x)
         return surprise, alarm
@@ -306,17 +317,22 @@ class Stream:
             return y
         return self._target_scaling.scaled(y)
 
+    def _parts(self) -> dict[str, Any]:
+        """What has a state, each under a prefix for its names."""
+        return {
+            "bank/": self._bank,
+            "scaling/": self._scaling,
+            "targets/": self._target_scaling,
+            "alarm/": self._detector,
+            "columns/": self._columns,
+        }
+
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        parts: dict[str, Any] = {"bank/": self._bank, "scaling/": self._scaling, "targets/": self._target_scaling}
-        parts["alarm/"] = self._detector
-        return {f"{at}{name}": t for at, own in parts.items() for name, t in own.state().items()}
+        return joined(self._parts())
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
-        self._bank.restore(part(state, "bank/"))
-        self._scaling.restore(part(state, "scaling/"))
-        self._target_scaling.restore(part(state, "targets/"))
-        self._detector.restore(part(state, "alarm/"))
+        restore(self._parts(), state)
 
 
 def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:
@@ -336,10 +352,14 @@ def _noise(given: float | None, likelihood: str) -> float | None:
     return float(given)
 
 
-def _action(replaced: list[tuple[float, float]]) -> str:
-    if not replaced:
-        return "the memories were weighed anew"
-    return "; ".join(f"experts that remember {_rows(a)} go on from those that remember {_rows(b)}" for a, b in replaced)
+def _action(shares: Mapping[float, float], replaced: list[tuple[float, float]]) -> str:
+    """What the learner does about a change: which memory counts most now, and which experts start anew."""
+    most = max(shares, key=lambda memory: shares[memory])
+    found = [f"experts that remember {_rows(most)} have {shares[most]:.0%} of the weight"]
+    found += [
+        f"those that remember {_rows(slow)} go on from those that remember {_rows(fast)}" for slow, fast in replaced
+    ]
+    return "; ".join(found)
 
 
 def _rows(memory: float) -> str:

@@ -42,6 +42,7 @@ class Raised:
     surprise: float
     columns: list[str]
     action: str
+    reasons: list[str]  # for each of the columns: see Alarm
 
 
 @dataclass
@@ -156,9 +157,22 @@ class TableStream:
         first = self.stream.rows - (len(when) - waiting)
         found = []
         for alarm in self.stream.alarms[before:]:
+            moved = self._moved(alarm, names)
             time = float(when[min(len(when) - 1, max(0, alarm.row - first))]) if self.time is not None else None
-            found.append(Raised(alarm.row + 1, time, alarm.surprise, _columns(alarm, names), alarm.action))
+            found.append(Raised(alarm.row + 1, time, alarm.surprise, list(moved), alarm.action, list(moved.values())))
         self.raised += found
+        return found
+
+    def _moved(self, alarm: Alarm, names: list[str]) -> dict[str, str]:
+        """The columns of an alarm by name, and the reason of each. A column of several inputs is named once; that dates
+        move is no news.
+        """
+        found: dict[str, str] = {}
+        for place, reason in zip(alarm.columns, alarm.reasons, strict=True):
+            name = names[place]
+            dated = name in self.encoder.columns and self.encoder.columns[name].kind == "date"
+            if name and not (dated and reason == "inputs"):
+                found.setdefault(name, reason)
         return found
 
     def _places(self, labels: Any) -> Tensor:
@@ -177,7 +191,7 @@ class TableStream:
             **{name: getattr(self, name) for name in _PLAIN},
             "encoder": self.encoder.state(),
             "scores": told,
-            "raised": [[one.row, one.when, one.surprise, one.columns, one.action] for one in self.raised],
+            "raised": [list(vars(one).values()) for one in self.raised],
         }
         tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         if self.waiting is not None:
@@ -194,11 +208,6 @@ _PLAIN = {  # the fields that JSON holds as they are, and their types
     "target": str, "kind": str, "time": (str, type(None)), "dated": bool, "drop": list, "missing": list, "labels": list,
     "done": int, "unlabelled": int, "identity": list, "latest": (int, float, type(None)),
 }  # fmt: skip
-
-
-def _columns(alarm: Alarm, names: list[str]) -> list[str]:
-    """The columns of an alarm by name."""
-    return [name for name in dict.fromkeys(names[place] for place in alarm.columns if place < len(names)) if name]
 
 
 def is_stream(path: Path) -> bool:
@@ -236,6 +245,10 @@ def load(path: Path) -> TableStream:
         raise EvclError(f"cannot load {path}: its table is damaged ({type(error).__name__} {error})") from error
 
 
+def _texts(columns: list[Any], action: Any, reasons: list[Any]) -> tuple[list[str], str, list[str]]:
+    return [str(name) for name in columns], str(action), [str(reason) for reason in reasons]
+
+
 def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TableStream:
     if told["format"] != FORMAT:
         raise EvclError(f"its table has format {told['format']!r}, but this version of evcl reads only {FORMAT}")
@@ -250,8 +263,8 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
     found.labels = [str(label) for label in told["labels"]]
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
     found.raised = [
-        Raised(int(row), None if when is None else float(when), float(surprise), [str(c) for c in columns], str(action))
-        for row, when, surprise, columns, action in told["raised"]
+        Raised(int(row), None if when is None else float(when), float(surprise), *_texts(columns, action, reasons))
+        for row, when, surprise, columns, action, reasons in told["raised"]
     ]
     fits = LIKELIHOODS[found.kind] == stream.likelihood and stream._shape == (found.encoder.inputs,)
     if not fits or any(type(label) is not int or not 0 <= label < len(found.labels) for label in stream.classes):

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from evcl.streams.filters import Diagonal
+from evcl.streams.filters import Diagonal, Network
 
 
 class Window(Diagonal):
     """`forget(kept)` with kept = 1 - rows / w moves mu and sigma towards the prior, `centre` [P] and `prior` [P]."""
 
-    def __init__(self, mean: Tensor, prior: Tensor) -> None:
-        super().__init__(mean, prior)
+    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
+        super().__init__(network, mean, prior)
         self.centre = mean[0].clone()
 
     def forget(self, kept: Tensor) -> None:

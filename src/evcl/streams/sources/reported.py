@@ -5,6 +5,7 @@ from __future__ import annotations
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.streams.sources.drift import Drift
 from evcl.streams.sources.generators import generated
+from evcl.streams.sources.mails import MAILS
 from evcl.streams.sources.real import BANANAS, CENSUS, FLIGHTS, PHISHING, SEGMENTS, SHUTTLE, WEATHER
 from evcl.streams.sources.source import Source, register
 
@@ -19,7 +20,7 @@ _DRIFTS = {
     "rbf": Drift(),
 }
 REPORTED: tuple[Source, ...] = (
-    *(WEATHER, CENSUS, FLIGHTS, PHISHING, BANANAS, SEGMENTS, SHUTTLE),
+    *(WEATHER, CENSUS, FLIGHTS, MAILS, PHISHING, BANANAS, SEGMENTS, SHUTTLE),
     *(generated(name, how, ROWS, name, BENCHMARK_SUMMARIES[name]) for name, how in _DRIFTS.items()),
 )
 """The streams on which the library is compared with others. Settings are chosen on other ones."""

@@ -1,0 +1,150 @@
+"""River: `evcl.Stream` as a classifier and as a regressor, for River's pipelines and its evaluation.
+
+model = StandardScaler() | StreamClassifier()
+evaluate.progressive_val_score(datasets.Phishing(), model, metrics.LogLoss())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from evcl._core.errors import extra
+from evcl.streams import Alarm, Stream
+from evcl.streams.rows import RowEncoder, columns_of, dict_piece, kind_of
+
+with extra("river", "evcl.integrations.river needs river"):
+    import pandas as pd
+    from river import base
+
+__all__ = ["StreamClassifier", "StreamRegressor"]
+
+Features = dict[Any, Any]
+
+
+class _Rows:
+    """What both share: a stream, and the encoder of its rows, which are made when the first rows come.
+
+    Features may be numbers, texts and dates (`datetime`); they may be missing, and new ones may come later.
+    """
+
+    likelihood = "categorical"
+
+    def __init__(self, seed: int = 0, false_alarms: float = 1e-4, method: str = "ekf") -> None:
+        self.seed, self.false_alarms, self.method = seed, false_alarms, method
+        self._stream = Stream(likelihood=self.likelihood, seed=seed, false_alarms=false_alarms, method=method)
+        self._encoder: RowEncoder | None = None
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """The changes that were noticed. Their `columns` are names of features, such as "wind" or "sky=clear"."""
+        if self._encoder is None:
+            return []
+        names: Sequence[Any] = self._encoder.names()
+        return [one._replace(columns=tuple(names[place] for place in one.columns)) for one in self._stream.alarms]
+
+    def _inputs(self, rows: Sequence[Features], learn: bool) -> torch.Tensor:
+        columns = columns_of(rows)
+        if self._encoder is None:
+            made = RowEncoder({name: kind_of(values) for name, values in columns.items()} or {"nothing": "number"})
+            if not learn:
+                return torch.from_numpy(made.encode(columns, dict_piece(len(rows)), "x"))
+            self._encoder = made
+        return torch.from_numpy(self._encoder.encode(columns, dict_piece(len(rows)), "x", learn))
+
+    @staticmethod
+    def _rows(frame: pd.DataFrame) -> list[Features]:
+        """The rows of a frame; NaN is missing."""
+        rows: list[Features] = frame.to_dict("records")
+        return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in rows]
+
+
+class StreamClassifier(_Rows, base.MiniBatchClassifier):
+    """A classifier for River that says how sure it is, and when what it learned no longer holds (`alarms`).
+
+    Args:
+        seed: the seed of the default network
+        false_alarms: false alarms per row, on average at most
+        method: `ekf` or `mesu`; see `evcl.streams.SETTINGS`
+    """
+
+    def __init__(self, seed: int = 0, false_alarms: float = 1e-4, method: str = "ekf") -> None:
+        super().__init__(seed, false_alarms, method)
+        self._labels: dict[Any, int] = {}
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def learn_one(self, x: Features, y: Any) -> None:
+        """Learn one row."""
+        self._learn([x], [y])
+
+    def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:  # noqa: N803  (River's name)
+        """Learn the rows of a frame."""
+        self._learn(self._rows(X), y.tolist())
+
+    def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Any, float]:
+        """The probability of each label known so far; empty before the first row."""
+        if not self._labels:
+            return {}
+        p = self._stream.predict_proba(self._inputs([x], learn=False))[0].tolist()
+        return dict(zip(self._known(), p, strict=True))
+
+    def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:  # noqa: N803  (River's name)
+        """The probability of each label known so far, a column each."""
+        if not self._labels or not len(X):
+            return pd.DataFrame(index=X.index)
+        p = self._stream.predict_proba(self._inputs(self._rows(X), learn=False))
+        return pd.DataFrame(p.numpy(), index=X.index, columns=self._known())
+
+    def _known(self) -> list[Any]:
+        labels = list(self._labels)
+        return [labels[int(place)] for place in self._stream.classes]
+
+    def _learn(self, rows: Sequence[Features], labels: Sequence[Any]) -> None:
+        for label in labels:
+            self._labels.setdefault(label, len(self._labels))
+        if rows:
+            self._stream.learn(self._inputs(rows, learn=True), [self._labels[label] for label in labels])
+
+
+class StreamRegressor(_Rows, base.MiniBatchRegressor):
+    """A regressor for River. `predict_std_one` says how far the target may be from the prediction.
+
+    Args:
+        seed: the seed of the default network
+        false_alarms: false alarms per row, on average at most
+        method: `ekf` or `mesu`; see `evcl.streams.SETTINGS`
+    """
+
+    likelihood = "gaussian"
+
+    def learn_one(self, x: Features, y: float) -> None:
+        """Learn one row."""
+        self._stream.learn(self._inputs([x], learn=True), np.array([y], dtype=np.float64))
+
+    def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:  # noqa: N803  (River's name)
+        """Learn the rows of a frame."""
+        if len(X):
+            self._stream.learn(self._inputs(self._rows(X), learn=True), y.to_numpy(dtype=np.float64))
+
+    def predict_one(self, x: Features) -> float:
+        """The expected value; 0 before the first row."""
+        return float(self._predicted([x]).mean[0]) if self._encoder is not None else 0.0
+
+    def predict_std_one(self, x: Features) -> float:
+        """The standard deviation of the target around the prediction; 1 before the first row."""
+        return float(self._predicted([x]).std[0]) if self._encoder is not None else 1.0
+
+    def predict_many(self, X: pd.DataFrame) -> pd.Series:  # noqa: N803  (River's name)
+        """The expected values."""
+        known = self._encoder is not None and len(X)
+        values = self._predicted(self._rows(X)).mean.numpy() if known else np.zeros(len(X))
+        return pd.Series(values, index=X.index, name="prediction")
+
+    def _predicted(self, rows: Sequence[Features]) -> Any:
+        return self._stream.predictions(self._inputs(rows, learn=False))

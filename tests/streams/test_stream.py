@@ -1,0 +1,274 @@
+"""`evcl.Stream`, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import evcl
+from evcl import EvclError
+from evcl._core.files import save_tensors
+
+
+def table(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 4, generator=source)
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).long()
+
+
+def fed(stream: evcl.Stream, x: Any, y: Any, batch: int = 20) -> list[Any]:
+    return [stream.step(x[i : i + batch], y[i : i + batch])[0] for i in range(0, len(x), batch)]
+
+
+def same(a: evcl.Stream, b: evcl.Stream) -> bool:
+    one, other = a._state(), b._state()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "units": {"covariance": "units"},
+    "low-rank": {"covariance": "low-rank", "rank": 5},
+    "diagonal": {"covariance": "diagonal"},
+    "mesu": {"method": "mesu"},
+    "inner": {"inner_steps": 2},
+    "mlp": {"network": evcl.nn.mlp(4, [8, 6])},
+    "linear": {"network": evcl.nn.mlp(4, [])},
+    "own": {"network": nn.Sequential(evcl.nn.mlp(4, [6]), nn.Tanh())},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_learns_grows_and_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    x, y = table()
+    words = np.array(["no", "yes", "perhaps"])[(y + (x[:, 3] > 1).long() * (torch.arange(300) > 100)).clamp_max(2)]
+    stream = evcl.Stream(**VARIANTS[name])
+    first = fed(stream, x[:200], words[:200])
+    assert first[0].shape == (20, 0)
+    assert stream.classes == list(dict.fromkeys(words[:200].tolist()))
+    stream.save(tmp_path / "stream.safetensors")
+    other = evcl.Stream.load(tmp_path / "stream.safetensors", VARIANTS[name]["network"] if name == "own" else None)
+    assert (other.classes, other.rows, other.alarms) == (stream.classes, 200, stream.alarms)
+    for a, b in zip(fed(stream, x[200:], words[200:]), fed(other, x[200:], words[200:]), strict=True):
+        assert torch.equal(a, b)
+        assert torch.allclose(a.sum(1), torch.ones(len(a), dtype=torch.float64))
+    assert same(stream, other)
+    hits = stream.predict(x[200:]) == words[200:]
+    assert hits.mean() > 0.6
+
+
+def test_what_is_predicted_does_not_depend_on_how_often() -> None:
+    x, y = table()
+    asked, silent = evcl.Stream(), evcl.Stream()
+    for i in range(0, 100, 10):
+        part = x[i : i + 10], y[i : i + 10]
+        p = asked.predict_proba(part[0])
+        asked.predict_proba(x)  # any number of rows
+        assert torch.equal(p, asked.predict_proba(part[0]))
+        asked.learn(*part)
+        silent.learn(*part)
+    assert same(asked, silent)
+
+
+def test_it_learns_a_rule_that_no_line_separates_and_is_calibrated() -> None:
+    x, y = table(2000)
+    p = torch.cat(fed(evcl.Stream(classes=[0, 1]), x, y))[1000:]
+    right = (p.argmax(1) == y[1000:]).double()
+    assert right.mean() > 0.93
+    assert (right.mean() - p.max(1).values.mean()).abs() < 0.02
+
+
+def test_it_adapts_to_a_reversal_and_raises_the_alarm() -> None:
+    x, y = table(2000)
+    y[1000:] = 1 - y[1000:]
+    stream = evcl.Stream(classes=[0, 1])
+    p = torch.cat(fed(stream, x, y))
+    assert (p.argmax(1) == y)[1500:].double().mean() > 0.9
+    (alarm,) = [a for a in stream.alarms if a.row >= 1000][:1]
+    assert alarm.row < 1100
+    assert alarm.surprise > math.log(1e4)
+    assert "experts that remember" in alarm.action
+    assert {0, 1, 2} & set(alarm.columns)
+    assert set(alarm.reasons) == {"relation"}
+
+
+def test_batches_and_single_rows_give_the_same_linear_model() -> None:
+    x, _ = table(64)
+    y = (x @ torch.tensor([1.0, -1.0, 0.5, 0.0]) + 3).double()
+    one, many = (
+        evcl.Stream(evcl.nn.mlp(4, []), "gaussian", noise=0.3, standardize=False, memories=[math.inf]) for _ in range(2)
+    )
+    for i in range(64):
+        one.learn(x[i], y[i])
+    many.learn(x[:40], y[:40])
+    many.learn(x[40:], y[40:])
+    a, b = one.predictions(x), many.predictions(x)
+    assert (a.mean - b.mean).abs().max() < 1e-10
+    assert (a.std - b.std).abs().max() < 1e-10
+
+
+def test_numbers_have_noise_that_is_inferred() -> None:
+    x, _ = table(2000)
+    y = 1000 + 50 * x[:, 0] + 10 * torch.randn(2000, generator=torch.Generator().manual_seed(3))
+    stream = evcl.Stream(likelihood="gaussian")
+    fed(stream, x[:1500], y[:1500])
+    found = stream.predictions(x[1500:].numpy())
+    z = (y[1500:].numpy() - found.mean) / found.std
+    assert abs(found.std.mean() - 10) < 2.5
+    assert 0.93 < (np.abs(z) < 1.96).mean() < 0.985
+
+
+def test_counts_and_yes_or_no_labels() -> None:
+    x, _ = table(1000)
+    counts = torch.poisson((1 + 0.5 * x[:, 0]).exp(), generator=torch.Generator().manual_seed(3))
+    stream = evcl.Stream(likelihood="poisson")
+    fed(stream, x, counts)
+    found = stream.predictions(x)
+    assert ((found.mean - (1 + 0.5 * x[:, 0]).exp()).abs() / found.std).mean() < 0.2
+    labels = (x[:, :2] > 0).long()
+    stream = evcl.Stream(likelihood="bernoulli")
+    fed(stream, x, labels)
+    assert (stream.predict(x) == labels).double().mean() > 0.95
+    assert stream.predict_proba(x).shape == (1000, 2)
+
+
+def test_a_single_row_is_a_row_or_a_batch_of_one() -> None:
+    x, y = table(30)
+    stream = evcl.Stream()
+    for i in range(30):
+        stream.learn(x[i], int(y[i]))
+    assert torch.equal(stream.predict_proba(x[0]), stream.predict_proba(x[:1]))
+    assert stream.predict_proba(x[0].tolist()).shape == (1, 2)
+
+
+def test_any_shape_of_rows() -> None:
+    x = torch.randn(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    y = (x.mean((1, 2, 3)) > 0).long()
+    with torch.random.fork_rng():
+        network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten())
+    stream = evcl.Stream(network)
+    before = {name: p.clone() for name, p in network.state_dict().items()}
+    fed(stream, x, y)
+    assert stream.predict_proba(x[0]).shape == (1, 2)
+    assert all(torch.equal(p, before[name]) for name, p in network.state_dict().items())  # the user's own is unchanged
+
+
+BAD: dict[str, tuple[Any, Any, str]] = {
+    "nan": (torch.tensor([[1.0, math.nan, 0, 0]]), [1], "NaN"),
+    "width": (torch.zeros(1, 5), [1], "shape"),
+    "text": (np.array([["a", "b", "c", "d"]]), [1], "numbers"),
+    "empty": (torch.zeros(0, 4), [], "empty"),
+    "fewer labels": (torch.zeros(3, 4), [1, 0], "3 inputs but 2"),
+    "float labels": (torch.zeros(1, 4), [0.5], "integers or strings"),
+    "another type": (torch.zeros(1, 4), ["one"], "type"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows_are_refused_in_one_line_and_change_nothing(name: str) -> None:
+    x, y = table(40)
+    stream, untouched = evcl.Stream(), evcl.Stream()
+    for one in (stream, untouched):
+        one.learn(x, y)
+    bad_x, bad_y, wanted = BAD[name]
+    for call in (stream.learn, stream.step):
+        with pytest.raises(EvclError, match=wanted) as error:
+            call(bad_x, bad_y)
+        assert "\n" not in str(error.value)
+    assert (stream.rows, stream.classes) == (40, untouched.classes)
+    assert same(stream, untouched)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"memories": []}, "memories"),
+        ({"memories": [0.5]}, "memories"),
+        ({"noise": 1.0}, "noise"),
+        ({"covariance": "some"}, "covariance"),
+        ({"network": 3}, "network"),
+        ({"classes": [1, 1]}, "differ"),
+        ({"likelihood": "beta"}, "likelihood"),
+        ({"speed": 3}, "speed"),
+        ({"false_alarms": 2}, "false_alarms"),
+    ],
+)
+def test_bad_settings_are_named(given: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(EvclError, match=wanted):
+        evcl.Stream(**given)
+
+
+def test_covariance_of_units_needs_units() -> None:
+    stream = evcl.Stream(nn.Sequential(evcl.nn.mlp(4, [3])), covariance="units")
+    with pytest.raises(EvclError, match="low-rank"):
+        stream.learn(*table(10))
+    assert stream.rows == 0
+
+
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    stream, path = evcl.Stream(), tmp_path / "stream.safetensors"
+    with pytest.raises(EvclError, match="first row"):
+        stream.save(path)
+    stream.learn(*table(40))
+    stream.save(path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["evcl_stream"])
+    damaged: list[tuple[dict[str, Any], dict[str, Tensor]]] = [
+        ({**about, "format": 99}, tensors),
+        ({**about, "classes": [0, 1, 2]}, tensors),
+        ({name: value for name, value in about.items() if name != "shape"}, tensors),
+        (about, {**tensors, "bank/0/filter/mean": tensors["bank/0/filter/mean"] * math.nan}),
+        (about, {name: t for name, t in tensors.items() if name != "scaling/mean"}),
+        ({**about, "shape": [10**9]}, tensors),
+    ]
+    for i, (text, own) in enumerate(damaged):
+        bad = tmp_path / f"{i}.safetensors"
+        save_tensors(bad, own, {"evcl_stream": json.dumps(text)})
+        with pytest.raises(EvclError, match="cannot load") as error:
+            evcl.Stream.load(bad)
+        assert "\n" not in str(error.value)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(EvclError, match="cannot load"):
+        evcl.Stream.load(path)
+
+
+def test_the_state_does_not_grow() -> None:
+    x, y = table(600)
+    stream = evcl.Stream(classes=[0, 1])
+    sizes = []
+    for _ in range(3):
+        fed(stream, x, y, 50)
+        sizes.append(sum(t.numel() for t in stream._state().values()))
+    assert len(set(sizes)) == 1
+
+
+def test_constant_columns_and_huge_numbers_do_no_harm() -> None:
+    x, y = table(300)
+    x = torch.cat([x * torch.tensor([1e12, 1e-12, 1.0, 1.0]), torch.ones(300, 1)], 1)
+    x[100, 0] = 1e30
+    stream = evcl.Stream(classes=[0, 1])
+    p = torch.cat(fed(stream, x, y))
+    assert bool(p.isfinite().all())
+    assert (p.argmax(1) == y)[200:].double().mean() > 0.75
+
+
+@pytest.mark.soak
+def test_a_long_stream_stays_finite_in_flat_memory() -> None:
+    """60,000 rows whose rule turns round every 5,000."""
+    resource = pytest.importorskip("resource")
+    stream, memory = evcl.Stream(classes=[0, 1]), []
+    for part in range(12):
+        x, y = table(5000, seed=part)
+        p = torch.cat(fed(stream, x, y if part % 2 else 1 - y, 50))
+        assert bool(p.isfinite().all())
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert memory[-1] < 1.05 * memory[2]
