@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import asdict
+from msgspec.structs import replace as replaced
 from torch import Tensor
 
 from evcl import benchmarks, methods, metrics, nn
@@ -25,6 +26,7 @@ from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, VALIDATION, Settings, resolve
 from evcl._core.torchrun import own as own_rank
 from evcl.callbacks.logs import Log
+from evcl.experiments.generated import uncertainty
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Matrices, Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
@@ -308,7 +310,11 @@ def _side_by_side(
         shape["scenario"] = lead.scenario
     sizes = run.memory_bytes()
     image = streams[0][0].train.inputs.shape[1:]
-    return [_result(cell, r, found, shape, seconds, sizes[r], machine, image) for r, cell in enumerate(cells)]
+    unsure = uncertainty(run, streams[0])
+    results = [_result(cell, r, found, shape, seconds, sizes[r], machine, image) for r, cell in enumerate(cells)]
+    if not unsure:
+        return results
+    return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
 
 
 def _likelihood(stream: benchmarks.Benchmark, cells: Sequence[Config]) -> Likelihood:

@@ -9,7 +9,8 @@ from evcl._core.errors import EvclError, extra
 from evcl._core.files import write_atomically
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
-from evcl.report.results import Group, Line, by_benchmark, find_results
+from evcl.experiments.samples import decoded
+from evcl.report.results import Group, Line, by_benchmark, file_name, find_results
 from evcl.report.tables import (
     Table,
     caption,
@@ -46,10 +47,18 @@ def write_report(folder: Path, title: str = "Continual learning with evcl") -> l
             for kind in KINDS:
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
                 save_figure(figure, written[-1])
+        for line in group.lines:
+            if line.result.samples is not None:
+                written.append(folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png")
+                write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
     for name, text in (("tables.md", tables_markdown(groups.values(), title)), ("index.html", page(groups, title))):
         written.append(folder / name)
         write_atomically(written[-1], partial(_write, text=text))
     return written
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _write(path: Path, text: str) -> None:
