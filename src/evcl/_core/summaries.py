@@ -57,4 +57,5 @@ BENCHMARK_SUMMARIES = {
     "characters-mnist": "MNIST without labels: a VAE learns 0, 1, ..., 9",
     "characters-notmnist": "notMNIST without labels: a VAE learns A, B, ..., J",
     "characters-digits": "8x8 digits without labels: a VAE learns 0, ..., 9",
+    "sotu-decades": "presidents' addresses: a character model reads decades",
 }

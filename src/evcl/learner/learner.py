@@ -93,7 +93,7 @@ class Learner(Predictor):
         skip: Names = None,
         prior: Literal["zero", "network"] | Prior = "zero",
         output: Output = None,
-        likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson", "bound", "gaussian-bound"]
+        likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson", "bound", "gaussian-bound", "next-token"]
         | Energy = "categorical",
         accumulate: int = 1,
         adapters: LoRA | None = None,

@@ -7,13 +7,14 @@ from evcl.likelihoods.categorical import CATEGORICAL, Categorical
 from evcl.likelihoods.energy import Energy
 from evcl.likelihoods.gaussian import Gaussian
 from evcl.likelihoods.likelihood import Likelihood, Objective
+from evcl.likelihoods.next_token import NextToken
 from evcl.likelihoods.poisson import Poisson
 
 LIKELIHOODS: dict[str, Likelihood] = {
     one.name: one
-    for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson(), Bound(), Bound(gaussian=True))
+    for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson(), Bound(), Bound(gaussian=True), NextToken())
 }
-"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts; the bounds of generative models."""
+"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts; the bounds of generative models, and language models."""
 
 
 def get(name: str | Energy) -> Likelihood:
@@ -34,6 +35,7 @@ __all__ = [
     "Energy",
     "Gaussian",
     "Likelihood",
+    "NextToken",
     "Objective",
     "Poisson",
     "get",
