@@ -38,7 +38,11 @@ BROKEN = (
 )
 
 
-FOLDERS = {"letters": ".png", "texts": ".txt", "years": ".txt"}  # the kinds whose members are folders, and the files that they hold
+FOLDERS = {
+    "letters": ".png",
+    "texts": ".txt",
+    "years": ".txt",
+}  # the kinds whose members are folders, and the files that they hold
 
 
 class SourceFailed(EvclError):

@@ -15,7 +15,7 @@ from evcl.nn.vae import layers
 from evcl.training import Run
 from evcl.training.energies import sample
 
-WIDTH, STEPS, BATCH, LR = 256, 1000, 128, 1e-3  # of the classifier
+WIDTH, EPOCHS, STEPS, BATCH, LR = 256, 30, 1000, 128, 1e-3  # of the classifier; it takes at most this many steps
 ASKED = 100  # samples of each task
 
 
@@ -47,4 +47,4 @@ def _classifier(stream: Benchmark, device: torch.device) -> Callable[[Tensor], T
 
 
 def _batches(n: int, source: torch.Generator) -> Sequence[Tensor]:
-    return torch.randint(n, (STEPS, BATCH), generator=source).unbind(0)
+    return torch.randint(n, (min(STEPS, 1 + EPOCHS * n // BATCH), BATCH), generator=source).unbind(0)

@@ -73,7 +73,9 @@ class Rehearsal:
         known = {id(task): self.rows[i] for i, task in enumerate(self.kept)}
         count = len(round_.seeds)
         rows = {
-            i: known[id(task)] if id(task) in known else class_counts(as_class(task), _classes(round_)(task.head), count)
+            i: known[id(task)]
+            if id(task) in known
+            else class_counts(as_class(task), _classes(round_)(task.head), count)
             for i, (task, _) in enumerate(found)
         }
         seen = torch.full((count, 1), _seen(self) + round_.n, device=round_.posterior.mean.device)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import write_atomically
+from evcl.experiments.samples import decoded
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
-from evcl.experiments.samples import decoded
 from evcl.report.results import Group, Line, by_benchmark, file_name, find_results
 from evcl.report.tables import (
     Table,

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from evcl.training.run import Run
     from evcl.training.session import Given, Session
 
-MOST_NUMBERS = 20_000_000  # of a network's activations that are held at once: 80 MB in float32
-ON_GPU = 50  # times as many on a GPU
+MOST_NUMBERS = 5_000_000  # of a replica's outputs that are held at once; it must not depend on the replicas beside it
 
 
 def is_energy(run: Run) -> bool:
@@ -73,16 +72,15 @@ def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: i
     network, r = run.network, len(mean)
     vae = _vae(run)
     sources = [generator(seed, "importance", task.task, device=mean.device) for seed in run.seeds]
-    room = MOST_NUMBERS * (ON_GPU if mean.is_cuda else 1)
-    rows = max(1, room // (8 * network.whole * r))  # examples, or draws, that a replica has at once
-    found = []
-    for xs in task.x.split(rows, 1):
+    rows = max(1, MOST_NUMBERS // network.whole)
+    step, found = min(samples, rows), []
+    for xs in task.x.split(max(1, rows // samples), 1):
         x = xs.repeat(r // len(xs), *[1] * (xs.dim() - 1)).flatten(0, 1)
         n, pieces = xs.shape[1], []
         with bound_to(network, mean, task.task, len(x)):
             code = vae.encoder(x).unflatten(0, (r, n))
         mu, log_variance = code.chunk(2, 2)
-        for start in range(0, samples, step := max(1, rows // n)):
+        for start in range(0, samples, step):
             s = min(step, samples - start)
             eps = torch.stack([_normal(source, n, s, mu.shape[2], like=mu) for source in sources])
             z = mu.unsqueeze(2) + (0.5 * log_variance).exp().unsqueeze(2) * eps

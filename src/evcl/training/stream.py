@@ -78,9 +78,7 @@ def learn_stream(
         with session.round([_given(tasks[k], [place(t.train) for t in tasks[k]], learned) for k in round_]) as training:
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
-                learned = checkpointer.enter(
-                    number, run, session.seen, own_heads, kept, list(session.domains.values())
-                )
+                learned = checkpointer.enter(number, run, session.seen, own_heads, kept, list(session.domains.values()))
             if not learned:
                 if make_observer is not None:
                     watching = make_observer(last, " + ".join(tasks[k][0].name for k in round_))
