@@ -159,7 +159,7 @@ def test_private_layers_are_trained_by_their_own_task_alone():
 
 
 def linear_gaussian(latents, exact):
-    """A linear decoder with Gaussian noise, p(x) = N(b, W W' + diag v), and an encoder: the exact posterior, or none."""
+    """A linear decoder with Gaussian noise, p(x) = N(b, W W' + diag v), and an encoder: exact or not."""
     source = torch.Generator().manual_seed(1)
     w, b = (torch.randn(*shape, generator=source, dtype=F64) for shape in ((3, latents), (3,)))
     log_v = torch.tensor([-0.5, 0.2, 0.1], dtype=F64)

@@ -42,7 +42,8 @@ class CharacterModel(nn.Module):
         h = self.letters(x[:, :-1]).transpose(1, 2)
         for layer, dilation in zip(self.layers, DILATIONS, strict=True):
             h = h + F.relu(layer(F.pad(h, ((KERNEL - 1) * dilation, 0))))
-        return self.next(h).transpose(1, 2).flatten(1)
+        found: Tensor = self.next(h).transpose(1, 2).flatten(1)
+        return found
 
 
 def bits_per_character(log_likelihood: float) -> float:

@@ -38,11 +38,8 @@ BROKEN = (
 )
 
 
-FOLDERS = {
-    "letters": ".png",
-    "texts": ".txt",
-    "years": ".txt",
-}  # the kinds whose members are folders, and the files that they hold
+# the kinds whose members are folders, and the files that they hold
+FOLDERS = {"letters": ".png", "texts": ".txt", "years": ".txt"}
 
 
 class SourceFailed(EvclError):

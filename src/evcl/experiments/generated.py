@@ -20,8 +20,8 @@ ASKED = 100  # samples of each task
 
 
 def uncertainty(run: Run, stream: Benchmark) -> list[float]:
-    """For each replica, the mean over tasks k and their samples x of KL(one-hot k || p(. | x)) = -log p(k | x), in nats,
-    after the last task. p is a classifier, an MLP trained on the training sets of all tasks (Nguyen et al., 2018).
+    """For each replica, the mean over tasks k and their samples x of KL(one-hot k || p(. | x)) = -log p(k | x) after
+    the last task, in nats. p is a classifier, an MLP trained on the training sets of all tasks (Nguyen et al., 2018).
     """
     if not isinstance(run.network.trunk, VAE):
         return []

@@ -31,9 +31,9 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 MEASURES = tuple(RANGES)
 RANGES |= {**dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9)), "sample_uncertainty": (0, 1e6)}
-OPTIONAL = ("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns") + (
-    "sample_uncertainty",
-    "samples",
+OPTIONAL = (
+    *("memory_bytes", "inferred_accuracy", "log_likelihood", "log_likelihoods", "average_return", "returns"),
+    *("sample_uncertainty", "samples"),
 )
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
 

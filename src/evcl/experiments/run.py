@@ -309,9 +309,8 @@ def _side_by_side(
     if lead.scenario:
         shape["scenario"] = lead.scenario
     sizes = run.memory_bytes()
-    image = streams[0][0].train.inputs.shape[1:]
     unsure = uncertainty(run, streams[0])
-    results = [_result(cell, r, found, shape, seconds, sizes[r], machine, image) for r, cell in enumerate(cells)]
+    results = [_result(cell, r, found, shape, seconds, sizes[r], machine) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
@@ -397,11 +396,8 @@ def _result(
     seconds: float,
     size: int,
     machine: Environment,
-    image: Sequence[int],
 ) -> Result:
-    """The result of a cell, which is replica r of its program and keeps `size` bytes. `image`: the shape of an
-    input.
-    """
+    """The result of a cell, which is replica r of its program and keeps `size` bytes."""
     matrix = found.accuracy[r].numpy()
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
 
@@ -422,7 +418,7 @@ def _result(
         average_accuracy=mean if labelled else summarise([None]),
         log_likelihoods=None if labelled else matrices,
         log_likelihood=None if labelled else mean,
-        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy(), image),
+        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy()),
         forgetting=summarise([metrics.forgetting(matrix)]),
         backward_transfer=summarise([metrics.backward_transfer(matrix)]),
         nll=summarise([per_task(metrics.nll) if labelled else None]),

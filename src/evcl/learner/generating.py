@@ -27,20 +27,15 @@ def examples(predictor: Predictor, data: Any, verb: str) -> tuple[Tensor, Tensor
         data = data.train.x if isinstance(data, Task) else data.x
     x, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     found = predictor._inputs(x)
-    if isinstance(predictor._run.likelihood, Bound) and not 0 <= _range(found)[0] <= _range(found)[1] <= 1:
-        if not predictor._run.likelihood.gaussian:
-            low, high = _range(found)
-            raise EvclError(f"{verb}: a bound takes inputs within 0 to 1, not {low:g} to {high:g}: scale them first")
+    bound, (low, high) = predictor._run.likelihood, (float(found.min()), float(found.max()))
+    if isinstance(bound, Bound) and not bound.gaussian and not 0 <= low <= high <= 1:
+        raise EvclError(f"{verb}: a bound takes inputs within 0 to 1, not {low:g} to {high:g}: scale them first")
     if y is None:
         return found, None
     targets = torch.as_tensor(y)
     if not len(targets.shape) or len(targets) != len(found):
         raise EvclError(f"{verb} takes a target for each of {len(found)} inputs, not {tuple(targets.shape)}")
     return found, targets.to(found) if targets.is_floating_point() else targets.to(found.device)
-
-
-def _range(x: Tensor) -> tuple[float, float]:
-    return float(x.min()), float(x.max())
 
 
 def log_likelihood(predictor: Predictor, data: Any, task: str | int | None, draws: int | None) -> Tensor:

@@ -46,8 +46,8 @@ class Learner(Predictor):
     """A network that learns one task after another with one of the methods.
 
     The network is the trunk: it maps a batch to [batch, features], and each task adds a head on top. The posterior
-    starts at the network's weights, except for `evcl.nn.mlp` and `VAE`, whose weights are drawn from `seed`; `init="network"` or
-    `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
+    starts at the network's weights, except for `evcl.nn.mlp` and `VAE`, whose weights are drawn from `seed`;
+    `init="network"` or `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
     `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0; an
     `evcl.nn.Prior` is a first prior of your own, such as a posterior of laplace-torch (`evcl.integrations.laplace`).

@@ -118,7 +118,7 @@ class Learning:
             known = [*known, *(label for label in sorted(counts) if label not in known)]
         elif energy:
             x, told = generating.examples(learner, data, "learn")
-            y = [] if told is None else told
+            y = [] if told is None else told  # type: ignore[assignment]
         else:
             if self.options.sample_weight is not None:
                 check_order(data)

@@ -65,15 +65,7 @@ def rebuilt(
     sizes = dict(sorted((group.number, len(group.classes)) for some in groups.values() for group in some))
     whole = _whole(saved)
     weights = trunk.size + (0 if whole else sum((saved["features"] + 1) * size for size in sizes.values()))
-    if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
-    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
-        raise EvclError("its heads do not fit its weights")
-    for classes in heads.values():
-        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
-            raise EvclError("a head's classes must all differ and be of one type")
-    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
-        raise EvclError("rounds must be a whole number")
+    _check_heads(saved, tensors, heads, tasks, weights)
     method = get_method(saved["method"])
     # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
@@ -145,6 +137,25 @@ def _learner(
         options["skip"] = [*_names(saved.get("skip")), *left]
         learner = Learner(network, method, **options)
     return learner
+
+
+def _check_heads(
+    saved: dict[str, Any],
+    tensors: dict[str, Tensor],
+    heads: dict[str, list[Any]],
+    tasks: dict[str, str],
+    weights: int,
+) -> None:
+    """Raise if the heads cannot be right; there should be this many weights."""
+    if len(heads) > MOST_HEADS:
+        raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
+    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
+        raise EvclError("its heads do not fit its weights")
+    for classes in heads.values():
+        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
+            raise EvclError("a head's classes must all differ and be of one type")
+    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
+        raise EvclError("rounds must be a whole number")
 
 
 def _whole(saved: dict[str, Any]) -> int:

@@ -45,9 +45,7 @@ class Predictor:
 
     @property
     def likelihood(self) -> str:
-        """What the targets are: categorical, gaussian, bernoulli or poisson; or what is learned without labels: bound, or
-        the name of an energy.
-        """
+        """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
         return self._run.likelihood.name
 
     @property
@@ -334,9 +332,7 @@ class Predictor:
                 raise EvclError(f"there are {len(self._heads)} heads: choose a task, one of {', '.join(self._tasks)}")
             if self._run.network.film is not None and len(self._tasks) > 1:
                 names = ", ".join(self._tasks)
-                raise EvclError(
-                    f"each task has scales and shifts, or layers, of its own: choose a task, one of {names}"
-                )
+                raise EvclError(f"each task has scales and shifts or layers of its own: choose a task, one of {names}")
             return next(iter(self._heads))
         if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):

@@ -14,7 +14,7 @@ LIKELIHOODS: dict[str, Likelihood] = {
     one.name: one
     for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson(), Bound(), Bound(gaussian=True), NextToken())
 }
-"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts; the bounds of generative models, and language models."""
+"""The likelihoods by name: classes, numbers, yes-or-no labels, counts; and the energies of models without labels."""
 
 
 def get(name: str | Energy) -> Likelihood:

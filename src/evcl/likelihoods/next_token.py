@@ -12,8 +12,8 @@ from evcl.likelihoods.energy import Energy
 class NextToken(Energy):
     """-sum_t log p(x_t | x_1, ..., x_{t-1}), for t from 2 on, of sequences of tokens x [M, T].
 
-    The network gives [M, T x V] or, if it leaves out the last position, [M, (T - 1) x V]: the logits of V tokens at each
-    position, of which those at position t may depend on x_1, ..., x_t only.
+    The network gives [M, T x V] or, if it leaves out the last position, [M, (T - 1) x V]: the logits of V tokens at
+    each position, of which those at position t may depend on x_1, ..., x_t only.
     """
 
     def __init__(self) -> None:

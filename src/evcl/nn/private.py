@@ -101,7 +101,7 @@ class BayesianPerTask(BayesianLayer):
         self.register_buffer("start", inner.posterior.mean[0].clone())  # the module's own weights, saved with it
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.inner.trunk._apply(fn)
+        self.inner.trunk._apply(fn)  # type: ignore[no-untyped-call]
         return super()._apply(fn, recurse)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def log_likelihood(run: Run, task: TaskData, samples: int | None = None) -> Tens
             return _importance(run, likelihood, mean, task, samples or likelihood.samples)
         found = outputs(network, mean, network.layout, task.x, [], task=task.task).flatten(0, 1)
         y = task.y.repeat(len(mean) // len(task.y), *[1] * (task.y.dim() - 1)).flatten(0, 1)
-        return -likelihood.nll(found, y).unflatten(0, (len(mean), -1))
+        nll: Tensor = likelihood.nll(found, y).unflatten(0, (len(mean), -1))
+        return -nll
 
 
 def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: int) -> Tensor:
@@ -105,7 +106,8 @@ def sample(run: Run, task: int, count: int) -> Tensor:
     assert isinstance(bound, Bound)
     z = torch.stack([torch.randn(count, vae.latents, generator=generator(s, "sample", task)) for s in run.seeds])
     with run.precise(), bound_to(run.network, mean, task, len(mean) * count):
-        return bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
+        shown: Tensor = bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
+        return shown
 
 
 def _vae(run: Run) -> VAE:
