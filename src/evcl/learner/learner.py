@@ -47,8 +47,9 @@ class Learner(Predictor):
 
     The network is the trunk: it maps a batch to [batch, features], and each task adds a head on top. The posterior
     starts at the network's weights, except for `evcl.nn.mlp` and `VAE`, whose weights are drawn from `seed`;
-    `init="network"` or `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
-    `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
+    `init="network"` or `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator
+    is never touched. `only` and `skip` name the layers that learn and the layers that stay fixed (see
+    `evcl.nn.bayesianize`).
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0; an
     `evcl.nn.Prior` is a first prior of your own, such as a posterior of laplace-torch (`evcl.integrations.laplace`).
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT

@@ -101,8 +101,8 @@ class BayesianPerTask(BayesianLayer):
         self.register_buffer("start", inner.posterior.mean[0].clone())  # the module's own weights, saved with it
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.inner.trunk._apply(fn)  # type: ignore[no-untyped-call]
-        return super()._apply(fn, recurse)
+        self.inner.trunk._apply(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         rows, task = self.weights.film, self.weights.task
