@@ -21,7 +21,7 @@ from evcl.learner.learner import Learner
 from evcl.learner.learning import MOST_HEADS
 from evcl.learner.saved import reading, upgraded
 from evcl.learner.scales import scales_in
-from evcl.likelihoods import CATEGORICAL, LIKELIHOODS, Energy
+from evcl.likelihoods import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA
@@ -169,7 +169,7 @@ def _whole(saved: dict[str, Any]) -> int:
 def _likelihood(saved: dict[str, Any], given: Energy | None) -> str | Energy:
     """What it learns: the file says, unless that was an energy of the user's own."""
     name = saved.get("likelihood", CATEGORICAL.name)
-    if name in LIKELIHOODS and given is None:
+    if (name in LIKELIHOODS or name in ENERGIES) and given is None:
         return str(name)
     if given is None:
         raise EvclError(f"its likelihood is your own, {name!r}, which is not in the file: load(..., likelihood=...)")
