@@ -291,7 +291,9 @@ def test_the_catalogue_is_complete():
         assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in entry.mirrors)
         assert all(len(thing.sha256) == 64 for thing in (*entry.files, *entry.arrays.values()))
         assert entry.bytes < entry.most_bytes
-        assert all(form.kind in ("idx", "cifar", "sheets", "letters", "npz", "raw", "texts") for form in entry.forms)
+        assert all(
+            form.kind in ("idx", "cifar", "sheets", "letters", "npz", "raw", "texts", "years") for form in entry.forms
+        )
     with pytest.raises(EvclError, match="unknown data set 'notmist'; did you mean 'notmnist'"):
         data.load("notmist")
 

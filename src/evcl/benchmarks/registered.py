@@ -18,6 +18,7 @@ from evcl._core.randomness import generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.benchmarks import characters
 from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task, stratified
+from evcl.benchmarks.language import ENTRIES as LANGUAGE
 from evcl.benchmarks.networks import reduced_resnet18
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 from evcl.benchmarks.texts import ENTRIES as TEXTS
@@ -197,4 +198,5 @@ ENTRIES = (  # the order of `evcl list`
     _permuted("permuted-digits", _digits, (100, 100)),
     _split("split-digits", _digits, (100, 100)),
     *characters.entries(_digits, _mnist, _notmnist),
+    *LANGUAGE,
 )

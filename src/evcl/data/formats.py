@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
 from evcl._core.files import parsed
-from evcl.data.catalog import ARRAYS, CatalogEntry, Form
+from evcl.data.catalog import ARRAYS, FIRST_YEAR, CatalogEntry, Form
 
 UInt8 = NDArray[np.uint8]
 Arrays = dict[str, UInt8]
@@ -38,7 +38,8 @@ BROKEN = (
 )
 
 
-FOLDERS = {"letters": ".png", "texts": ".txt"}  # the kinds whose members are folders, and the files that they hold
+# the kinds whose members are folders, and the files that they hold
+FOLDERS = {"letters": ".png", "texts": ".txt", "years": ".txt"}
 
 
 class SourceFailed(EvclError):
@@ -84,7 +85,7 @@ def decode(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Array
     """Decode the contents of a form's members into arrays."""
     if form.kind == "letters":
         return _letters(contents, form, entry)
-    if form.kind == "texts":
+    if form.kind in ("texts", "years"):
         return _texts(contents, form)
     missing = [name for name in form.members if name not in contents]
     if missing:
@@ -246,11 +247,13 @@ def _letters(contents: dict[str, bytes], form: Form, entry: CatalogEntry) -> Arr
 
 def _texts(contents: dict[str, bytes], form: Form) -> Arrays:
     """One folder of texts per class, in the order of the file names: every text, followed by a zero byte, which no text
-    keeps.
+    keeps. If file names begin with the year, labels are years since FIRST_YEAR.
     """
     keys = sorted(contents, key=lambda key: (form.members.index(key.split("/")[0]), key))
     whole = b"".join(contents[key].replace(b"\0", b"") + b"\0" for key in keys)
     labels = [form.members.index(key.split("/")[0]) for key in keys]
+    if form.kind == "years":
+        labels = [int(key.split("/")[-1][:4]) - FIRST_YEAR for key in keys]
     return {"texts": np.frombuffer(whole, np.uint8), "labels": np.array(labels, dtype=np.uint8)}
 
 

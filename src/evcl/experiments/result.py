@@ -30,11 +30,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "ece": (0, 1),
 }
 MEASURES = tuple(RANGES)
-RANGES |= dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9))
+RANGES |= {**dict.fromkeys(("log_likelihood", "average_return"), (-1e9, 1e9)), "sample_uncertainty": (0, 1e6)}
 OPTIONAL = (
-    "memory_bytes", "inferred_accuracy", "prequential",
-    "log_likelihood", "log_likelihoods", "average_return", "returns", "samples",
-)  # fmt: skip
+    *("memory_bytes", "inferred_accuracy", "prequential", "average_return", "returns"),
+    *("log_likelihood", "log_likelihoods", "sample_uncertainty", "samples"),
+)
 Matrices = list[list[list[float | None]]]  # [seed][after task t][on task k]; None if not measured
 
 
@@ -179,6 +179,8 @@ class Result(Struct, frozen=True, kw_only=True):
             ways of `evcl.training.Session.infer`; empty if there is one head, or if the method is not Bayesian
         log_likelihood: of generative models: in nats per example, over all tasks after the last one
         log_likelihoods: as `accuracy`
+        sample_uncertainty: of generative models: how unsure a classifier is that samples show their task's character,
+            in nats: the mean of -log p(character), over all tasks after the last one
         average_return: of agents: over all tasks after the last one
         returns: as `accuracy`
         samples: of generative models: what the first seed generates, a PNG in base64: a row after each task, with a few
@@ -205,6 +207,7 @@ class Result(Struct, frozen=True, kw_only=True):
     inferred_accuracy: dict[Name, Summary] = {}
     log_likelihood: Summary | None = None
     log_likelihoods: Matrices | None = None
+    sample_uncertainty: Summary | None = None
     average_return: Summary | None = None
     returns: Matrices | None = None
     prequential: StreamMeasures | None = None
@@ -260,8 +263,9 @@ def merge(results: Sequence[Result]) -> Result:
     """Merge the results of one configuration's seeds into one result."""
     score = results[0].score
     matrices = [result.matrices for result in results if result.matrices is not None]
+    known = {*MEASURES, score, *(() if results[0].sample_uncertainty is None else ("sample_uncertainty",))}
     measures: dict[str, Any] = {
-        name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in {*MEASURES, score}
+        name: summarise([v for r in results for v in r.measure(name).per_seed]) for name in known
     }
     measures[SCORES[score].matrices] = [matrix for some in matrices for matrix in some] if matrices else None
     return replace(

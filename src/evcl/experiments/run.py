@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import asdict
+from msgspec.structs import replace as replaced
 from torch import Tensor
 
 import evcl.experiments.streams  # noqa: F401 - adds streams of rows to the benchmarks
@@ -26,6 +27,7 @@ from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, VALIDATION, Settings, resolve
 from evcl._core.torchrun import own as own_rank
 from evcl.callbacks.logs import Log
+from evcl.experiments.generated import uncertainty
 from evcl.experiments.presets import preset as get_preset
 from evcl.experiments.result import Environment, Matrices, Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
@@ -317,8 +319,11 @@ def _side_by_side(
     if lead.scenario:
         shape["scenario"] = lead.scenario
     sizes = run.memory_bytes()
-    image = streams[0][0].train.inputs.shape[1:]
-    return [_result(cell, r, found, shape, seconds, sizes[r], machine, image) for r, cell in enumerate(cells)]
+    unsure = uncertainty(run, streams[0])
+    results = [_result(cell, r, found, shape, seconds, sizes[r], machine) for r, cell in enumerate(cells)]
+    if not unsure:
+        return results
+    return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
 
 
 def _likelihood(stream: benchmarks.Benchmark, cells: Sequence[Config]) -> Likelihood:
@@ -401,11 +406,8 @@ def _result(
     seconds: float,
     size: int,
     machine: Environment,
-    image: Sequence[int],
 ) -> Result:
-    """The result of a cell, which is replica r of its program and keeps `size` bytes. `image`: the shape of an
-    input.
-    """
+    """The result of a cell, which is replica r of its program and keeps `size` bytes."""
     matrix = found.accuracy[r].numpy()
     diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
 
@@ -426,7 +428,7 @@ def _result(
         average_accuracy=mean if labelled else summarise([None]),
         log_likelihoods=None if labelled else matrices,
         log_likelihood=None if labelled else mean,
-        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy(), image),
+        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy()),
         forgetting=summarise([metrics.forgetting(matrix)]),
         backward_transfer=summarise([metrics.backward_transfer(matrix)]),
         nll=summarise([per_task(metrics.nll) if labelled else None]),

@@ -6,7 +6,6 @@ import base64
 import binascii
 import struct
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,11 @@ EDGE = 2  # pixels between tasks
 Bytes = NDArray[np.uint8]
 
 
-def picture(samples: Bytes, shape: Sequence[int]) -> str:
-    """Samples [after task, of task, n, D] of inputs of this shape, uint8, as a PNG in base64: a row after each task,
-    and n columns of each task. What was not learned yet is grey.
+def picture(samples: Bytes) -> str:
+    """Images [after task, of task, n, channels, height, width] as a PNG in base64: a row after each task, and n columns
+    of each task. What was not learned yet is grey.
     """
-    channels, height, width = shape if len(shape) == 3 else (1, *shape)
+    channels, height, width = samples.shape[3:]
     tasks, n = samples.shape[1], samples.shape[2]
     down, across = height + EDGE, n * width + EDGE
     whole = np.full((channels, len(samples) * down, tasks * across), 128, np.uint8)

@@ -33,7 +33,7 @@ def about(learner: Learner) -> dict[str, Any]:
         "seed": learner.seed,
         "dtype": str(network.posterior.mean.dtype),
         "trunk": [[name, list(network.layout.shapes[name])] for name in network.trunk_names],
-        "features": network.layout.shapes[head_names(0)["weight"]][1] if session.heads else 0,
+        "features": network.layout.shapes[head_names(0)["weight"]][1] if network.heads else 0,
         "heads": [[name, classes] for name, classes in session.heads.items()],
         "tasks": [[name, head] for name, head in session.tasks.items()],
     }
@@ -81,6 +81,8 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if run.likelihood is not CATEGORICAL:
         told = {name: scale_described(scale) for name, scale in session.scales.items()}
         description |= {"likelihood": run.likelihood.name, "scales": told}
+    if run.network.whole:
+        description["outputs"] = run.network.whole
     if learner._accumulate != 1:
         description["accumulate"] = learner._accumulate
     description |= _groups(learner)

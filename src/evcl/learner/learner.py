@@ -26,12 +26,13 @@ from evcl.learner.reading import Reader
 from evcl.learner.saved import write
 from evcl.learner.truncation import truncated
 from evcl.learner.widening import with_inputs
+from evcl.likelihoods import Energy
 from evcl.likelihoods import get as get_likelihood
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
 from evcl.methods.memory import copies_network
-from evcl.nn import MLP, LoRA, Names, Prior
+from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters
 from evcl.training import Run, Session
@@ -45,9 +46,10 @@ class Learner(Predictor):
     """A network that learns one task after another with one of the methods.
 
     The network is the trunk: it maps a batch to [batch, features], and each task adds a head on top. The posterior
-    starts at the network's weights, except for `evcl.nn.mlp`, whose weights are drawn from `seed`; `init="network"` or
-    `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator is never touched.
-    `only` and `skip` name the layers that learn and the layers that stay fixed (see `evcl.nn.bayesianize`).
+    starts at the network's weights, except for `evcl.nn.mlp` and `VAE`, whose weights are drawn from `seed`;
+    `init="network"` or `init="draw"` chooses explicitly. All randomness derives from `seed`: torch's global generator
+    is never touched. `only` and `skip` name the layers that learn and the layers that stay fixed (see
+    `evcl.nn.bayesianize`).
     `prior="network"` centres the first prior on a pretrained network's weights instead of on 0; an
     `evcl.nn.Prior` is a first prior of your own, such as a posterior of laplace-torch (`evcl.integrations.laplace`).
     `adapters=evcl.nn.LoRA(rank=8)` freezes the network, and learns low-rank additions to some of its weights; a PEFT
@@ -64,7 +66,9 @@ class Learner(Predictor):
     classification is used without its last layer, whose place the heads take, unless `output` is given.
     `likelihood` says what the targets are: "categorical", one of several classes; "gaussian", numbers, with a noise
     that is learned (see `evcl.likelihoods`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
-    Targets other than classes are [N], or [N, D] for D of them.
+    Targets other than classes are [N], or [N, D] for D of them. Without labels, "bound" learns a generative model, an
+    `evcl.nn.VAE`, and an `evcl.likelihoods.Energy` anything else that the network's own outputs can be judged by:
+    `learn(x)`, then `log_likelihood` and `sample`.
     `accumulate=k` computes the gradient of each step in k parts of batch_size / k examples: it needs less memory.
 
     The learner neither needs nor keeps data of earlier tasks. With `coreset="random"` or `"kcenter"` it keeps
@@ -90,7 +94,8 @@ class Learner(Predictor):
         skip: Names = None,
         prior: Literal["zero", "network"] | Prior = "zero",
         output: Output = None,
-        likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson"] = "categorical",
+        likelihood: Literal["categorical", "gaussian", "bernoulli", "poisson", "bound", "gaussian-bound", "next-token"]
+        | Energy = "categorical",
         accumulate: int = 1,
         adapters: LoRA | None = None,
         device: torch.device | str = "cpu",
@@ -129,7 +134,7 @@ class Learner(Predictor):
             self.method,
             [self.settings],
             [self.seed],
-            draw=isinstance(network, MLP) if init == "auto" else init == "draw",
+            draw=isinstance(network, (MLP, VAE)) if init == "auto" else init == "draw",
             device=usable(device, dtype, precision),
             dtype=dtype,
             unsupported=unsupported,
@@ -316,7 +321,8 @@ class Learner(Predictor):
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
         """A plain module from inputs to the logits of a task's head, with the mean weights that predictions use. Of
-        numbers, to the numbers in their own units; of counts, to the log of the expected count.
+        numbers, to the numbers in their own units; of counts, to the log of the expected count. Without labels, to the
+        network's own outputs.
         """
         self._check_idle()
         return mean_network(self, task)

@@ -23,13 +23,13 @@ from evcl._core.randomness import generator
 from evcl._core.settings import Setting
 from evcl.benchmarks import Task
 from evcl.callbacks import Callback
-from evcl.learner import card, held_out, numbers, resumable
+from evcl.learner import card, generating, held_out, numbers, resumable
 from evcl.learner.held_out import HeldOut
 from evcl.learner.predictor import normalised_entropy
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
-from evcl.likelihoods import CATEGORICAL, Bernoulli
+from evcl.likelihoods import CATEGORICAL, Bernoulli, Energy
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
 from evcl.training.targets import far_outside, limited
@@ -94,6 +94,9 @@ class Learning:
         """
         learner = self.learner
         classes = learner._run.likelihood is CATEGORICAL
+        energy = isinstance(learner._run.likelihood, Energy)
+        if energy and (self.options.validation is not None or self.options.sample_weight is not None):
+            raise EvclError("validation and sample_weight are for targets: leave them out for a model without labels")
         if not classes and (known or self.options.class_weight is not None or self.options.reread):
             what = "classes" if known else "class_weight" if self.options.class_weight is not None else "reread"
             raise EvclError(f"{what} is for targets that are classes, not for {learner._run.likelihood.name} targets")
@@ -113,12 +116,15 @@ class Learning:
             self.rereading = found = Rereading(*about)
             x, y, counts = learner._tested(found.x.to(self.run.network.posterior.mean.device)), found.y, found.counts
             known = [*known, *(label for label in sorted(counts) if label not in known)]
+        elif energy:
+            x, told = generating.examples(learner, data, "learn")
+            y = [] if told is None else told  # type: ignore[assignment]
         else:
             if self.options.sample_weight is not None:
                 check_order(data)
             x, y = learner._examples(data, "learn")
         each = y.unsqueeze(0) if isinstance(y, Tensor) else [y]
-        if isinstance(each, Tensor) and self.run.likelihood is not CATEGORICAL:
+        if isinstance(each, Tensor) and not classes and not energy:
             each = self._limited(each)
         given = Given(name, head, known, x.unsqueeze(0), each, counts, reread=counts is not None)
         return with_weights(given, self.options.sample_weight)
@@ -217,7 +223,7 @@ class Learning:
         """
         learner = self.learner
         found: dict[str, Tensor] = {}
-        if self.run.likelihood is CATEGORICAL or isinstance(self.run.likelihood, Bernoulli):
+        if self.run.likelihood is CATEGORICAL or isinstance(self.run.likelihood, (Bernoulli, Energy)):
             return {}
         for task in given:
             assert isinstance(task.y, Tensor)
@@ -346,7 +352,7 @@ class Learning:
         these rows have none: tokens, whose numbers are only names, and inputs whose shape differs from earlier ones.
         """
         found, network = self.session.density, self.run.network
-        if found is None and self.session.tasks:
+        if (found is None and self.session.tasks) or isinstance(self.run.likelihood, Energy):
             return None
         weights = sum(math.prod(network.layout.shapes[name]) for name in network.trunk_names)
         named = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in self.learner._plain.modules())

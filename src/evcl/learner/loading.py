@@ -21,7 +21,7 @@ from evcl.learner.learner import Learner
 from evcl.learner.learning import MOST_HEADS
 from evcl.learner.saved import reading, upgraded
 from evcl.learner.scales import scales_in
-from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA
@@ -32,22 +32,31 @@ from evcl.training.session import Group, Session
 STREAM = "it is a stream, not a learner: use evcl.Stream.load, or evcl stream, predict and inspect"
 
 
-def load(path: str | os.PathLike[str], network: nn.Module | None = None, output: Output = None) -> Learner:
+def load(
+    path: str | os.PathLike[str],
+    network: nn.Module | None = None,
+    output: Output = None,
+    likelihood: Energy | None = None,
+) -> Learner:
     """Load a saved learner, ready to predict and to continue learning. No code from the file is run.
 
     If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file. If the learner's
-    `output` was a function, pass that too: functions are not saved.
+    `output` was a function, or its `likelihood` an energy of your own, pass that too: functions are not saved.
     """
     with reading(path) as found, safe_open(found, framework="pt") as file:
         metadata = file.metadata() or {}
         if "evcl" not in metadata:
             raise EvclError(STREAM if "evcl_stream" in metadata else "it was not saved by evcl")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(parsed(metadata["evcl"]), tensors, network, output)
+        return rebuilt(parsed(metadata["evcl"]), tensors, network, output, likelihood)
 
 
 def rebuilt(
-    saved: dict[str, Any], tensors: dict[str, Tensor], network: nn.Module | None = None, output: Output = None
+    saved: dict[str, Any],
+    tensors: dict[str, Tensor],
+    network: nn.Module | None = None,
+    output: Output = None,
+    likelihood: Energy | None = None,
 ) -> Learner:
     """The learner with this description (see `Learner.described`), on the CPU. Earlier formats are upgraded first."""
     saved, tensors = upgraded(saved, tensors)
@@ -56,22 +65,16 @@ def rebuilt(
     tasks = dict(saved["tasks"])
     groups = _groups(saved, heads)
     sizes = dict(sorted((group.number, len(group.classes)) for some in groups.values() for group in some))
-    weights = trunk.size + sum((saved["features"] + 1) * size for size in sizes.values())
-    if len(heads) > MOST_HEADS:
-        raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
-    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
-        raise EvclError("its heads do not fit its weights")
-    for classes in heads.values():
-        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
-            raise EvclError("a head's classes must all differ and be of one type")
-    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
-        raise EvclError("rounds must be a whole number")
+    whole = _whole(saved)
+    weights = trunk.size + (0 if whole else sum((saved["features"] + 1) * size for size in sizes.values()))
+    _check_heads(saved, tensors, heads, tasks, weights)
     method = get_method(saved["method"])
     # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
     device = "cpu" if network is not None else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
-    learner = _learner(saved, method, network, trunk, tensors, {"output": _output(saved, output), "device": device})
+    more = {"output": _output(saved, output), "device": device, "likelihood": _likelihood(saved, likelihood)}
+    learner = _learner(saved, method, network, trunk, tensors, more)
     del network
     _check_base(learner, saved)
     run = learner._run
@@ -86,14 +89,17 @@ def rebuilt(
         other = sorted(ours ^ theirs)[:1] or [("the order of the weights", ())]
         raise EvclError(f"the network does not fit the file: {other[0][0]} {other[0][1]} is in only one of them")
     _restore_first_prior(learner, tensors)
-    run.add_heads(saved["features"], list(sizes.values()))
+    run.network.whole = whole
+    if not whole:
+        run.add_heads(saved["features"], list(sizes.values()))
     run.add_film(len(tasks))
     session = learner._session
     session.heads, session.groups, session.tasks = heads, groups, tasks
     session.shown, session.seen = _used(saved, session)
     if seen := {name.removeprefix(DENSITY): t for name, t in tensors.items() if name.startswith(DENSITY)}:
         session.density = Density.from_tensors(seen)
-    session.scales = scales_in(saved, heads) if run.likelihood is not CATEGORICAL else {}
+    scaled = run.likelihood is not CATEGORICAL and not isinstance(run.likelihood, Energy)
+    session.scales = scales_in(saved, heads) if scaled else {}
     run.load_tensors(tensors, saved["memory"], saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
     for kept in run.kept_examples():
@@ -116,24 +122,62 @@ def _learner(
     dtypes = {str(t): t for t in (torch.float32, torch.float64)}
     options: dict[str, Any] = {
         **resolve(method.name, known_settings(method, saved["settings"]), saved["settings"]),
-        **more,
         "seed": saved["seed"],
         "init": "network",
         "unsupported": saved["unsupported"],
         "only": saved.get("only"),
         "skip": saved.get("skip"),
         "prior": "network" if saved.get("prior") == "network" else "zero",  # one of the user's own is restored later
-        "likelihood": saved.get("likelihood", CATEGORICAL.name),
         "accumulate": saved.get("accumulate", 1),
         "adapters": _adapters(saved),
         "dtype": dtypes[saved["dtype"]],
         "precision": saved.get("precision", "tf32"),
+        **more,
     }
     learner = Learner(network, method, **options)
     if left := _left_out(learner, trunk, tensors):
         options["skip"] = [*_names(saved.get("skip")), *left]
         learner = Learner(network, method, **options)
     return learner
+
+
+def _check_heads(
+    saved: dict[str, Any],
+    tensors: dict[str, Tensor],
+    heads: dict[str, list[Any]],
+    tasks: dict[str, str],
+    weights: int,
+) -> None:
+    """Raise if the heads cannot be right; there should be this many weights."""
+    if len(heads) > MOST_HEADS:
+        raise EvclError(f"it has {len(heads):,} heads, but the maximum is {MOST_HEADS:,}")
+    if tensors["posterior.mean"].shape != (1, weights) or not set(tasks.values()) <= set(heads):
+        raise EvclError("its heads do not fit its weights")
+    for classes in heads.values():
+        if len(set(classes)) != len(classes) or {type(c) for c in classes} not in ({int}, {str}, {bool}):
+            raise EvclError("a head's classes must all differ and be of one type")
+    if not isinstance(saved["rounds"], int) or saved["rounds"] < 0:
+        raise EvclError("rounds must be a whole number")
+
+
+def _whole(saved: dict[str, Any]) -> int:
+    """The number of outputs of a network without heads; 0: it has heads."""
+    found = saved.get("outputs", 0)
+    if type(found) is not int or not 0 <= found < 2**31:
+        raise EvclError("the number of its outputs must be a whole number")
+    return found
+
+
+def _likelihood(saved: dict[str, Any], given: Energy | None) -> str | Energy:
+    """What it learns: the file says, unless that was an energy of the user's own."""
+    name = saved.get("likelihood", CATEGORICAL.name)
+    if (name in LIKELIHOODS or name in ENERGIES) and given is None:
+        return str(name)
+    if given is None:
+        raise EvclError(f"its likelihood is your own, {name!r}, which is not in the file: load(..., likelihood=...)")
+    if given.name != name:
+        raise EvclError(f"it was trained with likelihood={name!r}, not {given.name!r}")
+    return given
 
 
 def _left_out(learner: Learner, trunk: Layout, tensors: dict[str, Tensor]) -> list[str]:

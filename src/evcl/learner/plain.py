@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods import CATEGORICAL, Poisson
-from evcl.nn import head_names
+from evcl.likelihoods import CATEGORICAL, Energy, Poisson
+from evcl.nn import BayesianNetwork, PerTask, head_names
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
 
@@ -29,9 +29,10 @@ def mean_network(learner: Learner, task: str | int | None) -> nn.Module:
             f"the classes of this head were learned in {len(groups)} groups, and a likelihood per class tells them "
             "apart: no plain network has that. Use predict_proba, or a learner with one_softmax=True"
         )
-    number = learner._number(task)
-    found = next(plain_networks(learner, [learner._run.predictor(number).mean], [groups[0].number], number))
-    if learner._run.likelihood is not CATEGORICAL:
+    number, energy = learner._number(task), isinstance(learner._run.likelihood, Energy)
+    heads = [] if energy else [groups[0].number]
+    found = next(plain_networks(learner, [learner._run.predictor(number).mean], heads, number))
+    if learner._run.likelihood is not CATEGORICAL and not energy:
         _in_units(learner, found[-1], learner._head(task), groups[0].number)
     return found
 
@@ -74,9 +75,21 @@ def plain_networks(
         for module, first in zip(trunk.modules(), plain.modules(), strict=True):
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # its row is not a weight
                 module.weight[module.padding_idx] = first.get_parameter("weight")[module.padding_idx]
-        if network.film is not None:
+        if network.private:
+            _set_private(trunk, network, number or 0)
+        elif network.film is not None:
             folded_(trunk, FilmRows(network.film.to(weights), network.sites), number or 0)
         yield headed(trunk, _head(views, heads), network.call).eval()
+
+
+def _set_private(trunk: nn.Module, network: BayesianNetwork, task: int) -> None:
+    """Give the private layers of a plain trunk the weights of a task."""
+    assert network.film is not None
+    own = [module for module in trunk.modules() if isinstance(module, PerTask)]
+    for layer, module in zip(network.private, own, strict=True):
+        views = layer.inner.layout.views(network.film[:1, task, layer.span])
+        for name, parameter in module.module.named_parameters():
+            parameter.copy_(views[name][0])
 
 
 def _fixed(trunk: nn.Module, statistics: dict[str, Tensor]) -> nn.Module:

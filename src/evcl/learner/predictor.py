@@ -15,10 +15,10 @@ from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl.benchmarks import Benchmark, Examples, Task
-from evcl.learner import numbers
+from evcl.learner import generating, numbers
 from evcl.learner.answers import Measures, Predictions
 from evcl.learner.reading import INFER, Reader, in_form, like
-from evcl.likelihoods import CATEGORICAL, Bernoulli
+from evcl.likelihoods import CATEGORICAL, Bernoulli, Energy
 from evcl.training import Run, Session
 
 
@@ -29,6 +29,7 @@ class Predictor:
     _session: Session
     _reader: Reader
     _busy: bool  # a task is being learned
+    _shape: tuple[int, ...] | None  # of an example of the last task, as it is computed with
 
     # --- what it knows ---------------------------------------------------------------------------------------------
 
@@ -44,7 +45,7 @@ class Predictor:
 
     @property
     def likelihood(self) -> str:
-        """What the targets are: categorical, gaussian, bernoulli or poisson."""
+        """What the targets are: categorical, gaussian, bernoulli or poisson; without labels, the name of the energy."""
         return self._run.likelihood.name
 
     @property
@@ -100,6 +101,7 @@ class Predictor:
         be omitted if there is only one head. With task="infer", the head that predicts an example is inferred (see
         `predictions`).
         """
+        self._check_labelled()
         if isinstance(self._run.likelihood, Bernoulli):
             return self.predictions(x, task).probabilities
         if self._run.likelihood is not CATEGORICAL:
@@ -128,6 +130,7 @@ class Predictor:
         `classes("infer")`; classes that the example's head does not know have probability 0.
         """
         self._check_idle()
+        self._check_labelled()
         if self._run.likelihood is not CATEGORICAL:
             return numbers.predictions(self, x, task)
         checked, classes = self._inputs(x), self.classes(task)
@@ -156,6 +159,31 @@ class Predictor:
         found = self._labels(x, chosen[0], classes)
         return Predictions(found, p, entropy, aleatoric, entropy - aleatoric, tasks, unfamiliar)
 
+    # --- without labels --------------------------------------------------------------------------------------------
+
+    def log_likelihood(self, x: Any, task: str | int | None = None, *, draws: int | None = None) -> Any:
+        """log p(x) of each example, [N], in nats, under a task's model: a tensor if `x` is one, else an array.
+
+        For a learner with `likelihood="bound"`, it is estimated by importance sampling with this many latent `draws`
+        per example, 1,000 by default, at the posterior's means. For any other energy, it is the negative energy of x,
+        or of the pair (x, y).
+        """
+        found = generating.log_likelihood(self, x, task, draws)
+        return in_form(x[0] if isinstance(x, tuple) else x, found)
+
+    def sample(self, task: str | int | None = None, n: int = 1) -> Tensor:
+        """n inputs that a task's model generates, [n, ...], in the shape that was learned: the mean of p(x | z), for z
+        from N(0, I), at the posterior's means. The seed fixes them.
+        """
+        return generating.sample(self, task, n, self._shape)
+
+    def _check_labelled(self) -> None:
+        if isinstance(self._run.likelihood, Energy):
+            raise EvclError(
+                f"with likelihood={self._run.likelihood.name!r} there are no labels to predict: use log_likelihood, "
+                "sample or mean_network"
+            )
+
     @property
     def kept(self) -> int:
         """The number of examples of earlier tasks that the learner keeps."""
@@ -163,7 +191,7 @@ class Predictor:
 
     def evaluate(self, tasks: Benchmark | Task | Iterable[Task] | None = None) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
-        counts, the root of the mean squared error.
+        counts, the root of the mean squared error; without labels, the mean log-likelihood.
 
         Without tasks, the accuracy on the rows that the learner keeps of each earlier task: how much of it is left now.
         It has trained on these rows, so the accuracy on new ones may be lower.
@@ -177,6 +205,8 @@ class Predictor:
             if task.name not in self._tasks:
                 learned = ", ".join(self.tasks) or "none"
                 raise EvclError(f"task {task.name!r} has not been learned, only {learned} so far")
+        if isinstance(self._run.likelihood, Energy):
+            return {task.name: float(self.log_likelihood(task.test.x, task.name).mean()) for task in tasks}
         return {task.name: self.measure(task)[0] for task in tasks}
 
     def evaluate_kept(self, least: int = 1) -> dict[str, float]:
@@ -201,6 +231,7 @@ class Predictor:
         A benchmark's task is measured on its test set, with its own head. A label that the head does not know counts as
         wrong, with the smallest possible probability. `label` names the column of labels in a dict, as in `learn`.
         """
+        self._check_labelled()
         if isinstance(data, Task):
             task = data.name if task is None else task
             data = data.test
@@ -301,7 +332,7 @@ class Predictor:
                 raise EvclError(f"there are {len(self._heads)} heads: choose a task, one of {', '.join(self._tasks)}")
             if self._run.network.film is not None and len(self._tasks) > 1:
                 names = ", ".join(self._tasks)
-                raise EvclError(f"with film, each task has scales and shifts of its own: choose a task, one of {names}")
+                raise EvclError(f"each task has scales and shifts or layers of its own: choose a task, one of {names}")
             return next(iter(self._heads))
         if isinstance(task, Integral) and not isinstance(task, bool):
             if not 0 <= task < len(self._tasks):

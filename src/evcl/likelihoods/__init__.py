@@ -7,26 +7,28 @@ from evcl.likelihoods.categorical import CATEGORICAL, Categorical
 from evcl.likelihoods.energy import Energy
 from evcl.likelihoods.gaussian import Gaussian
 from evcl.likelihoods.likelihood import Likelihood, Objective
+from evcl.likelihoods.next_token import NextToken
 from evcl.likelihoods.poisson import Poisson
 
-LIKELIHOODS: dict[str, Likelihood] = {
-    one.name: one
-    for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson(), Bound(), Bound(gaussian=True))
-}
-"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts; the bounds of generative models."""
+LIKELIHOODS: dict[str, Likelihood] = {one.name: one for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson())}
+"""The likelihoods by name: classes, numbers, several yes-or-no labels, counts."""
+ENERGIES: dict[str, Energy] = {one.name: one for one in (Bound(), Bound(gaussian=True), NextToken())}
+"""The energies by name, of models that need no labels: generative models, and language models."""
 
 
 def get(name: str | Energy) -> Likelihood:
-    """The likelihood of this name, or the energy itself."""
+    """The likelihood or energy of this name, or the energy itself."""
     if isinstance(name, Energy):
         return name
-    if not isinstance(name, str) or name not in LIKELIHOODS:
-        raise EvclError(f"likelihood must be one of {', '.join(LIKELIHOODS)}, or an Energy, not {name!r}")
-    return LIKELIHOODS[name]
+    known: dict[str, Likelihood] = {**LIKELIHOODS, **ENERGIES}
+    if not isinstance(name, str) or name not in known:
+        raise EvclError(f"likelihood must be one of {', '.join(known)}, or an Energy, not {name!r}")
+    return known[name]
 
 
 __all__ = [
     "CATEGORICAL",
+    "ENERGIES",
     "LIKELIHOODS",
     "Bernoulli",
     "Bound",
@@ -34,6 +36,7 @@ __all__ = [
     "Energy",
     "Gaussian",
     "Likelihood",
+    "NextToken",
     "Objective",
     "Poisson",
     "get",

@@ -28,10 +28,10 @@ from torch.nn.utils import skip_init
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
+from evcl.likelihoods.bound import LEAST_LOG_VARIANCE, Bound
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.memory import Model, per_layer, per_task
 from evcl.methods.method import Fit, Fitted, Loss, Round
-from evcl.likelihoods.bound import LEAST_LOG_VARIANCE, Bound
 from evcl.nn import BayesianNetwork, Gaussian, bayesianize
 from evcl.nn.layers import Embedding
 from evcl.nn.vae import Draw

@@ -27,7 +27,7 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl.likelihoods import CATEGORICAL, Likelihood, Objective
+from evcl.likelihoods import CATEGORICAL, Energy, Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
@@ -368,7 +368,7 @@ def check_targets(method: Method, settings: Settings, likelihood: Likelihood) ->
     if likelihood is CATEGORICAL:
         return
     why = method.only_classes
-    if not why and settings.get("memory"):
+    if not why and settings.get("memory") and not isinstance(likelihood, Energy):
         if "memory" not in method.known_settings:  # it was added to a method that needs none
             raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
         why = "its memory keeps equally many rows of each class"

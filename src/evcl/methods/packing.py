@@ -65,6 +65,7 @@ class Fits(NamedTuple):
     bayesian: bool
     classes: Callable[[int], int]
     tasks: int
+    labelled: bool = True  # False: a network without heads, whose targets are of any kind
 
 
 def from_tensors(memory: M, told: Any, given: Mapping[str, Tensor], fits: Fits) -> M:
@@ -189,7 +190,9 @@ def _check_examples(one: Any, name: str, fits: Fits) -> None:
     if not isinstance(one, TaskData) or one.x.dtype != fits.like.dtype or not finite(one.x):
         raise EvclError(f"the inputs of {name} must be {fits.like.dtype} and finite")
     right = one.y.shape[:2] == one.x.shape[:2] and len(one.y) == len(fits.like)
-    if right and one.y.is_floating_point():  # targets that are not classes
+    if right and not fits.labelled:
+        right = finite(one.y)
+    elif right and one.y.is_floating_point():  # targets that are not classes
         right = one.y.dtype == fits.like.dtype and one.y.shape[2:] == (fits.classes(one.head),) and finite(one.y)
     elif right:
         right = one.y.dtype == torch.long and one.y.dim() == 2

@@ -6,7 +6,7 @@ ER (Chaudhry et al., 2019; Rolnick et al., 2019): each step has a batch of the n
 
 `memory` is the number of rows kept, of all tasks together. `memory_policy` chooses them:
 
-    balanced    equally many of each class and, within a class, of each task that has it
+    balanced    equally many of each class and, within a class, of each task that has it; without classes, of each task
     reservoir   every row seen so far is kept with the same probability (Vitter, 1985)
 
 The rows of a task are kept in random order, so that dropping the last ones drops rows at random. How many rows a task
@@ -28,7 +28,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.likelihoods import CATEGORICAL
+from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods.data import Mixed, TaskData, shuffled
 from evcl.methods.memory import examples, per_task
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round, with_fits
@@ -56,7 +56,7 @@ class Rehearsal:
 
     def recalled(self, round_: Round) -> tuple[TaskData, ...]:
         """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
-        if round_.likelihood is not CATEGORICAL:
+        if round_.likelihood is not CATEGORICAL and not isinstance(round_.likelihood, Energy):
             raise EvclError("a memory of examples needs class labels: use a method without one for other targets")
         shapes = list(dict.fromkeys(tuple(task.x.shape[2:]) for task in (*self.kept, *round_.tasks)))
         if len(shapes) > 1:
@@ -73,11 +73,25 @@ class Rehearsal:
         known = {id(task): self.rows[i] for i, task in enumerate(self.kept)}
         count = len(round_.seeds)
         rows = {
-            i: known[id(task)] if id(task) in known else class_counts(task, round_.network.classes(task.head), count)
+            i: known[id(task)]
+            if id(task) in known
+            else class_counts(as_class(task), _classes(round_)(task.head), count)
             for i, (task, _) in enumerate(found)
         }
         seen = torch.full((count, 1), _seen(self) + round_.n, device=round_.posterior.mean.device)
         return Rehearsal(kept, {**rows, SEEN: seen})
+
+
+def as_class(task: TaskData) -> TaskData:
+    """The task with its classes or, if its targets are no classes, with all rows in one class of its own head."""
+    if task.y.dim() == 2 and not task.y.is_floating_point():
+        return task
+    return replace(task, y=torch.zeros(task.y.shape[:2], dtype=torch.long, device=task.y.device))
+
+
+def _classes(round_: Round) -> Callable[[int], int]:
+    """The number of classes of a head."""
+    return (lambda head: 1) if isinstance(round_.likelihood, Energy) else round_.network.classes
 
 
 def class_counts(task: TaskData, classes: int, replicas: int) -> Tensor:
@@ -105,8 +119,9 @@ def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData
         counts = reservoir(every, len(memory.kept), _seen(memory), s.memory, source)
         found = [order[:, :m] for order, m in zip(orders, counts, strict=True)]
     else:
-        labels = [_labels(task, order) for task, order in zip(tasks, orders, strict=True)]
-        shares = class_shares(tasks, round_.network.classes)
+        classified = [as_class(task) for task in tasks]
+        labels = [_labels(task, order) for task, order in zip(classified, orders, strict=True)]
+        shares = class_shares(classified, _classes(round_))
         counts = filled(sizes, [float(share.sum()) for share in shares], s.memory, source)
         found = [
             order.gather(1, by_class(y, share)[:, :m])

@@ -102,7 +102,7 @@ class BayesianPerTask(BayesianLayer):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.inner.trunk._apply(fn)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         rows, task = self.weights.film, self.weights.task

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import write_atomically
+from evcl.experiments.samples import decoded
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
-from evcl.report.results import Group, Line, by_benchmark, find_results
+from evcl.report.results import Group, Line, by_benchmark, file_name, find_results
 from evcl.report.streams import STREAM_FIGURES, streams_markdown
 from evcl.report.tables import (
     Table,
@@ -47,6 +48,10 @@ def write_report(folder: Path, title: str = "Continual learning with evcl") -> l
             for kind in KINDS:
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
                 save_figure(figure, written[-1])
+        for line in group.lines:
+            if line.result.samples is not None:
+                written.append(folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png")
+                write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
     for name, text in (("tables.md", _markdown(list(groups.values()), title)), ("index.html", page(groups, title))):
         written.append(folder / name)
         write_atomically(written[-1], partial(_write, text=text))
@@ -58,6 +63,10 @@ def _markdown(groups: list[Group], title: str) -> str:
     tasks, streams = ([group for group in groups if group.is_stream == is_stream] for is_stream in (False, True))
     parts = [tables_markdown(tasks, title)] if tasks else []
     return "\n".join([*parts, *([streams_markdown(streams, title)] if streams else [])])
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _write(path: Path, text: str) -> None:

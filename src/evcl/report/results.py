@@ -174,12 +174,17 @@ def _name(key: Key) -> str:
 
 def _slug(name: str, taken: set[str]) -> str:
     """A file name, never a path, that no other group has."""
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80] or "benchmark"
+    plain = file_name(name) or "benchmark"
     slug, number = plain, 2
     while slug.lower() in taken:
         slug, number = f"{plain}-{number}", number + 1
     taken.add(slug.lower())
     return slug
+
+
+def file_name(name: str) -> str:
+    """The name as a part of a file name, never a path."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80]
 
 
 def _published(key: Key, result: Result) -> Curve | None:

@@ -28,7 +28,8 @@ DEFINITIONS = (
 OTHERS = (
     "A benchmark without labels is judged by something else, whose name and unit its tables give: generative models by "
     "the log-likelihood of test examples, agents by the return of an episode. Average and forgetting are then those of "
-    "that score, in its unit."
+    "that score, in its unit. Uncertainty of samples: the mean of -log p(character) of samples of each character, in "
+    "nats, for a classifier that was trained on all of them."
 )
 BRACKETS = "In brackets: the published value, which is not what the paper's equations give (see the end)."
 PAIRED = (
@@ -127,7 +128,9 @@ def full_table(group: Group) -> Table:
     columns = ["method", "seeds", name, *(["published", "difference"] if shown else [])]
     sized = any(line.result.memory_bytes is not None for line in group.lines)
     inferred = any(line.result.inferred_accuracy for line in group.lines)
-    more = [*(["task inferred"] if inferred else []), *(["MB"] if sized else [])]
+    generated = any(line.result.sample_uncertainty is not None for line in group.lines)
+    more = [*(["task inferred"] if inferred else []), *(["uncertainty of samples"] if generated else [])]
+    more += ["MB"] if sized else []
     columns += ["forgetting", *(["NLL", "ECE"] if group.classified else []), *more, "seconds"]
     made = []
     for line in group.lines:
@@ -139,11 +142,16 @@ def full_table(group: Group) -> Table:
             score(line, "forgetting"),
             *([plus_minus(nll.mean, nll.std, 3), percent(line.result.ece)] if group.classified else []),
             *([_inferred(line)] if inferred else []),
+            *([_plus_minus(line.result.measure("sample_uncertainty"))] if generated else []),
             *([megabytes(line.result)] if sized else []),
             f"{line.result.seconds:.1f}",
         ]
         made.append(((line.label,), tuple(cells)))
     return Table(tuple(columns), tuple(made))
+
+
+def _plus_minus(summary: Summary) -> str:
+    return plus_minus(summary.mean, summary.std, 2)
 
 
 def _inferred(line: Line) -> str:

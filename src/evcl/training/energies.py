@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from evcl.training.run import Run
     from evcl.training.session import Given, Session
 
-MOST_NUMBERS = 20_000_000  # of a network's activations that are held at once: 80 MB in float32
-ON_GPU = 50  # times as many on a GPU
+MOST_NUMBERS = 5_000_000  # of a replica's outputs that are held at once; it must not depend on the replicas beside it
 
 
 def is_energy(run: Run) -> bool:
@@ -65,7 +64,8 @@ def log_likelihood(run: Run, task: TaskData, samples: int | None = None) -> Tens
             return _importance(run, likelihood, mean, task, samples or likelihood.samples)
         found = outputs(network, mean, network.layout, task.x, [], task=task.task).flatten(0, 1)
         y = task.y.repeat(len(mean) // len(task.y), *[1] * (task.y.dim() - 1)).flatten(0, 1)
-        return -likelihood.nll(found, y).unflatten(0, (len(mean), -1))
+        nll: Tensor = likelihood.nll(found, y).unflatten(0, (len(mean), -1))
+        return -nll
 
 
 def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: int) -> Tensor:
@@ -73,16 +73,15 @@ def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: i
     network, r = run.network, len(mean)
     vae = _vae(run)
     sources = [generator(seed, "importance", task.task, device=mean.device) for seed in run.seeds]
-    room = MOST_NUMBERS * (ON_GPU if mean.is_cuda else 1)
-    rows = max(1, room // (8 * network.whole * r))  # examples, or draws, that a replica has at once
-    found = []
-    for xs in task.x.split(rows, 1):
+    rows = max(1, MOST_NUMBERS // network.whole)
+    step, found = min(samples, rows), []
+    for xs in task.x.split(max(1, rows // samples), 1):
         x = xs.repeat(r // len(xs), *[1] * (xs.dim() - 1)).flatten(0, 1)
         n, pieces = xs.shape[1], []
         with bound_to(network, mean, task.task, len(x)):
             code = vae.encoder(x).unflatten(0, (r, n))
         mu, log_variance = code.chunk(2, 2)
-        for start in range(0, samples, step := max(1, rows // n)):
+        for start in range(0, samples, step):
             s = min(step, samples - start)
             eps = torch.stack([_normal(source, n, s, mu.shape[2], like=mu) for source in sources])
             z = mu.unsqueeze(2) + (0.5 * log_variance).exp().unsqueeze(2) * eps
@@ -107,7 +106,8 @@ def sample(run: Run, task: int, count: int) -> Tensor:
     assert isinstance(bound, Bound)
     z = torch.stack([torch.randn(count, vae.latents, generator=generator(s, "sample", task)) for s in run.seeds])
     with run.precise(), bound_to(run.network, mean, task, len(mean) * count):
-        return bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
+        shown: Tensor = bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
+        return shown
 
 
 def _vae(run: Run) -> VAE:

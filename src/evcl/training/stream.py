@@ -32,7 +32,7 @@ class StreamResult:
     probabilities: list[Tensor]  # per task: [R, N, classes]
     labels: list[Tensor]  # per task: [U, N] (see TaskData), class indices
     inferred: dict[str, Tensor] = field(default_factory=dict)  # [R] each: mean accuracy if tasks are inferred, by how
-    samples: Tensor | None = None  # [R, after task, of task, SHOWN, D], uint8: 0 to 255 is 0 to 1
+    samples: Tensor | None = None  # [R, after task, of task, SHOWN, ...], uint8: 0 to 255 is 0 to 1
 
 
 SHOWN = 3  # samples of each task that are kept of a generative model, after each round
@@ -57,17 +57,8 @@ def learn_stream(
     session = Session(run)
     tasks = [[stream[k] for stream in streams] for k in range(len(streams[0]))]
     place = OnDevice(run.network.posterior.mean.device)
-    accuracy = torch.full((len(run.seeds), len(tasks), len(tasks)), torch.nan, dtype=torch.float64)
     rounds = [list(range(len(tasks)))] if run.method.jointly else [[k] for k in range(len(tasks))]
-    probabilities: list[Tensor] = []
-    labels: list[Tensor] = []
-    inferred: dict[str, list[Tensor]] = {}
-    generates = isinstance(run.likelihood, Bound)
-    shape = (len(run.seeds), len(tasks), len(tasks), SHOWN, streams[0].inputs) if generates else (0,)
-    samples = torch.zeros(shape, dtype=torch.uint8)
-    kept = {"log_likelihood" if is_energy(run) else "accuracy": accuracy, **({"samples": samples} if generates else {})}
-    held_out = HeldOut(session, tasks, place)
-    predict = session.predict_inferring if infer and run.needs_task else session.predict
+    evaluation = Evaluation(session, tasks, place, infer)
     first = 0 if checkpointer is None else checkpointer.first(len(rounds))
     known = [] if checkpointer is None else checkpointer.domains(rounds[first][-1] + 1)
     session.domains = {tasks[k][0].name: domain for k, domain in enumerate(known)}
@@ -79,7 +70,7 @@ def learn_stream(
             if not learned and checkpointer is not None:
                 own_heads = [data.head for data in training]
                 learned = checkpointer.enter(
-                    number, run, session.seen, own_heads, kept, list(session.domains.values())
+                    number, run, session.seen, own_heads, evaluation.kept(), list(session.domains.values())
                 )
             if not learned:
                 if make_observer is not None:
@@ -96,27 +87,64 @@ def learn_stream(
         for k in range(last + 1):
             if checkpointer is not None:
                 checkpointer.pause()
-            data = held_out(k)
-            if is_energy(run):
-                accuracy[:, last, k] = double(log_likelihood(run, data)).mean(1).cpu()
-                continue
-            p = predict(data, tasks[k][0].head)
-            y = data.y.repeat(len(run.seeds) // len(data.y), 1)
-            accuracy[:, last, k] = double(p.argmax(2) == y).mean(1).cpu()
-            if round_ is rounds[-1]:  # only the last round's are returned, and they grow with the number of tasks
-                probabilities.append(p)
-                labels.append(data.y)
-                if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
-                    for how, found in session.infer(data, held_out.labels(k)).items():
-                        inferred.setdefault(how, []).append(found)
-        accuracy[run.diverged.cpu(), last] = torch.nan
-        if generates:
-            for k in range(last + 1):
-                samples[:, last, k] = (255 * sample(run, k, SHOWN).clamp(0, 1)).round().cpu()
+            evaluation(last, k, round_ is rounds[-1])
+        evaluation.end(last)
         if on_task is not None:
-            on_task(last, accuracy[:, last, : last + 1])
-    means = {how: torch.stack(found).mean(0) for how, found in inferred.items()}
-    return StreamResult(accuracy, probabilities, labels, means, samples if generates else None)
+            on_task(last, evaluation.accuracy[:, last, : last + 1])
+    return evaluation.result()
+
+
+class Evaluation:
+    """Measures the tasks seen so far after each round. If the likelihood is an energy, `accuracy` is the mean
+    log-likelihood of the examples, and samples of a generative model are drawn.
+    """
+
+    def __init__(self, session: Session, tasks: Sequence[Sequence[Task]], place: OnDevice, infer: bool) -> None:
+        run, count = session.run, len(tasks)
+        self.run, self.session, self.tasks = run, session, tasks
+        self.held_out = HeldOut(session, tasks, place)
+        self.predict = session.predict_inferring if infer and run.needs_task else session.predict
+        self.accuracy = torch.full((len(run.seeds), count, count), torch.nan, dtype=torch.float64)
+        self.samples: Tensor | None = None
+        if isinstance(run.likelihood, Bound):
+            shape = tasks[0][0].train.inputs.shape[1:]
+            self.samples = torch.zeros(len(run.seeds), count, count, SHOWN, *shape, dtype=torch.uint8)
+        self.probabilities: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        self.inferred: dict[str, list[Tensor]] = {}
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of earlier rounds."""
+        name = "log_likelihood" if is_energy(self.run) else "accuracy"
+        return {name: self.accuracy, **({} if self.samples is None else {"samples": self.samples})}
+
+    def __call__(self, last: int, k: int, final: bool) -> None:
+        """Measure task k after task `last`; `final`: it is the last of all."""
+        run, session, data = self.run, self.session, self.held_out(k)
+        if is_energy(run):
+            self.accuracy[:, last, k] = double(log_likelihood(run, data)).mean(1).cpu()
+            return
+        p = self.predict(data, self.tasks[k][0].head)
+        y = data.y.repeat(len(run.seeds) // len(data.y), 1)
+        self.accuracy[:, last, k] = double(p.argmax(2) == y).mean(1).cpu()
+        if final:  # only the last round's are returned, and they grow with the number of tasks
+            self.probabilities.append(p)
+            self.labels.append(data.y)
+            if len(session.heads) > 1 and (run.method.bayesian or run.method.log_joint is not None):
+                for how, found in session.infer(data, self.held_out.labels(k)).items():
+                    self.inferred.setdefault(how, []).append(found)
+
+    def end(self, last: int) -> None:
+        """The round that ended with task `last` is measured."""
+        self.accuracy[self.run.diverged.cpu(), last] = torch.nan
+        for k in range(0 if self.samples is None else last + 1):
+            assert self.samples is not None
+            found = (255 * sample(self.run, k, SHOWN).clamp(0, 1)).round().cpu()
+            self.samples[:, last, k] = found.view_as(self.samples[:, last, k])
+
+    def result(self) -> StreamResult:
+        means = {how: torch.stack(found).mean(0) for how, found in self.inferred.items()}
+        return StreamResult(self.accuracy, self.probabilities, self.labels, means, self.samples)
 
 
 def _given(tasks: Sequence[Task], parts: Sequence[Examples], shape_alone: bool = False) -> Given:
