@@ -22,6 +22,7 @@ MODULES = (
     "evcl.methods",
     "evcl.metrics",
     "evcl.nn",
+    "evcl.rl",
     "evcl.sklearn",
 )
 PARTLY = {  # of these modules, only some names are public, or they cannot be imported everywhere

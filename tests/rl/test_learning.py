@@ -16,7 +16,7 @@ from evcl.rl.learning import Saver
 from evcl.rl.ppo import PPO
 from evcl.training import Checkpoints, Stopped
 
-SMALL = {"steps": 512, "envs": 4, "rollout": 32, "batch_size": 64, "passes": 2, "episodes": 2}
+SMALL = {"steps": 256, "envs": 4, "rollout": 16, "batch_size": 64, "passes": 2, "episodes": 1}
 
 
 def settings(method, **given):
@@ -29,16 +29,19 @@ def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, **given):
 
 
 def test_ppo_learns_to_balance_the_pole():
-    given = {"steps": 12_288, "envs": 16, "batch_size": 512, "passes": 10, "episodes": 10, "lr": 0.003}
+    given = {"steps": 8192, "envs": 16, "rollout": 32, "batch_size": 256, "passes": 8, "episodes": 10, "lr": 0.003}
     found = learned("evcl", tasks=1, **given)
     before = Agent(rl.stream("cartpole-variants", 1), rl.method("evcl"), settings("evcl", **given), [0])
     assert float(returns(before, 0, 10)) < 40
-    assert float(found.returns[0, 0, 0]) > 80
+    assert float(found.returns[0, 0, 0]) > 60
 
 
-def test_a_q_network_learns_to_balance_the_pole():
-    given = {"steps": 6144, "envs": 8, "rollout": 8, "batch_size": 64, "passes": 2, "episodes": 10, "lr": 0.002}
-    assert float(learned("vcl", tasks=1, algorithm="dqn", **given).returns[0, 0, 0]) > 60
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["vcl", "naive"])
+def test_a_q_network_learns_to_balance_the_pole(method):
+    """By Thompson sampling, and by random actions."""
+    given = {"steps": 12_288, "envs": 8, "rollout": 8, "batch_size": 64, "passes": 16, "episodes": 10, "lr": 0.002}
+    assert float(learned(method, tasks=1, algorithm="dqn", **given).returns[0, 0, 0]) > 100
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
@@ -58,7 +61,15 @@ def test_a_strong_term_keeps_the_policy_of_the_first_task(method, setting, stron
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 0.1, 1.0])
     moved = []
     for value in (1e-6, strong):
-        given = {"lr": 0.003, "distill": 0.0, "strength": 0.0, "tempering": 1e-3, setting: value}
+        given = {
+            "lr": 0.003,
+            "steps": 512,
+            "rollout": 32,
+            "distill": 0.0,
+            "strength": 0.0,
+            "tempering": 1e-3,
+            setting: value,
+        }
         known = rl.method(method).known_settings
         s = settings(method, **{name: v for name, v in given.items() if name in known})
         agent = Agent(rl.stream("cartpole-variants", 2), rl.method(method), s, [0])
@@ -85,9 +96,9 @@ def test_the_kl_is_divided_by_the_tasks_steps():
 def test_clear_replays_earlier_tasks():
     """What is kept is of both tasks, and cloning holds on to the first one."""
     found = learned("clear", memory=1024).agent.kept
-    assert int(found["seen"]) == 2 * 512 // 32
+    assert int(found["seen"]) == 2 * 256 // 16
     assert found["task"].unique().tolist() == [0, 1]
-    few = learned("clear", memory=256).agent.kept  # a reservoir: 8 of 32 fragments, of both tasks
+    few = learned("clear", memory=128).agent.kept  # a reservoir: 8 of 32 fragments, of both tasks
     assert len(few["task"][0]) == 8
     assert few["task"].unique().tolist() == [0, 1]
 
@@ -113,7 +124,7 @@ class Stops:
 
 @pytest.mark.parametrize(
     ("method", "given"),
-    [("evcl", {}), ("clear", {"memory": 256}), ("evcl", {"algorithm": "dqn"}), ("separate", {})],
+    [("evcl", {}), ("clear", {"memory": 128}), ("evcl", {"algorithm": "dqn"}), ("separate", {})],
     ids=["ppo", "clear", "dqn", "separate"],
 )
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, method, given):
@@ -188,7 +199,7 @@ def test_a_policy_of_stable_baselines_is_taken_as_it_is():
     found = rl.learn(stream, rl.method("evcl"), s, [0, 1], agent=agent, first=1)
     assert found.returns[:, 1].isfinite().all()
     with pytest.raises(EvclError, match="MlpPolicy"):
-        rl.adopt(agent, nn.Linear(2, 2))
+        rl.adopt(agent, nn.Identity())
 
 
 def test_measures_of_returns():

@@ -25,7 +25,7 @@ RL: dict[str, Setting] = {
     "rollout": Setting(32, "steps of each environment between two rounds of updates", low=1, high=100_000),
     "passes": Setting(10, "passes over a rollout's steps in each round of updates", low=1, high=1000),
     "lr": Setting(0.001, "the learning rate, which falls linearly to 0 within a task", high=10.0, open_low=True),
-    "batch_size": Setting(512, "environment steps per update", low=1, high=1_000_000),
+    "batch_size": Setting(256, "environment steps per update", low=1, high=1_000_000),
     "discount": Setting(0.98, "gamma, the weight of the next step's reward", high=1.0),
     "gae_decay": Setting(0.9, "lambda of generalised advantage estimation", high=1.0),
     "clip": Setting(0.2, "epsilon, how far PPO lets the ratio of the policies move the loss", high=1.0, open_low=True),
@@ -65,8 +65,8 @@ def _method(name: str, summary: str, bayesian: bool, own: dict[str, Setting], al
 
 
 METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
+    one.name: one
+    for one in (
         _method("evcl", METHOD_SUMMARIES["evcl"], True, {**_BAYESIAN, **_ELASTIC, "distill": DISTILL}),
         _method("vcl", METHOD_SUMMARIES["vcl"], True, _BAYESIAN),
         _method("ewc", METHOD_SUMMARIES["ewc"], False, _ELASTIC),
@@ -82,11 +82,12 @@ TUNED: dict[str, dict[str, dict[str, float | int]]] = {}
 """Stream -> method, or "*" for all of them -> settings. Those of a method were chosen on validation seeds."""
 
 
-def get(name: str, stream: str | None = None) -> Method:
+def method(name: str, stream: str | None = None) -> Method:
     """The method of this name for agents; with a `stream`, its defaults are the settings that were chosen for it."""
     if name not in METHODS:
         raise unknown("method for agents", name, METHODS)
-    method, tuned = METHODS[name], TUNED.get(stream or "", {})
+    found, tuned = METHODS[name], TUNED.get(stream or "", {})
     chosen = {**tuned.get("*", {}), **tuned.get(name, {})}
-    known = method.known_settings
-    return replace(method, settings={**method.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})
+    known = found.known_settings
+    settings = {**found.settings, **{key: replace(known[key], default=value) for key, value in chosen.items()}}
+    return replace(found, settings=settings)
