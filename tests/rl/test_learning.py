@@ -23,9 +23,9 @@ def settings(method, **given):
     return resolve(method, rl.method(method).known_settings, {**SMALL, **given})
 
 
-def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, **given):
+def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, on_progress=lambda *_: None, **given):
     stream = stream or rl.stream("cartpole-variants", tasks)
-    return rl.learn(stream, rl.method(method), settings(method, **given), seeds, saver=saver)
+    return rl.learn(stream, rl.method(method), settings(method, **given), seeds, "cpu", on_progress, saver)
 
 
 def test_ppo_learns_to_balance_the_pole():
@@ -111,15 +111,20 @@ def test_one_agent_per_task_starts_anew_each_time():
     assert found[0, 0] == alone[0, 0]
 
 
-class Stops:
-    """Asks to stop after some checkpoints."""
+class Killed(BaseException):
+    pass
+
+
+class Ends:
+    """Ends a run after some iterations, before their checkpoint is written."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def __call__(self) -> bool:
+    def __call__(self, *progress: object) -> None:
         self.left -= 1
-        return self.left <= 0
+        if not self.left:
+            raise Killed
 
 
 @pytest.mark.parametrize(
@@ -127,18 +132,16 @@ class Stops:
     [("evcl", {}), ("clear", {"memory": 128}), ("evcl", {"algorithm": "dqn"}), ("separate", {})],
     ids=["ppo", "clear", "dqn", "separate"],
 )
-def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, method, given):
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path, method, given):
     whole = learned(method, seeds=(0, 1), **given)
-    stops = 0
-    while True:
-        checkpoints = Checkpoints(tmp_path, seconds=1e-9, resume=stops > 0, stop=Stops(5))
-        try:
-            found = learned(method, seeds=(0, 1), saver=Saver(checkpoints, [{"a": 1}], {}), **given)
-        except Stopped:
-            stops += 1
-        else:
+    for after in (3, 5, None):
+        checkpoints = Checkpoints(tmp_path, seconds=1e-9, resume=after != 3)
+        saver = Saver(checkpoints, [{"a": 1}], {})
+        if after is None:
+            found = learned(method, seeds=(0, 1), saver=saver, **given)
             break
-    assert stops >= 2
+        with pytest.raises(Killed):
+            learned(method, seeds=(0, 1), saver=saver, on_progress=Ends(after), **given)
     assert torch.equal(found.returns.nan_to_num(-1), whole.returns.nan_to_num(-1))
     for name, tensor in whole.agent.tensors().items():
         assert torch.equal(tensor, found.agent.tensors()[name]), name
@@ -147,8 +150,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, method, given):
 
 
 def test_a_checkpoint_that_does_not_fit_is_an_error(tmp_path):
-    stop = Checkpoints(tmp_path, seconds=1e-9, stop=Stops(2))
-    with pytest.raises(Stopped):
+    stop = Checkpoints(tmp_path, seconds=1e-9, stop=lambda: True)
+    with pytest.raises(Stopped):  # it was asked to stop, and saves itself
         learned("naive", saver=Saver(stop, [{"a": 1}], {}))
     with pytest.raises(EvclError, match="another run"):
         Saver(replace(stop, resume=True), [{"a": 2}], {})
