@@ -1,9 +1,10 @@
 """Agents on streams of environments: choose settings on validation seeds, run on others, and print the tables.
 
     python experiments/rl/agents.py search [--jobs 16]    # search/STREAM.json: a trial per line
+    python experiments/rl/agents.py tune                  # evcl/rl/tuned.json: the best trials become the defaults
     python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD/result.json
     python experiments/rl/agents.py plain [--jobs 16]     # results/plain.json: PPO beside Stable-Baselines3's
-    python experiments/rl/agents.py tables                # Markdown, from those files
+    python experiments/rl/agents.py tables                # Markdown, from those files, into docs/RESULTS.md
 
 A job is a method with one choice of settings, and trains all its seeds side by side on one core. What is there already
 is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables.
@@ -45,14 +46,14 @@ TRIALS: dict[str, list[Settings]] = {
     "ewc": grid(strength=(1.0, 10.0, 100.0), fisher_temperature=(1.0, 4.0)),
     "clear": grid(clone=(0.01, 0.1, 0.3, 1.0, 3.0, 10.0)),
 }
-STEPS = {"cartpole-variants": 50_000, "minigrid-rooms": 40_000}
+TUNED = Path(rl.__file__).with_name("tuned.json")
+RESULTS, MARKS = FOLDER.parents[1] / "docs" / "RESULTS.md", ("<!-- agents -->\n", "<!-- end of agents -->\n")
 
 
 def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Result:
     """The result of all seeds, side by side on one core."""
     torch.set_num_threads(1)
-    settings = {"steps": STEPS[stream], **given}
-    return execute(configure(stream, method, "default", seeds, tasks, settings), allow_divergence=True)
+    return execute(configure(stream, method, "default", seeds, tasks, given), allow_divergence=True)
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -87,6 +88,13 @@ def chosen(stream: str, method: str) -> dict[str, float]:
     """The settings with the best mean; nothing for a method that has none of its own."""
     mine = [one for one in tried(stream) if one["method"] == method and one["mean"] is not None]
     return dict(max(mine, key=lambda one: float(one["mean"]))["settings"]) if mine else {}
+
+
+def tune() -> None:
+    """Write the best settings of each method and stream to evcl.rl's tuned.json, beside those of all methods."""
+    kept = json.loads(TUNED.read_text("utf-8"))
+    made = {s: {"*": kept[s]["*"], **{m: chosen(s, m) for m in TRIALS if chosen(s, m)}} for s in rl.STREAMS}
+    TUNED.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
 
 
 # --- the runs of the tables -------------------------------------------------------------------------------------------
@@ -257,9 +265,9 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", "final", "plain", "tables"))
+    parser.add_argument("what", choices=("search", "tune", "final", "plain", "tables"))
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--streams", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--streams", nargs="+", default=list(rl.STREAMS), choices=list(rl.STREAMS))
     parser.add_argument("--tasks", type=int)
     parser.add_argument("--steps", type=int, help="environment steps per task, in place of the usual ones")
     asked = parser.parse_args()
@@ -268,10 +276,17 @@ def main() -> None:
         search(asked.streams, asked.jobs, given, asked.tasks)
     elif asked.what == "final":
         final(asked.streams, asked.jobs, given, asked.tasks)
+    elif asked.what == "tune":
+        tune()
     elif asked.what == "plain":
         plain(asked.jobs, asked.steps or 100_000)
     else:
-        print(tables(asked.streams))
+        made = tables(asked.streams)
+        print(made)
+        before, _, rest = RESULTS.read_text("utf-8").partition(MARKS[0])
+        if rest:
+            after = rest.partition(MARKS[1])[2]
+            RESULTS.write_text(f"{before}{MARKS[0]}\n{made}\n\n{MARKS[1]}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ posterior, `strength` the elastic term, `distill` the distillation, `memory` the
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 from evcl._core.errors import unknown
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting
@@ -78,8 +80,8 @@ METHODS: dict[str, Method] = {
 """The methods by name, in the order in which they are listed."""
 
 
-TUNED: dict[str, dict[str, dict[str, float | int]]] = {}
-"""Stream -> method, or "*" for all of them -> settings. Those of a method were chosen on validation seeds."""
+TUNED: dict[str, dict[str, dict[str, float | int]]] = json.loads(Path(__file__).with_name("tuned.json").read_text())
+"""Stream -> method, or "*" for all of them -> settings. `experiments/rl/agents.py` chooses them on validation seeds."""
 
 
 def method(name: str, stream: str | None = None) -> Method:
