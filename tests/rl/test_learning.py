@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from evcl import EvclError, rl
-from evcl._core.settings import resolve
 from evcl.rl.acting import returns
 from evcl.rl.agent import Agent
 from evcl.rl.learning import Saver
@@ -19,19 +18,15 @@ from evcl.training import Checkpoints, Stopped
 SMALL = {"steps": 256, "envs": 4, "rollout": 16, "batch_size": 64, "passes": 2, "episodes": 1}
 
 
-def settings(method, **given):
-    return resolve(method, rl.method(method).known_settings, {**SMALL, **given})
-
-
 def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, on_progress=lambda *_: None, **given):
     stream = stream or rl.stream("cartpole-variants", tasks)
-    return rl.learn(stream, rl.method(method), settings(method, **given), seeds, "cpu", on_progress, saver)
+    return rl.learn(stream, method, {**SMALL, **given}, seeds, "cpu", on_progress, saver)
 
 
 def test_ppo_learns_to_balance_the_pole():
     given = {"steps": 8192, "envs": 16, "rollout": 32, "batch_size": 256, "passes": 8, "episodes": 10, "lr": 0.003}
     found = learned("evcl", tasks=1, **given)
-    before = Agent(rl.stream("cartpole-variants", 1), rl.method("evcl"), settings("evcl", **given), [0])
+    before = Agent(rl.stream("cartpole-variants", 1), "evcl", given, [0])
     assert float(returns(before, 0, 10)) < 40
     assert float(found.returns[0, 0, 0]) > 60
 
@@ -71,8 +66,8 @@ def test_a_strong_term_keeps_the_policy_of_the_first_task(method, setting, stron
             setting: value,
         }
         known = rl.method(method).known_settings
-        s = settings(method, **{name: v for name, v in given.items() if name in known})
-        agent = Agent(rl.stream("cartpole-variants", 2), rl.method(method), s, [0])
+        given = {**SMALL, **{name: v for name, v in given.items() if name in known}}
+        agent = Agent(rl.stream("cartpole-variants", 2), method, given, [0])
         said = []
         for task in range(2):
             learning = PPO(agent, task)
@@ -85,8 +80,7 @@ def test_a_strong_term_keeps_the_policy_of_the_first_task(method, setting, stron
 
 
 def test_the_kl_is_divided_by_the_tasks_steps():
-    s = settings("vcl", tempering=2.0)
-    agent = Agent(rl.stream("cartpole-variants", 1), rl.method("vcl"), s, [0])
+    agent = Agent(rl.stream("cartpole-variants", 1), "vcl", {"tempering": 2.0}, [0])
     (kl,) = agent.terms(500)
     assert kl.weight == 2.0 / 500
     q = agent.network.posterior
@@ -172,6 +166,11 @@ def test_rooms_and_numbers_as_actions():
     assert found.returns.isfinite().all()
     assert found.agent.importance.sum() > 0
     assert found.agent.network.layout.shapes["head 1.weight"] == (2, 64)
+    assert rl.frames(Agent(rl.stream("minigrid-rooms"), "naive", {}, [0]), 0, 2)[0].ndim == 3
+    with pytest.raises(EvclError, match="actions that are numbers"):
+        learned("ewc", stream=swing, algorithm="dqn")
+    with pytest.raises(EvclError, match="clear, which replays"):
+        learned("clear", algorithm="dqn")
 
 
 class Policy(nn.Module):
@@ -190,8 +189,7 @@ def test_a_policy_of_stable_baselines_is_taken_as_it_is():
         policy = Policy()
     tasks = [rl.Task(name, variant.make) for name, variant in (("a", rl.Variant()), ("b", rl.Variant(gravity=20.0)))]
     stream = rl.Stream("poles", tasks, (4,), 2, rl.trunk_of(policy))
-    s = settings("evcl")
-    agent = Agent(stream, rl.method("evcl"), s, [0, 1])
+    agent = Agent(stream, "evcl", SMALL, [0, 1])
     rl.adopt(agent, policy)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     said = agent.outputs(agent.network.posterior.mean, agent.network.layout, x, [0])[:, 0]
@@ -199,7 +197,7 @@ def test_a_policy_of_stable_baselines_is_taken_as_it_is():
         wanted = policy.action_net(policy.mlp_extractor.policy_net(x))
     torch.testing.assert_close(said, wanted)
     assert agent.importance.sum() > 0
-    found = rl.learn(stream, rl.method("evcl"), s, [0, 1], agent=agent, first=1)
+    found = rl.learn(stream, "evcl", agent.s, agent=agent, first=1)
     assert found.returns[:, 1].isfinite().all()
     with pytest.raises(EvclError, match="MlpPolicy"):
         rl.adopt(agent, nn.Identity())

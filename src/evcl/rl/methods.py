@@ -7,11 +7,13 @@ posterior, `strength` the elastic term, `distill` the distillation, `memory` the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from evcl._core.errors import unknown
-from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting
+from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting, Settings, resolve
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import Method
 
@@ -93,3 +95,9 @@ def method(name: str, stream: str | None = None) -> Method:
     known = found.known_settings
     settings = {**found.settings, **{key: replace(known[key], default=value) for key, value in chosen.items()}}
     return replace(found, settings=settings)
+
+
+def configured(name: str | Method, given: Mapping[str, Any], stream: str) -> tuple[Method, Settings]:
+    """A method, by its name for this stream or as it is, and its checked settings: those given, and its defaults."""
+    found = method(name, stream) if isinstance(name, str) else name
+    return found, given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)
