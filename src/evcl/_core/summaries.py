@@ -54,6 +54,6 @@ BENCHMARK_SUMMARIES = {
     "mails": "spam or not, month by month, MiniLM with LoRA, one head",
     "permuted-digits": "8x8 digits, one random pixel order per task, one head",
     "split-digits": "8x8 digits, 0/1 2/3 4/5 6/7 8/9, one head per task",
-    "cartpole-variants": "CartPole, another gravity, pole or force per task (agents)",
-    "minigrid-rooms": "a MiniGrid room, another thing to do per task (agents)",
+    "cartpole-variants": "agents: CartPole, another gravity, pole or force each",
+    "minigrid-rooms": "agents: a MiniGrid room, another thing to find each time",
 }
