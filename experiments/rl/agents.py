@@ -2,18 +2,20 @@
 
     python experiments/rl/agents.py search [--jobs 16]    # search/STREAM.json: a trial per line
     python experiments/rl/agents.py tune                  # evcl/rl/tuned.json: the best trials become the defaults
-    python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD/result.json
+    python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD.json
     python experiments/rl/agents.py plain [--jobs 16]     # results/plain.json: PPO beside Stable-Baselines3's
     python experiments/rl/agents.py tables                # Markdown, from those files, into docs/RESULTS.md
 
 A job is a method with one choice of settings, and trains all its seeds side by side on one core. What is there already
-is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables.
+is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables. It needs no extra of evcl except `rl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +29,12 @@ from typing import Any
 import torch
 
 from evcl import rl
-from evcl.experiments import Result, configure, execute, read_result, write_result
-from evcl.rl.methods import METHODS
+from evcl._core.errors import Diverged
 
 FOLDER = Path(__file__).parent
 CHOOSING, TESTED, PLAIN = (100, 101), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)
 Settings = Mapping[str, float]
+Found = dict[str, Any]
 
 
 def grid(**values: Sequence[float]) -> list[Settings]:
@@ -50,10 +52,29 @@ TUNED = Path(rl.__file__).with_name("tuned.json")
 RESULTS, MARKS = FOLDER.parents[1] / "docs" / "RESULTS.md", ("<!-- agents -->\n", "<!-- end of agents -->\n")
 
 
-def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Result:
-    """The result of all seeds, side by side on one core."""
+def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Found:
+    """What all seeds gave, side by side on one core, as JSON. There are no returns if a seed diverged."""
     torch.set_num_threads(1)
-    return execute(configure(stream, method, "default", seeds, tasks, given), allow_divergence=True)
+    about = {"stream": stream, "method": method, "seeds": list(seeds), "torch": torch.__version__}
+    about |= {"python": platform.python_version(), "processor": processor()}
+    try:
+        found = rl.learn(rl.stream(stream, tasks), method, given, seeds)
+    except Diverged:
+        return {**about, "settings": dict(given), "returns": None, "seconds": 0.0}
+    returns = [[[None if math.isnan(v) else round(v, 4) for v in row] for row in one] for one in found.returns.tolist()]
+    return {**about, "settings": dict(found.agent.s), "returns": returns, "seconds": round(found.seconds, 1)}
+
+
+def processor() -> str:
+    """The CPU's name, where Linux tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def averages(found: Found) -> list[float]:
+    """The average return of each seed."""
+    return [rl.average_return(one) for one in matrices(found)]
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -70,13 +91,14 @@ def search(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None
     works = [partial(trained, s, m, CHOOSING, {**t, **given}, tasks) for s, m, t in wanted]
     for i, result in finished(works, jobs):
         stream, method, trial = wanted[i]
-        score = result.measure("average_return")
-        line = {"method": method, "settings": dict(trial), "mean": score.mean, "per_seed": score.per_seed}
+        each = averages(result)
+        mean = statistics.mean(each) if each else None
+        line = {"method": method, "settings": dict(trial), "mean": mean, "per_seed": each}
         path = FOLDER / "search" / f"{stream}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "seconds": result.seconds}) + "\n")
-        say(f"{stream} {method} {dict(trial)}: {score.mean}")
+            file.write(json.dumps({**line, "seconds": result["seconds"]}) + "\n")
+        say(f"{stream} {method} {dict(trial)}: {mean}")
 
 
 def tried(stream: str) -> list[dict[str, Any]]:
@@ -101,15 +123,17 @@ def tune() -> None:
 
 
 def final(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None) -> None:
-    wanted = [(s, m) for s in streams for m in METHODS if not place(s, m).exists()]
+    wanted = [(s, m) for s in streams for m in rl.METHODS if not place(s, m).exists()]
     works = [partial(trained, s, m, TESTED, {**chosen(s, m), **given}, tasks) for s, m in wanted]
     for i, result in finished(works, jobs):
-        write_result(place(*wanted[i]).parent, result)
-        say(f"{' '.join(wanted[i])}: {result.measure('average_return').mean}")
+        path = place(*wanted[i])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result) + "\n", "utf-8")
+        say(f"{' '.join(wanted[i])}: {averages(result)}")
 
 
 def place(stream: str, method: str) -> Path:
-    return FOLDER / "results" / stream / method / "result.json"
+    return FOLDER / "results" / stream / f"{method}.json"
 
 
 def tables(streams: Sequence[str]) -> str:
@@ -118,11 +142,12 @@ def tables(streams: Sequence[str]) -> str:
 
 def table(stream: str) -> str:
     """A row per method: means over the seeds, with their standard errors."""
-    found = {m: read_result(place(stream, m)) for m in METHODS if place(stream, m).exists()}
-    ceilings = dict(zip(found["separate"].seeds, matrices(found["separate"]), strict=True))
+    read = {m: json.loads(place(stream, m).read_text("utf-8")) for m in rl.METHODS if place(stream, m).exists()}
+    found = {method: one for method, one in read.items() if one["returns"]}
+    ceilings = dict(zip(found["separate"]["seeds"], matrices(found["separate"]), strict=True))
     rows = []
     for method, result in found.items():
-        each = [(a, ceilings[seed][-1]) for seed, a in zip(result.seeds, matrices(result), strict=True)]
+        each = [(a, ceilings[seed][-1]) for seed, a in zip(result["seeds"], matrices(result), strict=True)]
         own = ", ".join(f"{k}={v:g}" for k, v in chosen(stream, method).items()) or "-"
         columns = (
             [rl.average_return(a) for a, _ in each],
@@ -135,14 +160,17 @@ def table(stream: str) -> str:
         if method == "separate":
             texts[2:] = ["-", "-"]
         rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
-    steps = next(iter(found.values())).config["steps"] * next(iter(found.values())).tasks
+    one = found["separate"]
+    steps = one["settings"]["steps"] * len(one["returns"][0])
     heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %", "chosen")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
-    return "\n".join([f"{stream}, {steps:,} environment steps per seed:", "", *lines])
+    where = f"{one['processor']}, Python {one['python']}, torch {one['torch']}"
+    return "\n".join([f"{stream}, {steps:,} environment steps per seed, one core per method ({where}):", "", *lines])
 
 
-def matrices(result: Result) -> list[Any]:
-    return [[[float("nan") if v is None else v for v in row] for row in one] for one in result.matrices or []]
+def matrices(found: Found) -> list[Any]:
+    """A matrix of returns for each seed; none if one diverged."""
+    return [[[float("nan") if v is None else v for v in row] for row in one] for one in found["returns"] or []]
 
 
 def spread(values: Sequence[float], places: int) -> str:
