@@ -21,7 +21,7 @@ else:  # torch takes seconds to import, and some commands do not need it
         },
         submodules=(
             "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
-            "metrics", "nn", "training",
+            "metrics", "nn", "rl", "training",
         ),
     )  # fmt: skip
 
