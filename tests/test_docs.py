@@ -34,7 +34,7 @@ DOCUMENTS = [
 DOCUMENTS.remove(DOCS / "integrations.md")  # needs other libraries: tests/integrations/test_document.py
 GUIDES = ("start", "models", "data", "training", "methods/index", "own-method", "command-line")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
-COMMANDS = {"README": 9, "start": 4, "data": 4, "numbers": 2, "sites": 5, "streams": 3, "own-method": 3}
+COMMANDS = {"README": 9, "start": 4, "data": 4, "numbers": 2, "sites": 5, "streams": 3, "own-method": 3, "rl": 2}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard.*")

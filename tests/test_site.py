@@ -22,6 +22,7 @@ MODULES = (
     "evcl.methods",
     "evcl.metrics",
     "evcl.nn",
+    "evcl.rl",
     "evcl.sklearn",
     "evcl.streams",
     "evcl.streams.sources",

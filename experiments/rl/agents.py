@@ -1,18 +1,21 @@
 """Agents on streams of environments: choose settings on validation seeds, run on others, and print the tables.
 
     python experiments/rl/agents.py search [--jobs 16]    # search/STREAM.json: a trial per line
-    python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD/result.json
+    python experiments/rl/agents.py tune                  # evcl/rl/tuned.json: the best trials become the defaults
+    python experiments/rl/agents.py final [--jobs 16]     # results/STREAM/METHOD.json
     python experiments/rl/agents.py plain [--jobs 16]     # results/plain.json: PPO beside Stable-Baselines3's
-    python experiments/rl/agents.py tables                # Markdown, from those files
+    python experiments/rl/agents.py tables                # Markdown, from those files, into docs/RESULTS.md
 
 A job is a method with one choice of settings, and trains all its seeds side by side on one core. What is there already
-is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables.
+is not done again. Seeds 100 and up are for choosing, 0 to 4 for the tables. It needs no extra of evcl except `rl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +29,12 @@ from typing import Any
 import torch
 
 from evcl import rl
-from evcl.experiments import Result, configure, execute, read_result, write_result
-from evcl.rl.methods import METHODS
+from evcl._core.errors import Diverged
 
 FOLDER = Path(__file__).parent
 CHOOSING, TESTED, PLAIN = (100, 101), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)
 Settings = Mapping[str, float]
+Found = dict[str, Any]
 
 
 def grid(**values: Sequence[float]) -> list[Settings]:
@@ -40,19 +43,38 @@ def grid(**values: Sequence[float]) -> list[Settings]:
 
 # Eight trials for each method that has settings of its own; all others have the same values for all methods.
 TRIALS: dict[str, list[Settings]] = {
-    "evcl": grid(distill=(1.0, 3.0), strength=(1.0, 30.0), tempering=(0.01, 0.1)),
-    "vcl": grid(tempering=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),
-    "ewc": grid(strength=(1.0, 10.0, 100.0, 1000.0), fisher_temperature=(1.0, 4.0)),
+    "evcl": grid(distill=(0.1, 0.3, 1.0, 3.0), tempering=(0.1, 1.0), strength=(0.3,)),
+    "vcl": grid(tempering=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
+    "ewc": grid(strength=(0.3, 3.0, 10.0, 100.0), fisher_temperature=(1.0, 4.0)),
     "clear": grid(clone=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
 }
-STEPS = {"cartpole-variants": 50_000, "minigrid-rooms": 40_000}
+TUNED = Path(rl.__file__).with_name("tuned.json")
+RESULTS, MARKS = FOLDER.parents[1] / "docs" / "RESULTS.md", ("<!-- agents -->\n", "<!-- end of agents -->\n")
 
 
-def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Result:
-    """The result of all seeds, side by side on one core."""
+def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Found:
+    """What all seeds gave, side by side on one core, as JSON. There are no returns if a seed diverged."""
     torch.set_num_threads(1)
-    settings = {"steps": STEPS[stream], **given}
-    return execute(configure(stream, method, "default", seeds, tasks, settings), allow_divergence=True)
+    about = {"stream": stream, "method": method, "seeds": list(seeds), "torch": torch.__version__}
+    about |= {"python": platform.python_version(), "processor": processor()}
+    try:
+        found = rl.learn(rl.stream(stream, tasks), method, given, seeds)
+    except Diverged:
+        return {**about, "settings": dict(given), "returns": None, "seconds": 0.0}
+    returns = [[[None if math.isnan(v) else round(v, 4) for v in row] for row in one] for one in found.returns.tolist()]
+    return {**about, "settings": dict(found.agent.s), "returns": returns, "seconds": round(found.seconds, 1)}
+
+
+def processor() -> str:
+    """The CPU's name, where Linux tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def averages(found: Found) -> list[float]:
+    """The average return of each seed."""
+    return [rl.average_return(one) for one in matrices(found)]
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -69,13 +91,14 @@ def search(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None
     works = [partial(trained, s, m, CHOOSING, {**t, **given}, tasks) for s, m, t in wanted]
     for i, result in finished(works, jobs):
         stream, method, trial = wanted[i]
-        score = result.measure("average_return")
-        line = {"method": method, "settings": dict(trial), "mean": score.mean, "per_seed": score.per_seed}
+        each = averages(result)
+        mean = statistics.mean(each) if each else None
+        line = {"method": method, "settings": dict(trial), "mean": mean, "per_seed": each}
         path = FOLDER / "search" / f"{stream}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "seconds": result.seconds}) + "\n")
-        say(f"{stream} {method} {dict(trial)}: {score.mean}")
+            file.write(json.dumps({**line, "seconds": result["seconds"]}) + "\n")
+        say(f"{stream} {method} {dict(trial)}: {mean}")
 
 
 def tried(stream: str) -> list[dict[str, Any]]:
@@ -89,19 +112,28 @@ def chosen(stream: str, method: str) -> dict[str, float]:
     return dict(max(mine, key=lambda one: float(one["mean"]))["settings"]) if mine else {}
 
 
+def tune() -> None:
+    """Write the best settings of each method and stream to evcl.rl's tuned.json, beside those of all methods."""
+    kept = json.loads(TUNED.read_text("utf-8"))
+    made = {s: {"*": kept[s]["*"], **{m: chosen(s, m) for m in TRIALS if chosen(s, m)}} for s in rl.STREAMS}
+    TUNED.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+
+
 # --- the runs of the tables -------------------------------------------------------------------------------------------
 
 
 def final(streams: Sequence[str], jobs: int, given: Settings, tasks: int | None) -> None:
-    wanted = [(s, m) for s in streams for m in METHODS if not place(s, m).exists()]
+    wanted = [(s, m) for s in streams for m in rl.METHODS if not place(s, m).exists()]
     works = [partial(trained, s, m, TESTED, {**chosen(s, m), **given}, tasks) for s, m in wanted]
     for i, result in finished(works, jobs):
-        write_result(place(*wanted[i]).parent, result)
-        say(f"{' '.join(wanted[i])}: {result.measure('average_return').mean}")
+        path = place(*wanted[i])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result) + "\n", "utf-8")
+        say(f"{' '.join(wanted[i])}: {averages(result)}")
 
 
 def place(stream: str, method: str) -> Path:
-    return FOLDER / "results" / stream / method / "result.json"
+    return FOLDER / "results" / stream / f"{method}.json"
 
 
 def tables(streams: Sequence[str]) -> str:
@@ -110,11 +142,12 @@ def tables(streams: Sequence[str]) -> str:
 
 def table(stream: str) -> str:
     """A row per method: means over the seeds, with their standard errors."""
-    found = {m: read_result(place(stream, m)) for m in METHODS if place(stream, m).exists()}
-    ceilings = dict(zip(found["separate"].seeds, matrices(found["separate"]), strict=True))
+    read = {m: json.loads(place(stream, m).read_text("utf-8")) for m in rl.METHODS if place(stream, m).exists()}
+    found = {method: one for method, one in read.items() if one["returns"]}
+    ceilings = dict(zip(found["separate"]["seeds"], matrices(found["separate"]), strict=True))
     rows = []
     for method, result in found.items():
-        each = [(a, ceilings[seed][-1]) for seed, a in zip(result.seeds, matrices(result), strict=True)]
+        each = [(a, ceilings[seed][-1]) for seed, a in zip(result["seeds"], matrices(result), strict=True)]
         own = ", ".join(f"{k}={v:g}" for k, v in chosen(stream, method).items()) or "-"
         columns = (
             [rl.average_return(a) for a, _ in each],
@@ -127,14 +160,17 @@ def table(stream: str) -> str:
         if method == "separate":
             texts[2:] = ["-", "-"]
         rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
-    steps = next(iter(found.values())).config["steps"] * next(iter(found.values())).tasks
+    one = found["separate"]
+    steps = one["settings"]["steps"] * len(one["returns"][0])
     heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %", "chosen")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
-    return "\n".join([f"{stream}, {steps:,} environment steps per seed:", "", *lines])
+    where = f"{one['processor']}, Python {one['python']}, torch {one['torch']}"
+    return "\n".join([f"{stream}, {steps:,} environment steps per seed, one core per method ({where}):", "", *lines])
 
 
-def matrices(result: Result) -> list[Any]:
-    return [[[float("nan") if v is None else v for v in row] for row in one] for one in result.matrices or []]
+def matrices(found: Found) -> list[Any]:
+    """A matrix of returns for each seed; none if one diverged."""
+    return [[[float("nan") if v is None else v for v in row] for row in one] for one in found["returns"] or []]
 
 
 def spread(values: Sequence[float], places: int) -> str:
@@ -147,24 +183,21 @@ def spread(values: Sequence[float], places: int) -> str:
 
 
 def ours(seed: int, steps: int) -> dict[str, Any]:
-    """Our PPO on CartPole-v1, with plain weights: its return over 100 episodes, and steps per second."""
+    """Our PPO on CartPole-v1, with plain weights: its return over 100 episodes, and steps per second of a core."""
     return trained_plain("naive", [seed], steps)
 
 
 def trained_plain(method: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
-    from evcl._core.settings import resolve
-
     torch.set_num_threads(1)
-    known = rl.method(method).known_settings
-    s = resolve(method, known, {"steps": steps, "episodes": 100, "envs": 8})
     stream = rl.stream("cartpole-variants", 1)
-    begun, learned = time.perf_counter(), 0.0
+    begun, learned = time.process_time(), 0.0
 
     def heard(task: int, done: float, returns: object) -> None:
         nonlocal learned
-        learned = learned or (time.perf_counter() - begun if done == 1.0 else 0.0)
+        learned = learned or (time.process_time() - begun if done == 1.0 else 0.0)
 
-    found = rl.learn(stream, rl.method(method), s, seeds, on_progress=heard)
+    found = rl.learn(stream, method, {"steps": steps, "episodes": 100, "envs": 8}, seeds, on_progress=heard)
+    s = found.agent.s
     samples = steps // (s.envs * s.rollout) * s.envs * s.rollout
     return {"returns": found.returns[:, 0, 0].tolist(), "per_second": len(seeds) * samples / learned, "steps": samples}
 
@@ -192,9 +225,9 @@ def theirs(seed: int, steps: int) -> dict[str, Any]:
         seed=seed,
         device="cpu",
     )
-    begun = time.perf_counter()
+    begun = time.process_time()
     agent.learn(steps)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     mean, _ = evaluate_policy(agent, make_vec_env("CartPole-v1", n_envs=20, seed=seed + 1000), 100, deterministic=False)
     return {"returns": [float(mean)], "per_second": steps / seconds, "steps": steps}
 
@@ -252,14 +285,14 @@ def finished(works: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", "final", "plain", "tables"))
+    parser.add_argument("what", choices=("search", "tune", "final", "plain", "tables"))
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--streams", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--streams", nargs="+", default=list(rl.STREAMS), choices=list(rl.STREAMS))
     parser.add_argument("--tasks", type=int)
     parser.add_argument("--steps", type=int, help="environment steps per task, in place of the usual ones")
     asked = parser.parse_args()
@@ -268,10 +301,17 @@ def main() -> None:
         search(asked.streams, asked.jobs, given, asked.tasks)
     elif asked.what == "final":
         final(asked.streams, asked.jobs, given, asked.tasks)
+    elif asked.what == "tune":
+        tune()
     elif asked.what == "plain":
         plain(asked.jobs, asked.steps or 100_000)
     else:
-        print(tables(asked.streams))  # noqa: T201
+        made = tables(asked.streams)
+        print(made)
+        before, _, rest = RESULTS.read_text("utf-8").partition(MARKS[0])
+        if rest:
+            after = rest.partition(MARKS[1])[2]
+            RESULTS.write_text(f"{before}{MARKS[0]}\n{made}\n\n{MARKS[1]}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ else:  # torch takes seconds to import, and some commands do not need it
         },
         submodules=(
             "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
-            "metrics", "nn", "streams", "training",
+            "metrics", "nn", "rl", "streams", "training",
         ),
     )  # fmt: skip
 

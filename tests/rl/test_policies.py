@@ -22,9 +22,11 @@ def measured():
     x = torch.randn(R, N, INPUTS, generator=g, dtype=torch.float64)
     sources = [torch.Generator().manual_seed(i) for i in range(R)]
     outputs = 4
-    module = torch.nn.Sequential(*mlp(INPUTS, [5]), torch.nn.Linear(5, outputs))
+    last = torch.nn.utils.skip_init(torch.nn.Linear, 5, outputs)  # `sources` draw its weights
+    module = torch.nn.Sequential(*mlp(INPUTS, [5]), last).double()
     network = bayesianize(module, init_std=None, generators=sources, dtype=torch.float64)
     network.whole = outputs
+    network.posterior.mean.mul_(0.5)  # sigma within its limits
     mean, layout = network.posterior.mean, network.layout
 
     def at(policy):
@@ -33,7 +35,7 @@ def measured():
     def plain(r, n, weights):
         views = layout.views(weights.unsqueeze(0))
         state = {name: view[0] for name, view in views.items()}
-        return torch.func.functional_call(module.double(), state, (x[r, n].unsqueeze(0),))[0]
+        return torch.func.functional_call(module, state, (x[r, n].unsqueeze(0),))[0]
 
     return at, plain, mean
 
@@ -96,7 +98,7 @@ def test_actions_are_drawn_as_the_policy_says():
 
 def test_policies_agree_with_torchs_distributions():
     g = torch.Generator().manual_seed(1)
-    z, old = (torch.randn(5, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    z, old = (0.5 * torch.randn(5, 4, generator=g, dtype=torch.float64) for _ in range(2))
     actions = torch.tensor([0, 3, 1, 2, 2])
     theirs, before = (torch.distributions.Categorical(logits=t) for t in (z, old))
     torch.testing.assert_close(DISCRETE.log_prob(z, actions), theirs.log_prob(actions))

@@ -8,7 +8,6 @@ import pytest
 
 from evcl import benchmarks, rl
 from evcl._core.errors import EvclError
-from evcl._core.settings import resolve
 from evcl.experiments import read_result
 
 TINY = ("--set", "steps=256", "--set", "envs=4", "--set", "rollout=32", "--set", "episodes=2", "--set", "passes=1")
@@ -59,9 +58,7 @@ def test_the_benchmark_itself_has_no_examples():
 def test_a_film_strip(tmp_path):
     from evcl.report.film_strip import film_strip
 
-    method = rl.method("naive")
-    s = resolve("naive", method.known_settings, {"steps": 1})
-    agent = rl.Agent(rl.stream("cartpole-variants", 1), method, s, [0])
+    agent = rl.Agent(rl.stream("cartpole-variants", 1), "naive", {}, [0])
     shown = rl.frames(agent, 0, 4)
     assert len(shown) == 4
     assert shown[0].shape == (60, 150, 3)

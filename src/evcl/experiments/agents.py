@@ -20,7 +20,7 @@ from evcl.experiments.result import Environment, Result, summarise
 from evcl.experiments.resume import identity, program_name
 from evcl.experiments.run import Config, Event, environment
 from evcl.methods import Method
-from evcl.rl.learning import Found, Saver
+from evcl.rl.learning import Saver
 from evcl.training import Checkpoints
 
 OnEvent = Callable[[Sequence[int], Event], object]
@@ -70,10 +70,14 @@ class Agents:
             try:
                 found = rl.learn(stream, method, lead.settings, lead.seeds, lead.device, heard, saver)
             except Diverged:
-                if not allow_divergence or len(cells) > 1:  # a program that fails is split, and run again by its caller
+                if not allow_divergence:
                     raise
-                return [_diverged(cells[0], machine)]
-        return [_result(cell, r, found, machine) for r, cell in enumerate(cells)]
+                if len(cells) > 1:  # find out which of them diverge
+                    return [self.execute([cell], on_event, True, None)[0] for cell in cells]
+                return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine)]
+        seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
+        each = zip(cells, found.returns.numpy(), strict=True)
+        return [_made(cell, matrix, seconds, size, machine) for cell, matrix in each]
 
 
 def _check(config: Config) -> None:
@@ -98,18 +102,8 @@ def _shape(cell: Config) -> dict[str, Any]:
     return {"tasks": cell.tasks, "hidden": hidden, "precision": cell.precision, "device": cell.device}
 
 
-def _result(cell: Config, r: int, found: Found, machine: Environment) -> Result:
-    """The result of a cell, which is replica r of its program."""
-    return _made(
-        cell, found.returns[r].numpy(), found.seconds / len(found.returns), found.agent.memory_bytes(), machine
-    )
-
-
-def _diverged(cell: Config, machine: Environment) -> Result:
-    return _made(cell, np.full((cell.tasks, cell.tasks), np.nan), 0.0, None, machine)
-
-
 def _made(cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment) -> Result:
+    """The result of a cell, from its matrix of returns."""
     none = summarise([None])
     return Result(
         benchmark=cell.benchmark,

@@ -7,11 +7,9 @@ from evcl.rl.cartpole import CartPole, Variant
 from evcl.rl.environments import Environments, Gymnasium, Outcome
 from evcl.rl.learning import Found, learn
 from evcl.rl.measures import average_return, forgetting, forward_transfer, normalised_return
-from evcl.rl.methods import METHODS
-from evcl.rl.methods import get as method
+from evcl.rl.methods import METHODS, method
 from evcl.rl.sb3 import adopt, trunk_of
-from evcl.rl.streams import STREAMS, Stream, Task, from_gymnasium
-from evcl.rl.streams import get as stream
+from evcl.rl.streams import STREAMS, Stream, Task, from_gymnasium, stream
 
 __all__ = [
     "METHODS",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evcl._core.errors import Diverged
+from evcl._core.errors import Diverged, EvclError
 from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, generator
 from evcl._core.settings import Settings, decided
 from evcl.curvature import Sample, fisher
@@ -16,6 +16,7 @@ from evcl.methods import KL, Elastic, Method, Term, collapse
 from evcl.methods.memory import narrowed
 from evcl.nn import BayesianNetwork, Gaussian, Layout, bayesianize, he_std, he_uniform, head, log_stds
 from evcl.nn.convert import INIT_SHARE
+from evcl.rl.methods import configured
 from evcl.rl.policies import DISCRETE, NORMAL, VALUES, Policy
 from evcl.rl.streams import Stream
 from evcl.training.rules import Update
@@ -82,10 +83,20 @@ class Agent:
     """
 
     def __init__(
-        self, stream: Stream, method: Method, s: Settings, seeds: Sequence[int], device: torch.device | str = "cpu"
+        self,
+        stream: Stream,
+        method: str | Method,
+        settings: Mapping[str, Any],
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> None:
+        """`method`: its name, or the method itself. `settings` that are not given have their defaults."""
+        method, s = configured(method, settings, stream.name)
         self.stream, self.method, self.s, self.seeds = stream, method, s, list(seeds)
         self.device = torch.device(device)
+        if s.algorithm == "dqn" and (stream.continuous or "memory" in s):
+            what = "actions that are numbers" if stream.continuous else f"{method.name}, which replays policies"
+            raise EvclError(f"a Q network cannot learn {what}: leave out algorithm=dqn", setting="algorithm")
         self.policy: Policy = VALUES if s.algorithm == "dqn" else NORMAL if stream.continuous else DISCRETE
         self.contexts = torch.tensor([task.context for task in stream.tasks], device=self.device)  # [T, C]
         self.shared = self.contexts.shape[1] > 0  # whether all tasks use one head

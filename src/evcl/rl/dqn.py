@@ -21,7 +21,7 @@ from evcl.rl.agent import Agent
 
 BUFFER = 20_000  # steps that are kept, per seed
 WARM = 1000  # steps before the first update, per seed
-RENEW = 8  # iterations between two copies of the weights to Q'
+RENEW = 50  # updates between two copies of the weights to Q'
 RANDOM, FEWEST = 0.3, 0.05  # plain weights: the part of the task in which random actions get fewer; their last share
 
 
@@ -75,8 +75,8 @@ class DQN:
                 )
                 self._improve(rows, i, u)
                 self.taken += 1
-        if i % RENEW == RENEW - 1:
-            self.target = self.actor.q.mean.clone()
+                if self.taken % RENEW == 0:
+                    self.target.copy_(self.actor.q.mean)
         self.tally.close(i)
 
     def _improve(self, rows: Tensor, i: int, u: int) -> None:

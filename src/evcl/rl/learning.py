@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.settings import Settings
 from evcl.methods import Method
 from evcl.rl import acting
 from evcl.rl.agent import Agent
@@ -111,8 +110,8 @@ class Saver:
 
 def learn(
     stream: Stream,
-    method: Method,
-    s: Settings,
+    method: str | Method,
+    settings: Mapping[str, Any],
     seeds: Sequence[int] = (0,),
     device: str = "cpu",
     on_progress: Callable[[int, float, Tensor | None], object] = lambda task, done, returns: None,
@@ -122,12 +121,14 @@ def learn(
 ) -> Found:
     """Learn the tasks of a stream one after another, with one agent per seed, side by side.
 
+    `method` is the name of one of `METHODS`, or the method itself. `settings` that are not given have their defaults.
     `on_progress(task, part of the task that is done, returns)` is called after each iteration; after each task, with
     the returns [R, tasks] that were measured. A method that `needs_task` begins every task with a new agent. To go on
     with an `agent` that has learned tasks already, pass it, and the `first` task to learn.
     """
     begun = time.monotonic()
-    agent = agent or Agent(stream, method, s, seeds, device)
+    agent = agent or Agent(stream, method, settings, seeds, device)
+    method, s = agent.method, agent.s
     count, r = len(stream), len(agent.seeds)
     new = {name: tensor.clone() for name, tensor in agent.tensors().items()} if method.needs_task else {}
     returns = torch.full((r, count, count), torch.nan)

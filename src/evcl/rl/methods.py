@@ -6,10 +6,14 @@ posterior, `strength` the elastic term, `distill` the distillation, `memory` the
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from evcl._core.errors import unknown
-from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting
+from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting, Settings, resolve
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import Method
 
@@ -25,7 +29,7 @@ RL: dict[str, Setting] = {
     "rollout": Setting(32, "steps of each environment between two rounds of updates", low=1, high=100_000),
     "passes": Setting(10, "passes over a rollout's steps in each round of updates", low=1, high=1000),
     "lr": Setting(0.001, "the learning rate, which falls linearly to 0 within a task", high=10.0, open_low=True),
-    "batch_size": Setting(512, "environment steps per update", low=1, high=1_000_000),
+    "batch_size": Setting(256, "environment steps per update", low=1, high=1_000_000),
     "discount": Setting(0.98, "gamma, the weight of the next step's reward", high=1.0),
     "gae_decay": Setting(0.9, "lambda of generalised advantage estimation", high=1.0),
     "clip": Setting(0.2, "epsilon, how far PPO lets the ratio of the policies move the loss", high=1.0, open_low=True),
@@ -65,8 +69,8 @@ def _method(name: str, summary: str, bayesian: bool, own: dict[str, Setting], al
 
 
 METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
+    one.name: one
+    for one in (
         _method("evcl", METHOD_SUMMARIES["evcl"], True, {**_BAYESIAN, **_ELASTIC, "distill": DISTILL}),
         _method("vcl", METHOD_SUMMARIES["vcl"], True, _BAYESIAN),
         _method("ewc", METHOD_SUMMARIES["ewc"], False, _ELASTIC),
@@ -78,15 +82,22 @@ METHODS: dict[str, Method] = {
 """The methods by name, in the order in which they are listed."""
 
 
-TUNED: dict[str, dict[str, dict[str, float | int]]] = {}
-"""Stream -> method, or "*" for all of them -> settings. Those of a method were chosen on validation seeds."""
+TUNED: dict[str, dict[str, dict[str, float | int]]] = json.loads(Path(__file__).with_name("tuned.json").read_text())
+"""Stream -> method, or "*" for all of them -> settings. `experiments/rl/agents.py` chooses them on validation seeds."""
 
 
-def get(name: str, stream: str | None = None) -> Method:
+def method(name: str, stream: str | None = None) -> Method:
     """The method of this name for agents; with a `stream`, its defaults are the settings that were chosen for it."""
     if name not in METHODS:
         raise unknown("method for agents", name, METHODS)
-    method, tuned = METHODS[name], TUNED.get(stream or "", {})
+    found, tuned = METHODS[name], TUNED.get(stream or "", {})
     chosen = {**tuned.get("*", {}), **tuned.get(name, {})}
-    known = method.known_settings
-    return replace(method, settings={**method.settings, **{k: replace(known[k], default=v) for k, v in chosen.items()}})
+    known = found.known_settings
+    settings = {**found.settings, **{key: replace(known[key], default=value) for key, value in chosen.items()}}
+    return replace(found, settings=settings)
+
+
+def configured(name: str | Method, given: Mapping[str, Any], stream: str) -> tuple[Method, Settings]:
+    """A method, by its name for this stream or as it is, and its checked settings: those given, and its defaults."""
+    found = method(name, stream) if isinstance(name, str) else name
+    return found, given if isinstance(given, Settings) else resolve(found.name, found.known_settings, given)

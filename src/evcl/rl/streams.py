@@ -112,7 +112,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
 SUMMARIES = {name: BENCHMARK_SUMMARIES[name] for name in STREAMS}
 
 
-def get(name: str, tasks: int | None = None) -> Stream:
+def stream(name: str, tasks: int | None = None) -> Stream:
     """The stream of this name, or its first tasks."""
     if name not in STREAMS:
         raise unknown("stream", name, STREAMS)
