@@ -31,6 +31,12 @@ class Bound(Energy):
         self.gaussian, self.samples = gaussian, samples
         self.name = "gaussian-bound" if gaussian else "bound"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bound) and (self.gaussian, self.samples) == (other.gaussian, other.samples)
+
+    def __hash__(self) -> int:
+        return hash((self.gaussian, self.samples))
+
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
         """[M]: -log p(y | z) + KL(q(z | y) || N(0, I))."""
         y = y.flatten(1)
