@@ -43,7 +43,7 @@ def grid(**values: Sequence[float]) -> list[Settings]:
 
 # Eight trials for each method that has settings of its own; all others have the same values for all methods.
 TRIALS: dict[str, list[Settings]] = {
-    "evcl": grid(distill=(0.1, 0.3, 1.0, 3.0), tempering=(0.1, 1.0), strength=(0.3,)),
+    "evcl": grid(distill=(0.03, 0.1, 0.3, 1.0), tempering=(0.1, 1.0), strength=(0.3,)),
     "vcl": grid(tempering=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
     "ewc": grid(strength=(0.3, 3.0, 10.0, 100.0), fisher_temperature=(1.0, 4.0)),
     "clear": grid(clone=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),

@@ -43,7 +43,7 @@ RL: dict[str, Setting] = {
     "fisher_examples": Setting(2048, "number of last states that are kept to measure the Fisher on", low=1, high=10**7),
 }
 """The settings of every method for agents."""
-DISTILL = replace(RL["distill"], default=1.0)
+DISTILL = replace(RL["distill"], default=0.3)
 _UNUSED = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))
 _BAYESIAN = {
     "tempering": Setting(
