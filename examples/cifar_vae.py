@@ -20,7 +20,7 @@ import evcl
 from evcl.data import load
 from evcl.experiments.samples import png
 
-CLASSES = "plane car bird cat deer dog frog horse ship truck".split()
+CLASSES = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def network(width: int = 32, latents: int = 64) -> evcl.nn.VAE:
@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, (train, _) in stream.items():
         learner.learn(train, task=name)
         seen = {task: float(learner.log_likelihood(stream[task][1], task, draws=100).mean()) for task in learner.tasks}
-        print(f"after {name}:", ", ".join(f"{task} {value:.0f} nats" for task, value in seen.items()))  # noqa: T201
+        print(f"after {name}:", ", ".join(f"{task} {value:.0f} nats" for task, value in seen.items()))
     rows = [torch.cat(list(learner.sample(task, 8).cpu()), 2) for task in learner.tasks]
     args.out.write_bytes(png((255 * torch.cat(rows, 1)).round().to(torch.uint8).numpy()))
 

@@ -1,6 +1,6 @@
 """Write the tables of streams without labels, as Markdown, and copy their figures, from the results beside this file.
 
-    python experiments/generative/write_tables.py    # writes tables.md here, and figures/ as `evcl report` draws them
+    python experiments/generative/tabulate.py    # writes tables.md here, and figures/ as `evcl report` draws them
 
 Of the language stream, log-likelihoods are also given as bits per character.
 """
@@ -46,7 +46,9 @@ def section(group: Group) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=HERE, help="where run.py has written its results [here]")
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, help="where search_and_test.py has written its results [here]"
+    )
     folder = parser.parse_args(words).folder
     groups = by_benchmark(find_results(folder / "results"))
     text = "\n\n".join(section(group) for group in groups.values())

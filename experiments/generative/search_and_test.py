@@ -1,7 +1,7 @@
-"""Search settings and test methods on streams without labels; `write_tables.py` then writes tables and figures.
+"""Search settings and test methods on streams without labels; `tabulate.py` then writes tables and figures.
 
-    python experiments/generative/run.py characters-mnist characters-notmnist --device cuda
-    python experiments/generative/run.py sotu-decades --device cuda
+    python experiments/generative/search_and_test.py characters-mnist characters-notmnist --device cuda
+    python experiments/generative/search_and_test.py sotu-decades --device cuda
 
 Without a benchmark, it does all of them. What is there already is not done again, and what was stopped resumes. Results
 are in `results/BENCHMARK/METHOD/result.json`, all trials in `search/BENCHMARK/METHOD.json`.
