@@ -36,6 +36,7 @@ import made_up  # noqa: E402
 import tiny  # noqa: E402
 
 import evcl  # noqa: E402
+from evcl._core.bounds import MOST_PIXELS  # noqa: E402
 from evcl._core.errors import EvclError  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
 from evcl.experiments import (  # noqa: E402
@@ -56,7 +57,6 @@ from evcl.report.page import page  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
-from evcl.tables.source import MOST_PIXELS  # noqa: E402
 from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
 from evcl.training.checkpoint import _digest as digest  # noqa: E402
 

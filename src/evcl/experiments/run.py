@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from evcl import benchmarks, methods, metrics, nn
+from evcl._core import bounds
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
@@ -42,7 +43,7 @@ from evcl.training import (
 )
 from evcl.training.session import Undecided
 
-MOST_SEEDS = 10_000
+MOST_SEEDS = bounds.MOST_SEEDS
 """The maximum number of seeds of a run."""
 _drawing = threading.Lock()  # there is one generator for all threads
 
