@@ -51,11 +51,22 @@ class NpyFile(TypedSource):
         for start in range(0, len(self._array), count):
             rows = self._array[start : start + count]
             columns = {
-                name: with_missing(_plain(rows[name] if named else rows[:, i]), self._missing)
+                name: with_missing(self._plain(name, rows[name] if named else rows[:, i]), self._missing)
                 for i, name in enumerate(self._names)
                 if name in names
             }
             yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(rows))  # type: ignore[misc]
+
+    def _plain(self, name: str, values: Values) -> Values:
+        if values.dtype.kind == "U" and not is_valid_text(values):
+            bad(self.path, f"column {name!r}", "it holds invalid text")
+        return _plain(values)
+
+
+def is_valid_text(values: Values) -> bool:
+    """Whether an array of numpy's texts holds only numbers that are letters: the conversion of others would fail."""
+    letters = np.ascontiguousarray(values).reshape(-1).view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+    return not bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any())
 
 
 def _plain(values: Values) -> Values:

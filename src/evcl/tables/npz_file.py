@@ -14,6 +14,7 @@ import numpy as np
 from evcl._core.bounds import BYTES_A_PIECE, MOST_AXES, MOST_COLUMNS, MOST_INPUTS, MOST_TEXT, rows_a_piece
 from evcl._core.errors import brief
 from evcl.data.formats import BROKEN
+from evcl.tables.npy_file import is_valid_text
 from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, with_missing
 
 
@@ -110,7 +111,6 @@ class NpzFile(TypedSource):
             return found
         if dtype.kind != "U":
             return found.astype(np.float64)
-        letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
-        if bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any()):
+        if not is_valid_text(found):
             bad(self.path, f"array {name!r}", "it holds invalid text")
         return found.astype(object)
