@@ -183,11 +183,8 @@ def writers(folder: Path, model: Path) -> dict[str, tuple[Path, object]]:
     }
 
 
-KINDS = ["model", "learn", "csv", "parquet", "result", "first result", "cell", "checkpoint", "data set", "claim", "text"]
-KINDS += ["tensors", pytest.param("report", marks=pytest.mark.full)]
-    "data set",
-    "first result",
-]
+KINDS = ["model", "learn", "csv", "parquet", "result", "first result", "cell", "checkpoint", "data set", "claim"]
+KINDS += ["text", "tensors", pytest.param("report", marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
