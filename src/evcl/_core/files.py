@@ -289,13 +289,13 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
         kind = _kinds()[tensor.dtype]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
+            file.write(len(head).to_bytes(8, "little"))
+            file.write(head)
             for name in order:
                 flat = tensors[name].detach().cpu().contiguous().reshape(-1)
                 file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")

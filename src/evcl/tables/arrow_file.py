@@ -119,7 +119,8 @@ class ArrowSource(TypedSource):
         if codes is None:
             return found
         places = codes.fill_null(len(found)).to_numpy(zero_copy_only=False)
-        return np.append(found, np.array([None], dtype=object))[places]
+        chosen: Values = np.append(found, np.array([None], dtype=object))[places]
+        return chosen
 
     def _dates(self, column: Any, kind: Any) -> Values:
         """Dates, times or times of the day. With a time zone they are local times, as in a text."""

@@ -43,9 +43,9 @@ class ImageFolder(TypedSource):
         found = [(folder, one) for folder, one in found if one not in self._others]
         if not found:
             bad(path, "the folder holds no images")
-        for folder, one in found:
-            if one.parent != path and not _is_utf8(folder):
-                bad(path, f"the name of the folder {shown(folder)} is not UTF-8, and so cannot be a class; rename it")
+        for name, one in found:
+            if one.parent != path and not _is_utf8(name):
+                bad(path, f"the name of the folder {shown(name)} is not UTF-8, and so cannot be a class; rename it")
         self._unlike = [0, 0]  # images that had another size, and another colour, in the last pass
         self.files = [(None if one.parent == path else folder, one) for folder, one in found]
         self.size = self._first_size(side) if size is None else size
