@@ -53,7 +53,7 @@ def writing(path: Path, into: Path, keep_formulas: bool = False) -> Iterator[Wri
 
 
 class _Csv:
-    def __init__(self, file: Any, keep_formulas: bool) -> None:
+    def __init__(self, file: Any, keep_formulas: bool = False) -> None:
         self._writer, self._began = csv.writer(file, lineterminator="\n"), False
         self._safe = (lambda text: text) if keep_formulas else _no_formula
 
