@@ -30,9 +30,9 @@ def tried(count, seed, *options):
 
 
 def test_the_corpus_and_some_mutated_files():
-    defects, last = tried(200, 0)
+    defects, last = tried(120, 0)
     assert defects == []
-    assert last["tried"] >= 200 + len([path for path in (HERE / "corpus").rglob("*") if path.is_file()])
+    assert last["tried"] >= 120 + len([path for path in (HERE / "corpus").rglob("*") if path.is_file()])
 
 
 def test_the_corpus_is_small_and_is_of_the_targets():
