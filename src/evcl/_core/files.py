@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import socket
 import stat
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from evcl._core.bounds import MOST_DESCRIPTION, MOST_HEADER, MOST_TENSORS
 from evcl._core.errors import EvclError, extra
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ def cache_folder() -> Path:
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "evcl"
 
 
+TEMPORARY = ".tmp"  # the end of the name of a file that is being written
+LONGEST_PART = 200  # characters of a file's name in that of its temporary file: names have at most 255 bytes
+MADE = re.compile(rf"\d+-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
 OTHERS = {  # what a path may be other than a regular file
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -113,19 +118,27 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     """Call `write` with a temporary path in the same folder, then rename the result to `path`.
 
     If `path` is a link, the link stays and its target is replaced. An existing path that is not a regular file is
-    refused.
+    refused. A new file has the mode that the umask allows, an existing one keeps its mode. When this returns, the file
+    and its name are on disk.
     """
     try:
         path = Path(path)
         real = Path(os.path.realpath(path))
-        temporary = real.with_name(f".{real.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    except (TypeError, ValueError) as error:
-        raise EvclError(f"cannot write to {str(path)!r}: {error}") from error
+        temporary = real.with_name(f".{real.name[:LONGEST_PART]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+    except (OSError, TypeError, ValueError) as error:
+        raise EvclError(f"cannot write to {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     try:
+        mode = None
         with contextlib.suppress(FileNotFoundError):
             check_regular(path)
+            mode = stat.S_IMODE(path.stat().st_mode)
         write(temporary)
+        if mode is not None:
+            temporary.chmod(mode)
+        with temporary.open("rb") as file:  # otherwise a power cut could leave the name without its contents
+            os.fsync(file.fileno())
         temporary.replace(real)
+        sync_folder(real.parent)
     except EvclError:  # also a ValueError, but not caused by writing
         raise
     except (OSError, ValueError) as error:
@@ -133,6 +146,32 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     finally:
         with contextlib.suppress(OSError, ValueError):
             temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's names to disk, where the system has folders that can be synced."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files that killed writers of `path` left. The caller holds the lock of `path`, so no other
+    process is writing it.
+    """
+    real = Path(os.path.realpath(path))
+    begin = f".{real.name[:LONGEST_PART]}."
+    with contextlib.suppress(OSError):
+        for left in real.parent.iterdir():
+            if left.name.startswith(begin) and MADE.fullmatch(left.name[len(begin) :]):
+                left.unlink(missing_ok=True)
+
+
+class NoHardLinks(EvclError):
+    """The file system has no hard links."""
 
 
 def write_once(path: Path, text: str) -> bool:
@@ -156,7 +195,7 @@ def write_once(path: Path, text: str) -> bool:
             if isinstance(error, FileExistsError):
                 return False
             if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
-                raise EvclError(f"cannot write {path}: this file system has no hard links; use another") from error
+                raise NoHardLinks(f"cannot write {path}: this file system has no hard links; use another") from error
             raise
     except OSError as error:
         raise EvclError(f"cannot write {path}: {error.strerror or error}") from error
@@ -197,20 +236,77 @@ def locked(lock: Path, what: str) -> Iterator[None]:
         held.release()
 
 
-def save_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sync: bool = False
-) -> None:
-    """Write a safetensors file atomically; with `sync`, flush it to disk before the rename."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+@contextlib.contextmanager
+def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file, whose header is limited before it is read. Only regular files are opened."""
+    from safetensors import safe_open
+
+    with open_regular(Path(path)) as file:
+        size, whole = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    if MOST_HEADER < size < whole:
+        raise EvclError(f"its header has {size:,} bytes, but the maximum is {MOST_HEADER:,}")
+    with safe_open(path, framework="pt") as found:
+        if len(found.keys()) > MOST_TENSORS:
+            raise EvclError(f"it has {len(found.keys()):,} tensors, but the maximum is {MOST_TENSORS:,}")
+        yield found
+
+
+def described(file: Any, name: str) -> Any:
+    """The JSON text of this name in a safetensors file; None if it has none."""
+    text = (file.metadata() or {}).get(name)
+    if text is None:
+        return None
+    if len(text) > MOST_DESCRIPTION:
+        raise EvclError(f"its description has {len(text):,} characters, but the maximum is {MOST_DESCRIPTION:,}")
+    return parsed(text)
+
+
+def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically. Its bytes are written here, one tensor after another: safetensors has
+    temporary files of its own, with modes of their own, which a killed process leaves behind.
+
+    The file is the length of a header, the header in JSON, and the tensors, those of wider types first, so that each is
+    aligned.
+    """
+    import torch
+
+    for text in metadata.values():
+        if len(text) > MOST_DESCRIPTION:
+            what = "names of tasks, classes and categories, and the history"
+            raise EvclError(f"the description ({what}) has {len(text):,} characters, but at most {MOST_DESCRIPTION:,}")
+    if len(tensors) > MOST_TENSORS:
+        raise EvclError(f"there are {len(tensors):,} tensors, but a file may hold {MOST_TENSORS:,}")
+    if sys.byteorder != "little":
+        raise EvclError("model files are written on little-endian machines only")
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name in order:
+        tensor = tensors[name]
+        if tensor.dtype not in _kinds():
+            raise EvclError(f"{name} is {tensor.dtype}, which a model file cannot hold")
+        end = place + tensor.numel() * tensor.element_size()
+        kind = _kinds()[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
 
     def write(temporary: Path) -> None:
-        try:
-            save_file(dict(tensors), temporary, dict(metadata))
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        if sync:  # otherwise a crash of the machine could leave the file name without its contents
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+        with temporary.open("wb") as file:
+            file.write(len(head).to_bytes(8, "little"))
+            file.write(head)
+            for name in order:
+                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+                file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
     write_atomically(path, write)
+
+
+def _kinds() -> dict[Any, str]:
+    """torch's types, as safetensors calls them."""
+    import torch
+
+    whole = {f"I{8 * size}": f"int{8 * size}" for size in (1, 2, 4, 8)}
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
+    return {getattr(torch, name): kind for kind, name in {**names, **whole}.items()}

@@ -79,7 +79,8 @@ def labels(y: Any, examples: int) -> list[Label]:
     """Convert labels to a list of integers, booleans or strings, one per example."""
     if isinstance(y, Tensor):
         y = y.detach().cpu().numpy()
-    if isinstance(y, (list, tuple)) and len({type(v) for v in y}) > 1:  # numpy would convert them to one type
+    kinds = {type(v) for v in y} if isinstance(y, (list, tuple)) else set()
+    if len(kinds) > 1 or str in kinds:  # numpy would convert them to one type, and cut zeros off the end of a text
         y = np.fromiter(y, dtype=object, count=len(y))
     try:
         array = np.asarray(y)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
+from evcl._core.bounds import LONGEST_NAME
 from evcl._core.errors import EvclError, unknown
 
 T = TypeVar("T")
-LONGEST_NAME = 200  # characters
 
 
 class Registry(Mapping[str, T], Generic[T]):

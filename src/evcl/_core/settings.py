@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from evcl._core.errors import EvclError, unknown
+from evcl._core.errors import EvclError, brief, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -45,15 +45,15 @@ class Setting:
             words: dict[Any, bool] = {"false": False, "true": True}
             if isinstance(value, bool) or (isinstance(value, str) and value in words):
                 return words.get(value, value)
-            raise EvclError(f"{name} must be true or false, not {value!r}", setting=name)
+            raise EvclError(f"{name} must be true or false, not {brief(value)}", setting=name)
         if self.choices:
             if value in self.choices:
                 return str(value)
-            raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}", setting=name)
+            raise EvclError(f"{name} must be one of {', '.join(self.choices)}, not {brief(value)}", setting=name)
         whole = isinstance(self.default, int)
         number = _whole(value) if whole else _real(value)
         if number is None or isinstance(value, bool) or not self._inside(number):
-            raise EvclError(f"{name} must be {self._wanted(whole)}, not {value!r}", setting=name)
+            raise EvclError(f"{name} must be {self._wanted(whole)}, not {brief(value)}", setting=name)
         return number
 
     @property
@@ -79,16 +79,23 @@ class Setting:
 def _whole(value: Any) -> int | None:
     """Convert to an int exactly. Going through a float would round numbers above 2**53."""
     try:
-        return int(value) if isinstance(value, str) else operator.index(value)
+        return int(_plain(value)) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
         pass
     number = _real(value)
     return int(number) if number is not None and number.is_integer() else None
 
 
+def _plain(text: str) -> str:
+    """A text that may be a number as files have it. Python's own 1_000 and digits of other scripts are none there."""
+    if "_" in text or not text.isascii() or text != text.strip():
+        raise ValueError(text)
+    return text
+
+
 def _real(value: Any) -> float | None:
     try:
-        number = float(value)
+        number = float(_plain(value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import EvclError, brief, out_of_memory
 from evcl._core.interrupts import Interrupted
+from evcl._core.shown import shown
 from evcl._core.torchrun import own, world
 from evcl.cli import data, lists, models, paper, sweep, tables
 from evcl.cli import stream as streams
@@ -92,6 +93,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 0)
     except Exception as error:
+        if told := out_of_memory(error):
+            _fail(told, 1, debug)
+        if isinstance(error, OSError) and error.filename:
+            _fail(f"cannot use {brief(str(error.filename))}: {error.strerror or error}", 1, debug)
         where = "" if debug else "; evcl --debug shows where"
         _fail(f"{type(error).__name__}: {error}{where}".replace("\n", " "), 1, debug)
 
@@ -114,7 +119,7 @@ def _fail(message: str, status: int, debug: bool, wait: float = PATIENCE) -> Non
         if rank == 0 or wait:
             if debug:
                 traceback.print_exc()
-            sys.stderr.write(f"evcl: {message}\n")
+            sys.stderr.write(f"evcl: {shown(message, line=True)}\n")
     sys.exit(status)
 
 

@@ -10,6 +10,7 @@ import typer
 from evcl._core.errors import EvclError
 from evcl.cli.commands import HELP, Once
 from evcl.cli.options import DataDir
+from evcl.cli.progress import echo
 
 app = typer.Typer(rich_markup_mode=None, context_settings=HELP, help="List, fetch and verify data sets.")
 
@@ -28,9 +29,9 @@ def list_() -> None:
         state = f"{megabytes(here.bytes)} in {here.folder}, from {here.source}" if here.fetched else "not fetched"
         if here.fetched and here.problem:
             state = f"{here.problem}; run evcl data fetch {name}"
-        typer.echo(f"{name:<14} {entry.summary}")
-        typer.echo(f"{'':<14} {state}")
-        typer.echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
+        echo(f"{name:<14} {entry.summary}")
+        echo(f"{'':<14} {state}")
+        echo(f"{'':<14} licence: {entry.licence}; cite: {entry.citation}")
 
 
 @app.command(cls=Once)
@@ -72,7 +73,7 @@ def verify(
     _known(names or [])
     wanted = names or [name for name in data.CATALOG if data.status(name).fetched]
     if not wanted:
-        typer.echo("nothing has been fetched yet; see evcl data fetch")
+        echo("nothing has been fetched yet; see evcl data fetch")
 
     def one(name: str) -> str:
         found = data.verify(name)
@@ -103,8 +104,8 @@ def _each(names: list[str], one: Callable[[str], str]) -> None:
     failed = []
     for name in names:
         try:
-            typer.echo(one(name))
+            echo(one(name))
         except EvclError as error:
             failed.append(str(error))
     if failed:
-        raise EvclError("\n".join(failed))
+        raise EvclError("; ".join(failed))

@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError, unknown
 from evcl._core.facts import METHOD_FACTS, SHOWN, measured
 from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.cli.options import Plugins, Usage, usage
-from evcl.cli.progress import console
+from evcl.cli.progress import console, echo, screen
 
 KINDS = ("methods", "benchmarks", "presets")
 SETTINGS = "settings"
@@ -53,14 +53,13 @@ def list_(
         return
     for kind, entries in zip(KINDS, (of_methods, of_benchmarks, experiments.SUMMARIES), strict=True):
         if what in (None, kind):
-            typer.echo(kind)
+            echo(kind)
             for name, summary in entries.items():
-                typer.echo(f"  {name:<20} {summary}")
+                echo(f"  {name:<20} {summary}")
 
 
 def _settings(name: str) -> None:
     """A table of a method's settings: what --set takes."""
-    from rich.console import Console
     from rich.table import Table
 
     from evcl import methods
@@ -76,14 +75,13 @@ def _settings(name: str) -> None:
     for key, setting in known.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
         table.add_row(key, default, setting.values, setting.help)
-    typer.echo(f"{name}: {found.summary}")
-    out = console() if console().is_terminal else Console(width=WIDE)
+    echo(f"{name}: {found.summary}")
+    out = console() if console().is_terminal else screen(WIDE)
     out.print(table, highlight=False)
 
 
 def _methods(names: list[str]) -> None:
     """A table of the methods; what is not known of a user's own method is a dash."""
-    from rich.console import Console
     from rich.table import Table
 
     found = measured()
@@ -94,7 +92,7 @@ def _methods(names: list[str]) -> None:
         facts, cost = METHOD_FACTS.get(name), found["costs"][SHOWN].get(name)
         about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
         table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
-    out = console() if console().is_terminal else Console(width=WIDE)
+    out = console() if console().is_terminal else screen(WIDE)
     out.print(table, highlight=False)
     for line in (
         "keeps: numbers stored besides the plain weights, and examples of earlier tasks",
@@ -104,4 +102,4 @@ def _methods(names: list[str]) -> None:
         f"Measured on the network {SHOWN} with batches of 64 rows:",
         found["where"],
     ):
-        typer.echo(line)
+        echo(line)

@@ -45,7 +45,6 @@ def inspect(
 
 def _show_table(found: tables.Model, voice: Voice) -> None:
     """Show what is known of a model of evcl learn."""
-    from rich.markup import escape
     from rich.table import Table
 
     from evcl.tables.earlier import standing
@@ -82,7 +81,7 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         if now:
             one = now.get(line["task"])
             measured.insert(1, "-" if one is None else ("~" if one.estimated else "") + percent(one.accuracy))
-        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
+        table.add_row(line["task"], line["learned"].partition(" ")[0], f"{line['examples']:,}", *measured)
     console().print(table)
     console().print("Measured on the rows held out of each file, when it was learned. Entropies are in nats.")
     if any(not one.estimated for one in now.values()):
@@ -95,7 +94,6 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
 
 def _show_numbers(found: tables.Model, table: Any) -> None:
     """Show what is known of the tasks of a model that learns a number."""
-    from rich.markup import escape
 
     for i, column in enumerate(("task", "learned", "rows", "RMSE", "deviation", "coverage", "NLL")):
         table.add_column(column, justify="right" if i > 1 else "left", overflow="fold", no_wrap=i > 0)
@@ -103,7 +101,7 @@ def _show_numbers(found: tables.Model, table: Any) -> None:
         held = ["-", f"{line['deviation']:.4g}", "-", "-"]
         if line["held_out"]:
             held = [f"{line['rmse']:.4g}", held[1], percent(line["coverage"]), f"{line['nll']:.3f}"]
-        table.add_row(escape(line["task"]), line["learned"].partition(" ")[0], f"{line['examples']:,}", *held)
+        table.add_row(line["task"], line["learned"].partition(" ")[0], f"{line['examples']:,}", *held)
     console().print(table)
     console().print("Measured on the rows held out of each file, when it was learned; coverage: of 95% intervals.")
 
@@ -145,7 +143,6 @@ def _head_lines(model: Path, card: dict[str, Any], voice: Voice) -> None:
 
 def _show_learner(card: dict[str, Any], voice: Voice) -> None:
     """Show the card of a model that was saved from Python."""
-    from rich.markup import escape
     from rich.table import Table
 
     voice.fact("weights", f"{card['weights']:,} that learn" + (", adapters of a base model" if "base" in card else ""))
@@ -160,7 +157,7 @@ def _show_learner(card: dict[str, Any], voice: Voice) -> None:
             ["-"] * 3 if held is None else [percent(held["accuracy"]), f"{held['nll']:.3f}", f"{held['ece']:.3f}"]
         )
         known = [f"{line[name]:,}" if name in line else "-" for name in ("examples", "classes", "epochs")]
-        table.add_row(escape(line["task"]), line.get("learned", "-").partition(" ")[0], *known, *measured)
+        table.add_row(line["task"], line.get("learned", "-").partition(" ")[0], *known, *measured)
     console().print(table)
     console().print("Measured on the validation part of each task, when it was learned. learner.card() says more.")
 

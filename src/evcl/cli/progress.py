@@ -9,7 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from evcl import experiments
+from evcl._core.shown import shown
 from evcl.callbacks import Callback, Epoch
 
 if TYPE_CHECKING:
@@ -22,22 +25,46 @@ if TYPE_CHECKING:
 @cache
 def console() -> Console:
     """The console that all commands print to. rich is imported where it is used, so that evcl --help starts fast."""
-    from rich.console import Console
+    return screen()
 
-    return Console(highlight=False)
+
+def screen(width: int | None = None) -> Console:
+    """A console that shows text as it is: names come from files, so markup is off, and control characters are shown."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Screen(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
+
+    return Screen(highlight=False, markup=False, emoji=False, width=width)
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print a line, whatever the width of the screen."""
+    typer.echo(shown(text), err=err)
+
+
+def _column(text: str) -> Any:
+    """A column of a progress bar, whose text is shown as it is."""
+    from rich.progress import TextColumn
+
+    return TextColumn(text, markup=False)
 
 
 @contextmanager
 def progress(configs: list[Config]) -> Iterator[Any]:
     """Show one bar per run on a terminal, one line per task elsewhere; yields `on_event(index, event)`."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     if not console().is_terminal:
         yield lambda index, event: _line(configs[index], event)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+    columns = (_column("{task.description}"), BarColumn(), _column("{task.fields[state]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console()) as bars:
-        ids = [bars.add_task(config.name, total=1, state="waiting", start=False) for config in configs]
+        ids = [
+            bars.add_task(shown(config.name, line=True), total=1, state="waiting", start=False) for config in configs
+        ]
 
         def on_event(index: int, event: Event) -> None:
             _note(event)
@@ -53,7 +80,7 @@ def progress(configs: list[Config]) -> Iterator[Any]:
 
 def _note(event: Event) -> None:
     if event.note is not None:
-        sys.stderr.write(f"evcl: {event.note}\n")
+        sys.stderr.write(f"evcl: {shown(event.note, line=True)}\n")
 
 
 def _line(config: Config, event: Event) -> None:
@@ -69,7 +96,7 @@ def _line(config: Config, event: Event) -> None:
 @contextmanager
 def forecast_bar(total: int) -> Iterator[Any]:
     """Show one bar for all runs, with the remaining time; yields the callbacks `on_event` and `on_result`."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
     def on_result(count: int, config: Config, result: Result) -> None:
         mean = result.measure(result.score).mean
@@ -79,7 +106,7 @@ def forecast_bar(total: int) -> Iterator[Any]:
     if not console().is_terminal:
         yield (lambda i, event, forecast: None), on_result
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    columns = (_column("{task.description}"), BarColumn(), TaskProgressColumn(), _column("{task.fields[left]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console()) as bars:
         bar = bars.add_task("everything", total=1, left="")
 
@@ -98,13 +125,13 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def trials_bar() -> Iterator[Any]:
     """Show one bar for all trials; yields the callback that takes their events."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
     if not console().is_terminal:
         yield lambda i, event: None
         return
     parts: dict[int, float] = {}
-    columns = (TextColumn("trials"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    columns = (_column("trials"), BarColumn(), _column("{task.fields[state]}"), TimeElapsedColumn())
     with Progress(*columns, console=console()) as bars:
         bar = bars.add_task("", total=1, state="")
 
@@ -122,7 +149,7 @@ def cells_bar(cells: Sequence[Config]) -> Iterator[tuple[Callable[..., None], Ca
 
     Yields two callbacks: for the events of running cells, and for cells that have ended.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
     ended, total = 0, len(cells)
     alike: dict[str, list[Config]] = {}
@@ -149,7 +176,7 @@ def cells_bar(cells: Sequence[Config]) -> Iterator[tuple[Callable[..., None], Ca
         yield (lambda some, event: None), told
         return
     parts: dict[int, float] = {}
-    columns = (TextColumn("cells"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    columns = (_column("cells"), BarColumn(), _column("{task.fields[state]}"), TimeElapsedColumn())
     with Progress(*columns, console=console()) as bars:
         bar = bars.add_task("", total=total, state="")
 
@@ -173,14 +200,14 @@ def epochs_bar(task: str, silent: bool = False) -> Iterator[list[Callback]]:
     """Show a bar over the epochs of a task on a terminal, and nothing elsewhere: the result is printed anyway. Yields
     the callbacks for `learn`.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     if silent or not console().is_terminal:
         yield []
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}"))
+    columns = (_column("{task.description}"), BarColumn(), _column("{task.fields[state]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(), transient=True) as bars:
-        bar = bars.add_task(task, total=None, state="reading")
+        bar = bars.add_task(shown(task, line=True), total=None, state="reading")
 
         class Bar(Callback):
             def end_epoch(self, epoch: Epoch) -> None:

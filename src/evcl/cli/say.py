@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evcl.cli.options import Usage
-from evcl.cli.progress import console
+from evcl.cli.progress import console, echo
 
 if TYPE_CHECKING:
     from evcl import tables
@@ -31,16 +31,16 @@ class Voice:
         if self.silent:
             return
         if self._to_stderr:
-            typer.echo(text, err=True)
+            echo(text, err=True)
         else:
-            console().print(text, soft_wrap=True, markup=False)
+            console().print(text, soft_wrap=True)
 
     def fact(self, name: str, text: str) -> None:
         self.say(f"{name:<8} {text}")
 
     def end(self, facts: Mapping[str, Any]) -> None:
         if self._as_json:
-            typer.echo(json.dumps(facts, default=str))
+            echo(json.dumps(facts, default=str))
 
 
 def columns_of(model: tables.Model) -> str:

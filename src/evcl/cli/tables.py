@@ -195,6 +195,10 @@ def predict(
     only_predictions: Annotated[
         bool, typer.Option("--only-predictions", help="Write no columns of the file beside the predictions.")
     ] = False,
+    keep_formulas: Annotated[
+        bool,
+        typer.Option("--keep-formulas", help="Write texts that begin like a formula of a spreadsheet as they are."),
+    ] = False,
     device: OneDevice = "cpu",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -219,7 +223,7 @@ def predict(
     voice = Voice(as_json, quiet, to_stderr=standard)
     one_thread()
     keys = [] if only_predictions else key
-    options = {"task": task, "drop": drop or [], "keys": keys, "device": device}
+    options = {"task": task, "drop": drop or [], "keys": keys, "device": device, "keep_formulas": keep_formulas}
     options |= {
         "unknown": _unknown(unknown, "missing", "error"),
         "dialect": _dialect(separator, decimal, missing, query),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from evcl._core.bounds import MOST_JSON_BYTES
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import cache_folder, check_regular, parsed, read_text, write_atomically
 from evcl.data import progress
@@ -23,7 +24,6 @@ from evcl.data.catalog import CatalogEntry
 from evcl.data.formats import BROKEN, Arrays, SourceFailed, UInt8
 
 SOURCE = "source.json"
-MOST_JSON_BYTES = 100_000  # size limit of a JSON file in the cache
 
 
 def folder(entry: CatalogEntry) -> Path:

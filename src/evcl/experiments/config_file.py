@@ -12,11 +12,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from evcl._core.errors import EvclError, unknown
+from evcl._core.bounds import MOST_CONFIG_BYTES, MOST_PARTS
+from evcl._core.errors import EvclError, brief, unknown
 from evcl._core.files import read_text
 
-MOST_BYTES, MOST_PARTS = 1_000_000, 20  # limits: of the file's size, and of the parts of a dotted key
-DOTTED = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++\s*+\.\s*+){{{MOST_PARTS}}}")
+# A part of a key is a bare word or a quoted text. Texts over several lines are values, and comments are neither.
+TOKENS = re.compile(
+    r'''(?P<space>[ \t]++)|(?P<dot>\.)|(?P<comment>\#[^\n]*+)
+    |(?P<part>"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}|\'{3}(?:[^\']|\'{1,2}(?!\'))*+\'{3,5}
+    |"(?:[^"\\\n]|\\.)*+"|\'[^\'\n]*+\'|[^\s.=\[\]{},\#"\']++)|(?P<other>.)''',
+    re.VERBOSE | re.DOTALL,
+)
 WORDS = {"int": "a whole number", "float": "a number", "str": "a string", "array": "a list", "object": "a table"}
 Space = dict[str, Any]  # maps a setting to its value, or to the values that it may take
 Spaces = Annotated[Space, Meta(min_length=1, max_length=100)]  # maps the name of a table to a method's Space
@@ -27,8 +33,8 @@ S = TypeVar("S", bound=Struct)
 
 def read_config(path: Path, kind: type[S]) -> S:
     """Read a file as the struct `kind`."""
-    text = read_text(path, MOST_BYTES)
-    if DOTTED.search(text):  # tomllib takes minutes for a key of 10,000 parts
+    text = read_text(path, MOST_CONFIG_BYTES)
+    if most_parts(text) > MOST_PARTS:  # tomllib takes minutes for a key of 10,000 parts
         raise EvclError(f"{path}: a key has more than {MOST_PARTS} parts")
     try:
         values = tomllib.loads(text)
@@ -46,6 +52,21 @@ def read_config(path: Path, kind: type[S]) -> S:
     return found
 
 
+def most_parts(text: str) -> int:
+    """The number of parts of the longest dotted key in a text of TOML. Numbers with a point count as keys of two."""
+    most = parts = 0
+    dotted = False
+    for token in TOKENS.finditer(text):
+        if token.lastgroup == "part":
+            parts, dotted = parts + 1 if dotted else 1, False
+            most = max(most, parts)
+        elif token.lastgroup == "dot":
+            dotted = parts > 0
+        elif token.lastgroup != "space":
+            parts, dotted = 0, False
+    return most
+
+
 def checked(value: Any, kind: Any, where: str) -> Any:
     """Convert `value` to the type `kind`. If that fails, raise an error that begins with `where`."""
     try:
@@ -56,8 +77,7 @@ def checked(value: Any, kind: Any, where: str) -> Any:
         wanted = re.sub("`([^`]*)`", lambda found: " or ".join(WORDS.get(k, k) for k in found[1].split(" | ")), wanted)
         if top := re.match(r"\.(\w+)", key):
             value, where = value[top[1]], f"{where}: {key[1:-1]}"
-        came = repr(value)
-        raise EvclError(f"{where}: must be {wanted}, not {came[:200]}{'...' * (len(came) > 200)}") from None
+        raise EvclError(f"{where}: must be {wanted}, not {brief(value)}") from None
 
 
 @contextmanager

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evcl._core.errors import EvclError
-from evcl._core.files import check_regular, locked, write_atomically
+from evcl._core.files import (
+    NoHardLinks,
+    check_regular,
+    locked,
+    remove_leftovers,
+    sync_folder,
+    write_atomically,
+    write_once,
+)
 from evcl.experiments.result import RESULT, Result, read_result, to_json
 from evcl.experiments.trunk import is_text
 
@@ -81,6 +89,7 @@ def claimed(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError, NotImplementedError):
             stack.enter_context(_made(folder))
             stack.enter_context(locked(folder / LOCK, f"{folder}: another evcl is at work on it"))
+            remove_leftovers(folder / RESULT)
         yield
 
 
@@ -89,16 +98,20 @@ def write_result(folder: Path, result: Result, overwrite: bool = False) -> Path:
     one of the same run is as good and is kept, one of another run is an error.
     """
     path, text = folder / RESULT, to_json(result)
-    if path.exists() and not overwrite:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvclError(f"cannot write {path}: {error.strerror or error}") from error
+    if not overwrite and not path.exists():
+        with contextlib.suppress(NoHardLinks):
+            if write_once(path, text):
+                sync_folder(folder)
+                return path
+    if not overwrite and path.exists():
         found = read_result(path)
         if any(getattr(found, key) != getattr(result, key) for key in ("benchmark", "method", "config", "seeds")):
             other = f"{found.benchmark} {found.method}"
             raise EvclError(f"{path} is the result of another run ({other}) that ended meanwhile: move it away")
         return path
-
-    def write(temporary: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8")
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
     return path

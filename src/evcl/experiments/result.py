@@ -11,17 +11,17 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from evcl._core.bounds import LONGEST_NAME, MOST_LISTS, MOST_RESULT_BYTES
 from evcl._core.errors import EvclError
 from evcl._core.files import read_text
-from evcl._core.registry import LONGEST_NAME
+from evcl._core.shown import plain, shown
 from evcl.experiments.samples import MOST_CHARACTERS, decoded
 
 SCHEMA = 1
 RESULT = "result.json"
 """The name of a run's result file."""
-MOST_RESULT_BYTES = 2**28  # size limit of a result of a run or search; enough for 1,000 tasks and 15 seeds
 RANGES: dict[str, tuple[float, float]] = {
     "average_accuracy": (0, 1),
     "forgetting": (-2, 2),
@@ -341,29 +341,31 @@ def read_result(path: Path) -> Result:
     """Read and check a result file: its types, its sizes, and that its numbers are finite and in range."""
     try:
         text = read_text(path, MOST_RESULT_BYTES)
+        if text.count("[") + text.count("{") > MOST_LISTS + len(text) // 64:
+            raise ValueError("it has more lists than a result has")
         schema = msgspec.json.decode(text, type=_Version).schema
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}")
         result = msgspec.json.decode(text, type=Result)
         _check(result)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise EvclError(f"{path} is not a result of evcl ({error})") from error
+        raise EvclError(f"{path} is not a result of evcl ({shown(str(error)[:500], True)})") from error
     return result
 
 
-def _check(result: Result) -> None:
-    """Check what the types cannot express."""
-    count, tasks, validation = len(result.seeds), result.config.get("tasks"), result.config.get("validation", 0.0)
-    if not count or len(set(result.seeds)) != count:
-        raise ValueError("seeds should be one or more different whole numbers")
-    if type(tasks) is not int or tasks < 1:
-        raise ValueError("config.tasks should be a whole number, at least 1")
-    if type(validation) not in (int, float) or not 0 <= validation < 1:
-        raise ValueError("config.validation should be at least 0 and less than 1")
-    if result.seconds < 0 or (result.memory_bytes or 0) < 0:
-        raise ValueError("seconds and memory_bytes should be at least 0")
-    if result.samples is not None:
-        decoded(result.samples)
+def _check_names(result: Result) -> None:
+    """Names are printed and drawn: they have no control characters, and no halves of letters."""
+    told = {name: getattr(result, name) for name in ("benchmark", "method", "preset")}
+    told |= {f"config {name}": name for name in (*result.config, *result.inferred_accuracy)}
+    told |= {name: text for name, text in asdict(result.environment).items() if isinstance(text, str)}
+    for name, text in told.items():
+        if not plain(text):
+            raise ValueError(f"{shown(name, True)} should have no control characters")
+
+
+def _check_summaries(result: Result) -> None:
+    """Each measure has a value per seed, in its range, and a mean only if all seeds have one."""
+    count = len(result.seeds)
     summaries = {name: (result.measure(name), *ends) for name, ends in RANGES.items()}
     for name in ("forgetting", "backward_transfer"):  # in units of the score
         low, high = RANGES[name]
@@ -374,6 +376,27 @@ def _check(result: Result) -> None:
         values = [summary.mean, summary.std, *summary.per_seed]
         if len(values) != count + 2 or any(value is not None and not low <= value <= high for value in values):
             raise ValueError(f"{name} should have one number per seed, from {low:g} to {high:g}")
+        if None in summary.per_seed and (summary.mean is not None or summary.std is not None):
+            raise ValueError(f"{name} should have no mean where a seed has no number")
+
+
+def _check(result: Result) -> None:
+    """Check what the types cannot express."""
+    _check_names(result)
+    if not all(0 <= seed < 2**63 for seed in result.seeds):
+        raise ValueError("seeds should be whole numbers from 0 to 2^63 - 1")
+    count, tasks, validation = len(result.seeds), result.config.get("tasks"), result.config.get("validation", 0.0)
+    if not count or len(set(result.seeds)) != count:
+        raise ValueError("seeds should be one or more different whole numbers")
+    if type(tasks) is not int or not 1 <= tasks < 2**31:
+        raise ValueError("config.tasks should be a whole number, at least 1")
+    if type(validation) not in (int, float) or not 0 <= validation < 1:
+        raise ValueError("config.validation should be at least 0 and less than 1")
+    if not 0 <= result.seconds < 1e12 or not 0 <= (result.memory_bytes or 0) < 2**63:
+        raise ValueError("seconds and memory_bytes should be at least 0, and below 1e12 and 2^63")
+    _check_summaries(result)
+    if result.samples is not None:
+        decoded(result.samples)
     if result.prequential is not None:
         _check_prequential(result.prequential, count)
     if result.matrices is None:

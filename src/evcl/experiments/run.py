@@ -21,6 +21,7 @@ from torch import Tensor
 
 import evcl.experiments.streams  # noqa: F401 - adds streams of rows to the benchmarks
 from evcl import benchmarks, methods, metrics, nn
+from evcl._core import bounds
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
@@ -47,7 +48,7 @@ from evcl.training import (
 )
 from evcl.training.session import Undecided
 
-MOST_SEEDS = 10_000
+MOST_SEEDS = bounds.MOST_SEEDS
 """The maximum number of seeds of a run."""
 _drawing = threading.Lock()  # there is one generator for all threads
 

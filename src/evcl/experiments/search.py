@@ -40,18 +40,19 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from msgspec.structs import replace as replaced
 
-from evcl._core.errors import EvclError
+from evcl._core.bounds import MOST_RESULT_BYTES, MOST_TRIALS
+from evcl._core.errors import EvclError, brief
 from evcl._core.files import in_lines, parsed, read_text, write_atomically
 from evcl.benchmarks import BENCHMARKS, check_tasks
 from evcl.experiments.cells import MakeEngine
 from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.parallel import execute_all
-from evcl.experiments.result import MOST_RESULT_BYTES
 from evcl.experiments.run import MOST_SEEDS, Config, Event, configure, where
 from evcl.experiments.store import Store
 
-MOST_TRIALS = 10_000  # for all methods and benchmarks together: all trials are checked before the first one runs
 Trial = Mapping[str, Any]  # the keys settings, mean, std and per_seed; the last three describe the score
+
+LARGEST = 1e300  # of a range that is drawn from
 
 
 class Search(Struct, frozen=True, kw_only=True):
@@ -160,14 +161,19 @@ def _near(space: Space, best: Mapping[str, Any]) -> Space:
     return {name: narrowed(name, value) for name, value in space.items()}
 
 
+def _number(value: Any) -> int | float:
+    """The number that a file gives as an end of a range; 0, which is no end, for anything else."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
 def _value(name: str, spec: Mapping[str, Any], at: float) -> Any:
     """The value of a setting at a point between 0 and 1 of its range."""
     if isinstance(spec.get("choices"), list) and spec["choices"]:
         return spec["choices"][min(int(at * len(spec["choices"])), len(spec["choices"]) - 1)]
-    low, high = spec.get("low"), spec.get("high")
-    if not isinstance(low, int | float) or not isinstance(high, int | float) or not 0 < low < high:
-        wanted = "a value, {choices = [...]} or {low = ..., high = ...} with 0 < low < high"
-        raise EvclError(f"{name} must be {wanted}, not {dict(spec)}", setting=name)
+    low, high = _number(spec.get("low")), _number(spec.get("high"))
+    if not 0 < low < high <= LARGEST:
+        wanted = f"a value, {{choices = [...]}} or {{low = ..., high = ...}} with 0 < low < high <= {LARGEST:g}"
+        raise EvclError(f"{name} must be {wanted}, not {brief(dict(spec))}", setting=name)
     value = math.exp(math.log(low) + at * math.log(high / low))
     return min(max(float(f"{value:.3g}"), low), high)
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from evcl._core.bounds import MOST_STORE_BYTES
 from evcl._core.errors import EvclError
 from evcl._core.files import open_regular, parsed, read_text, write_once
 from evcl.experiments.folder import is_of
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 8  # the numerical version: increased whenever the same settings give different numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
-MOST_BYTES = 256_000_000  # per file; a list of 100,000 cells takes a quarter of that
+LONGEST_BEAT = 3600.0  # seconds
 CELLS = "cells"
 """The folder in which a sweep keeps its cells."""
 HIDDEN = ".cells"
@@ -280,7 +281,7 @@ class Store:
     def failure(self, key: str, number: int) -> Failure:
         path = self.cell(key) / f"failed-{number}.json"
         try:
-            return msgspec.json.decode(read_text(path, MOST_BYTES), type=Failure)
+            return msgspec.json.decode(read_text(path, MOST_STORE_BYTES), type=Failure)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise EvclError(f"{path} cannot be read: {error}") from error
 
@@ -309,9 +310,12 @@ class Store:
         """An owner (None if it has ended) and its last heartbeat, in nanoseconds of the file system's clock."""
         try:
             with open_regular(self._owner_path(name)) as file:  # on a network file system, opening bypasses the cache
-                content, stamp = parsed(file.read(MOST_BYTES).decode()), os.fstat(file.fileno()).st_mtime_ns
+                content, stamp = parsed(file.read(MOST_STORE_BYTES).decode()), os.fstat(file.fileno()).st_mtime_ns
             machine, pid, started = str(content["machine"]), int(content["pid"]), str(content["started"])
-            return Owner(name, machine, pid, started, float(content["beat"])), stamp
+            beat = content["beat"]
+            if type(beat) not in (int, float) or not 0 < beat <= LONGEST_BEAT:
+                raise ValueError(f"its beat must be a number of seconds up to {LONGEST_BEAT:g}")
+            return Owner(name, machine, pid, started, float(beat)), stamp
         except FileNotFoundError:
             return None, 0
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -391,7 +395,7 @@ def _last(names: Iterable[str]) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path, MOST_BYTES)
+    text = read_text(path, MOST_STORE_BYTES)
     try:
         return dict(parsed(text))
     except (ValueError, TypeError) as error:

@@ -31,12 +31,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from evcl._core.bounds import MOST_CELLS
 from evcl._core.errors import EvclError
 from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
 from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
-
-MOST_CELLS = 100_000
 
 
 class Sweep(Struct, frozen=True, kw_only=True):

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.files import parsed
+from evcl._core.files import described, open_tensors
 from evcl._core.version import __version__
 from evcl.learner.saved import reading
 from evcl.training import Given
@@ -105,10 +104,9 @@ def read_card(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The card of a saved learner, read without its network. What earlier tasks are at now is not in it: for that,
     load the learner.
     """
-    with reading(path) as found, safe_open(found, framework="pt") as file:
-        text = (file.metadata() or {}).get("evcl")
-        if text is None:
+    with reading(path) as found, open_tensors(found) as file:
+        saved = described(file, "evcl")
+        if saved is None:
             raise EvclError("it was not saved by evcl")
-        saved = parsed(text)
         checked(saved.get("records"), dict(saved["tasks"]))
         return card(saved)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DENSITY = "density."  # in a file, the prefix of the tensors that describe the density of the rows learned from
 FROZEN = "kept."  # in a file, the prefix of the trunk's tensors outside the posterior: frozen layers, buffers
 FIRST = "first."  # in a file, the prefix of the tensors that every new column of a network starts from
+BESIDE = "summary."  # in a file, the prefix of tensors that are not the learner's: see tables/earlier.py
 FUNCTION = "function"  # in a file, in place of an `output` that is a function
 GIVEN = "given"  # in a file, in place of a first prior of the user's own
 
@@ -86,14 +87,23 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if learner._accumulate != 1:
         description["accumulate"] = learner._accumulate
     description |= _groups(learner)
-    frozen = run.network.trunk.state_dict()
-    if (ours := adapter_tensors(plain, learner._adapters)) is not None:
+    if adapter_tensors(plain, learner._adapters) is not None:
         description["mlp"] = None  # the base model is not in the file
         lora = None if learner._adapters is None else learner._adapters.described()
         description |= {"adapters": lora, "base": base_of(learner)}
+    return description, {name: t.detach().cpu().clone() for name, t in tensors_of(learner).items()}
+
+
+def tensors_of(learner: Learner) -> dict[str, Tensor]:
+    """The tensors of a learner's file, by name; they are the learner's own."""
+    run, plain, session = learner._run, learner._plain, learner._session
+    frozen = run.network.trunk.state_dict()
+    if (ours := adapter_tensors(plain, learner._adapters)) is not None:
         frozen = {name: tensor for name, tensor in frozen.items() if name in ours}
     more = {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
-    if learner.method.trunk is not None and not (run.drawn and mlp):  # those of an mlp are drawn from the seed
+    if learner.method.trunk is not None and not (
+        run.drawn and isinstance(plain, MLP)
+    ):  # those of an mlp are drawn from the seed
         more |= {f"{FIRST}{name}": tensor for name, tensor in plain.state_dict().items()}
     if run.prior != "zero":
         more["centre"] = run.network.centre
@@ -101,7 +111,7 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
         more["width"] = run.network.width
     if session.density is not None:
         more |= {f"{DENSITY}{name}": tensor for name, tensor in session.density.tensors().items()}
-    return description, {name: t.detach().cpu().clone() for name, t in {**run.tensors(), **more}.items()}
+    return {**run.tensors(), **more}
 
 
 def _groups(learner: Learner) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl import metrics
+from evcl._core.bounds import LONGEST_TASK, MOST_HEADS
 from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
@@ -41,7 +42,6 @@ DOUBTED = 1000  # at most this many rows of a task are predicted to measure its 
 NEW = "new"  # the value of `head` that gives a task its own head
 WINDOW = Setting(1000, "examples of a task that are held at a time", low=1, high=1_000_000_000)
 FEWEST, ALL_TRIED, MOST_TRIED, FOLDS = 10, 500, 5000, 5  # rows of a first task for which `_trials` has parts: see there
-MOST_HEADS = 10_000  # that a learner or a file may have
 
 
 def copied(learner: Learner) -> Learner:
@@ -106,6 +106,8 @@ class Learning:
         name = str(len(learner.tasks)) if task is None else task
         if not isinstance(name, str) or not name or name in (NEW, INFER):
             raise EvclError(f"a task's name must be text other than {NEW!r} and {INFER!r}, not {name!r}")
+        if len(name) > LONGEST_TASK:
+            raise EvclError(f"the name of a task may have at most {LONGEST_TASK} characters, not {len(name):,}")
         if name in taken:
             raise EvclError(f"{name!r} is already learned: choose another name, with head={name!r} to share its head")
         head = self._head(data, name, head)

@@ -7,18 +7,17 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
+from evcl._core.bounds import MOST_HEADS
 from evcl._core.density import Density
 from evcl._core.errors import EvclError
-from evcl._core.files import parsed
+from evcl._core.files import described, open_tensors
 from evcl._core.forms import Form
 from evcl._core.settings import resolve
 from evcl.learner.card import checked
-from evcl.learner.describing import DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen
+from evcl.learner.describing import BESIDE, DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen, tensors_of
 from evcl.learner.learner import Learner
-from evcl.learner.learning import MOST_HEADS
 from evcl.learner.saved import reading, upgraded
 from evcl.learner.scales import scales_in
 from evcl.likelihoods import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
@@ -43,12 +42,12 @@ def load(
     If the network is not an `evcl.nn.mlp`, pass it; its names and shapes are checked against the file. If the learner's
     `output` was a function, or its `likelihood` an energy of your own, pass that too: functions are not saved.
     """
-    with reading(path) as found, safe_open(found, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if "evcl" not in metadata:
-            raise EvclError(STREAM if "evcl_stream" in metadata else "it was not saved by evcl")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        return rebuilt(parsed(metadata["evcl"]), tensors, network, output, likelihood)
+    with reading(path) as found, open_tensors(found) as file:
+        saved = described(file, "evcl")
+        if saved is None:
+            raise EvclError(STREAM if "evcl_stream" in (file.metadata() or {}) else "it was not saved by evcl")
+        names = [name for name in file.keys() if not name.startswith(BESIDE)]  # noqa: SIM118  (it is no dict)
+        return rebuilt(saved, {name: file.get_tensor(name) for name in names}, network, output, likelihood)
 
 
 def rebuilt(
@@ -102,12 +101,20 @@ def rebuilt(
     session.scales = scales_in(saved, heads) if scaled else {}
     run.load_tensors(tensors, saved["memory"], saved["rounds"], session.seen)
     run.diverged = torch.zeros(1, dtype=torch.bool)
-    for kept in run.kept_examples():
-        if kept.x.shape[2:] != run.kept_examples()[0].x.shape[2:]:
-            raise EvclError("the inputs of its stored examples must all have one shape")
-        if kept.y.numel():
-            learner._tested(kept.x[0])  # raises if the network does not accept them
+    _check_examples(learner)
+    if unexplained := sorted(tensors.keys() - tensors_of(learner).keys()):
+        raise EvclError(f"it has a tensor {unexplained[0]!r}, which is not part of the model")
     return learner
+
+
+def _check_examples(learner: Learner) -> None:
+    """Raise unless the network accepts the examples that the file has stored."""
+    kept = learner._run.kept_examples()
+    for one in kept:
+        if one.x.shape[2:] != kept[0].x.shape[2:]:
+            raise EvclError("the inputs of its stored examples must all have one shape")
+        if one.y.numel():
+            learner._tested(one.x[0])
 
 
 def _learner(

@@ -320,7 +320,8 @@ class Predictor:
 
     @staticmethod
     def _labels(x: Any, p: Tensor, classes: Sequence[Label]) -> Any:
-        found, x = np.array(classes)[p.argmax(1).cpu().numpy()], like(x)
+        cut = any(isinstance(label, str) and label.endswith("\0") for label in classes)  # numpy would cut it off
+        found, x = np.array(classes, dtype=object if cut else None)[p.argmax(1).cpu().numpy()], like(x)
         return torch.from_numpy(found).to(x.device) if isinstance(x, Tensor) and found.dtype.kind in "ib" else found
 
     def _head(self, task: str | int | None) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from evcl._core.bounds import LARGEST_LOG_STD, LARGEST_MEAN
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.methods.memory import Another, Kept, Model, PerWeight, hows
@@ -221,7 +222,7 @@ def check_learned(memory: Any, before: Any, fits: Fits) -> None:
 
 def check_size(name: str, tensor: Tensor) -> None:
     """Refuse means and log standard deviations so large that predictions would not be finite."""
-    most = 50.0 if name.endswith("log_std") else 1e18
+    most = float(LARGEST_LOG_STD if name.endswith("log_std") else LARGEST_MEAN)
     if tensor.numel() and float(tensor.abs().max()) >= most:
         raise EvclError(f"{name} must be below {most:g} in absolute value")
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from evcl._core.bounds import MOST_LAYERS, MOST_WEIGHTS
 from evcl._core.errors import EvclError
 from evcl.nn.posterior import he_uniform
-
-MOST_LAYERS, MOST_WEIGHTS = 100, 10**9
 
 
 class MLP(nn.Sequential):

@@ -50,7 +50,8 @@ class Layout:
         """The named part of `flat` [..., P] as [..., *shape]; a view, not a copy."""
         part = flat[..., self.spans[name]].view((*flat.shape[:-1], *self.stored[name]))
         for axis, length in enumerate(self.shapes[name]):
-            part = part.narrow(flat.dim() - 1 + axis, 0, length)
+            if part.shape[flat.dim() - 1 + axis] != length:
+                part = part.narrow(flat.dim() - 1 + axis, 0, length)
         return part
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

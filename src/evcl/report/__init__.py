@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from evcl._core.errors import EvclError, extra
-from evcl._core.files import write_atomically
+from evcl._core.files import locked, remove_leftovers, write_atomically
 from evcl.experiments.samples import decoded
 from evcl.report.figures import FIGURES, KINDS, save_figure
 from evcl.report.page import page
@@ -25,6 +25,8 @@ from evcl.report.tables import (
     tables_markdown,
 )
 
+LOCK = ".evcl-report.lock"  # in the folder while a report is written
+
 
 def check_installed() -> None:
     """Make sure, before hours of training, that figures and the page can be drawn."""
@@ -37,16 +39,23 @@ def write_report(folder: Path, title: str = "Continual learning with evcl") -> l
     """Write `figures/` (SVG, PNG, PDF), `tables.md` and `index.html` for all results below `folder`; return paths."""
     check_installed()
     groups = by_benchmark(find_results(folder))
-    written = []
     try:
         (folder / "figures").mkdir(exist_ok=True)
+        with locked(folder / LOCK, f"{folder}: another evcl is writing a report there"):
+            return _written(folder, groups, title)
     except OSError as error:
         raise EvclError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _written(folder: Path, groups: dict[str, Group], title: str) -> list[Path]:
+    """Write the report, while no other process does; what a killed one left is removed."""
+    written: list[Path] = []
     for group in groups.values():
         for suffix, draw in (STREAM_FIGURES if group.is_stream else FIGURES).items():
             figure = draw(group)
             for kind in KINDS:
                 written.append(folder / "figures" / f"{group.slug}{suffix}.{kind}")
+                remove_leftovers(written[-1])
                 save_figure(figure, written[-1])
         for line in group.lines:
             if line.result.samples is not None:
@@ -54,6 +63,7 @@ def write_report(folder: Path, title: str = "Continual learning with evcl") -> l
                 write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
     for name, text in (("tables.md", _markdown(list(groups.values()), title)), ("index.html", page(groups, title))):
         written.append(folder / name)
+        remove_leftovers(written[-1])
         write_atomically(written[-1], partial(_write, text=text))
     return written
 

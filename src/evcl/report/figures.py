@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GRID, SOFT = "#dfe3e8", "#57606a"
 WIDTH = 6.75  # inches: the text width of a conference paper
 KINDS = ("svg", "png", "pdf")
+LONGEST_DRAWN = 48  # characters of a name in a figure
 # The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
 RC: dict[Any, Any] = {
     "font.family": "STIXGeneral", "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8.5, "text.parse_math": False,
@@ -281,7 +282,10 @@ def _settled(figure: Figure) -> Figure:
 
 
 def _text(name: str) -> str:
-    """The name, with a space before a leading "_", because matplotlib's legend hides names that start with one."""
+    """The name as it is drawn: cut if there is no room for it, and with a space before a leading "_", because
+    matplotlib's legend hides names that start with one.
+    """
+    name = name if len(name) <= LONGEST_DRAWN else f"{name[: LONGEST_DRAWN - 3]}..."
     return f" {name}" if name.startswith("_") else name
 
 

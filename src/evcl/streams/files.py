@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import EvclError
 from evcl.streams.rows import _concatenated, usable
 from evcl.tables.commands import open_source
 from evcl.tables.numeric import Target, targets_of
-from evcl.tables.source import MOST_CLASSES, Dialect, Floats, Kind, Piece, Source, Values, bad
+from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Values, bad
 from evcl.tables.values import Fraction, Where, labels_of, numbers_of, seconds_of
 
 TOO_MANY = (

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evcl._core.errors import EvclError
-from evcl._core.files import parsed, save_tensors
+from evcl._core.files import open_tensors, parsed, save_tensors
 from evcl.learner.saved import reading
 from evcl.streams.building import UNITS
 from evcl.streams.jacobian import default
@@ -78,7 +77,7 @@ class Online:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Online:
-        with reading(path) as found, safe_open(found, framework="pt") as file:
+        with reading(path) as found, open_tensors(found) as file:
             described = parsed((file.metadata() or {})[NOTE])
             rows = int(described.pop("rows"))
             learner = cls(**described)

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.files import parsed, save_tensors
+from evcl._core.files import described, open_tensors, save_tensors
 from evcl.learner.saved import reading
 from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
@@ -30,7 +29,7 @@ def save(
     if stream._shape is None:
         raise EvclError("there is nothing to save before the first row is learned")
     own = stream.network
-    described = {
+    about = {
         "format": FORMAT,
         "mlp": own.described() if type(own) is MLP else None,
         "own": own is not None and type(own) is not MLP,
@@ -45,15 +44,14 @@ def save(
         "alarms": [alarm._asdict() for alarm in stream.alarms],
     }
     tensors = {name: tensor.contiguous() for name, tensor in stream._state().items()}
-    save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(described)})
+    save_tensors(path, {**tensors, **beside}, {**notes, NOTE: json.dumps(about)})
 
 
 def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stream:
-    with reading(path) as found, safe_open(found, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if NOTE not in metadata:
+    with reading(path) as found, open_tensors(found) as file:
+        saved: dict[str, Any] | None = described(file, NOTE)
+        if saved is None:
             raise EvclError("it is not a stream that was saved by evcl")
-        saved: dict[str, Any] = parsed(metadata[NOTE])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
         if saved["format"] != FORMAT:
             raise EvclError(f"the file has format {saved['format']!r}, but this version of evcl reads only {FORMAT}")

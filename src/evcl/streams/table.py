@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
-from evcl._core.files import parsed
+from evcl._core.files import open_tensors, parsed
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
@@ -222,7 +222,7 @@ def is_table_stream(path: Path) -> bool:
 
 def _metadata(path: Path) -> Mapping[str, str]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise EvclError(f"cannot load {path}: {error}") from error
@@ -234,7 +234,7 @@ def load(path: Path) -> TableStream:
     text = _metadata(path).get(NOTE)
     if text is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.Stream.load")
-    with safe_open(path, framework="pt") as file:
+    with open_tensors(path) as file:
         names = [name for name in file.keys() if name.startswith(OWN)]  # noqa: SIM118
         tensors = {name.removeprefix(OWN): file.get_tensor(name) for name in names}
     try:

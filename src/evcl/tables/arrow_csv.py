@@ -8,7 +8,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from evcl.tables.source import ROWS_A_PIECE, WHOLE, Floats
+from evcl._core.bounds import ROWS_A_PIECE, rows_a_piece
+from evcl.tables.source import WHOLE, Floats
 
 BLOCK = 1 << 20  # bytes that pyarrow reads at a time
 
@@ -60,6 +61,12 @@ class ArrowCells(Sequence[str]):
             return None
         return numbers
 
+    def longest(self) -> int:
+        """The number of characters of the longest cell."""
+        import pyarrow.compute as pc
+
+        return int(pc.max(pc.utf8_length(self._array)).as_py() or 0)
+
     def has(self, pattern: str) -> bool:
         """Whether a cell matches a regular expression of RE2."""
         import pyarrow.compute as pc
@@ -84,6 +91,7 @@ def column_pieces(
             column_types=dict.fromkeys(names, pa.string()), include_columns=columns, strings_can_be_null=False
         ),
     )
+    most = min(ROWS_A_PIECE, rows_a_piece(len(names)))
     waiting: list[Any] = []
     rows = 0
     try:
@@ -91,10 +99,10 @@ def column_pieces(
             for batch in batches:
                 waiting.append(batch)
                 rows += len(batch)
-                while rows >= ROWS_A_PIECE:
+                while rows >= most:
                     table = pa.Table.from_batches(waiting)
-                    yield _cells(table.slice(0, ROWS_A_PIECE))
-                    waiting, rows = table.slice(ROWS_A_PIECE).to_batches(), rows - ROWS_A_PIECE
+                    yield _cells(table.slice(0, most))
+                    waiting, rows = table.slice(most).to_batches(), rows - most
     except (pa.ArrowException, OSError, EOFError):
         yield False
         return

@@ -11,18 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
 from evcl._core.errors import extra
-from evcl.tables.source import (
-    MOST_COLUMNS,
-    ROWS_A_PIECE,
-    Dialect,
-    Piece,
-    TypedSource,
-    Values,
-    bad,
-    listed,
-    with_missing,
-)
+from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, listed, with_missing
 
 
 class ArrowSource(TypedSource):
@@ -64,22 +55,25 @@ class ArrowSource(TypedSource):
                 bad(self.path, f"after row {start}", f"it is damaged ({line_of(error)})")
             if batch is None:
                 return
-            for first in range(0, len(batch), ROWS_A_PIECE):
-                part = batch.slice(first, ROWS_A_PIECE)
-                columns = {name: self._values(name, part.column(i)) for i, name in enumerate(part.schema.names)}
+            most = rows_a_piece(len(batch.schema.names))
+            for first in range(0, len(batch), most):
+                part = batch.slice(first, most)
+                columns = {name: self._values(name, part.column(i), start) for i, name in enumerate(part.schema.names)}
                 yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(part))  # type: ignore[misc]
                 start += len(part)
 
-    def _values(self, name: str, column: Any) -> Values:
-        """A column's values: integers stay integers, other numbers become float64, text and booleans become text, dates
-        and times become datetime64.
+    def _values(self, name: str, column: Any, start: int) -> Values:
+        """A column's values, from the row `start` on: integers stay integers, other numbers become float64, text and
+        booleans become text, dates and times become datetime64.
         """
-        return with_missing(self._converted(name, column), self.dialect.missing)
+        return with_missing(self._converted(name, column, start), self.dialect.missing)
 
-    def _converted(self, name: str, column: Any) -> Values:
+    def _converted(self, name: str, column: Any, start: int) -> Values:
         pa = self._pa
-        types, kind = pa.types, self._types[name]
+        types, kind = pa.types, column.type
         if types.is_dictionary(kind):
+            if is_text(pa, kind.value_type):
+                return self._texts(name, column.dictionary, start, column.indices)
             kind, column = kind.value_type, column.dictionary_decode()
         if types.is_decimal(kind) and kind.scale <= 0:
             try:
@@ -98,11 +92,35 @@ class ArrowSource(TypedSource):
             return np.asarray(whole.to_numpy(zero_copy_only=False)) / 1e6  # seconds
         if types.is_temporal(kind) and not types.is_interval(kind):
             return self._dates(column, kind)
-        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind)):
+        if is_text(pa, kind):
+            return self._texts(name, column, start)
+        if not types.is_boolean(kind):
             bad(self.path, f"column {name!r}", f"it holds {kind}, not numbers, text or dates; --drop leaves it out")
-        text = np.empty(len(column), dtype=object)
-        text[:] = [None if value is None else str(value) for value in column.to_pylist()]
-        return text
+        return np.array([None if value is None else str(value) for value in column.to_pylist()], dtype=object)
+
+    def _texts(self, name: str, texts: Any, start: int, codes: Any = None) -> Values:
+        """Texts as objects; with `codes`, these are their places among the `texts`, of which each is converted once."""
+        pa = self._pa
+        import pyarrow.compute as pc
+
+        where = f"column {name!r}"
+        if int(pc.max(pc.binary_length(texts.cast(pa.binary()))).as_py() or 0) > 4 * MOST_TEXT:
+            bad(self.path, where, f"a text is longer than the maximum of {MOST_TEXT:,} characters")
+        found = np.empty(len(texts), dtype=object)
+        try:
+            found[:] = texts.to_pylist()
+        except UnicodeDecodeError:
+            for i, value in enumerate(texts.cast(pa.binary()).to_pylist()):
+                if value is not None and value.decode("utf-8", "ignore").encode() != value:
+                    row = i if codes is None else codes.to_pylist().index(i) if i in codes.to_pylist() else 0
+                    bad(self.path, f"row {start + row + 1}, {where}", "it holds a text that is not UTF-8")
+        if any(value is not None and len(value) > MOST_TEXT for value in found):
+            bad(self.path, where, f"a text is longer than the maximum of {MOST_TEXT:,} characters")
+        if codes is None:
+            return found
+        places = codes.fill_null(len(found)).to_numpy(zero_copy_only=False)
+        chosen: Values = np.append(found, np.array([None], dtype=object))[places]
+        return chosen
 
     def _dates(self, column: Any, kind: Any) -> Values:
         """Dates, times or times of the day. With a time zone they are local times, as in a text."""
@@ -120,11 +138,12 @@ class ArrowSource(TypedSource):
 class ParquetFile(ArrowSource):
     name = "Parquet"
 
-    def _file(self) -> Any:
+    def _file(self, texts: Collection[str] = ()) -> Any:
+        """The file. Its `texts` are read as places among the different ones, so that each is in memory once."""
         import pyarrow.parquet as pq
 
         try:
-            return pq.ParquetFile(self.path)
+            return pq.ParquetFile(self.path, read_dictionary=list(texts))
         except (self._pa.ArrowException, OSError) as error:
             bad(self.path, f"it is truncated or not a Parquet file ({line_of(error)})")
 
@@ -133,8 +152,20 @@ class ParquetFile(ArrowSource):
             return file.schema_arrow
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
-        with self._file() as file:
-            yield from file.iter_batches(ROWS_A_PIECE, columns=names)
+        texts = [name for name in names if is_text(self._pa, self._types[name])]
+        with self._file(texts) as file:
+            self._check_texts(file, texts)
+            yield from file.iter_batches(rows_a_piece(len(names)), columns=names)
+
+    def _check_texts(self, file: Any, texts: list[str]) -> None:
+        """Refuse long texts by what the file says of itself, before they are in memory."""
+        about = file.metadata
+        places = {about.schema.column(i).path: i for i in range(about.num_columns)}
+        for name in (name for name in texts if name in places):
+            for group in range(about.num_row_groups):
+                chunk = about.row_group(group).column(places[name])
+                if chunk.total_uncompressed_size > 5 * MOST_TEXT * max(1, chunk.num_values) + 2**20:
+                    bad(self.path, f"column {name!r}", f"a text is longer than the maximum of {MOST_TEXT:,} characters")
 
 
 class ArrowFile(ArrowSource):
@@ -191,7 +222,7 @@ class DuckDb(ArrowSource):
             if found is None:
                 bad(self.path, f"--query {query!r}", "it selects no rows")
             read = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader  # the name before duckdb 1.4
-            return read(ROWS_A_PIECE)
+            return read(ROWS_A_PIECE)  # DuckDB makes batches of its own size: `pieces` cuts them
         except duckdb.Error as error:
             bad(self.path, f"--query {query!r}", line_of(error))
 
@@ -200,6 +231,11 @@ class DuckDb(ArrowSource):
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
         yield from (batch.select(names) for batch in self._reader())
+
+
+def is_text(pa: Any, kind: Any) -> bool:
+    """Whether a column of this type of pyarrow holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def line_of(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evcl._core.errors import EvclError
-from evcl._core.files import check_regular, locked
+from evcl._core.files import check_regular, locked, remove_leftovers
 from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
@@ -187,6 +187,7 @@ def claimed(path: Path) -> Iterator[None]:
             real = Path(os.path.realpath(path))
             lock = real.with_name(f".{real.name}.lock")
             stack.enter_context(locked(lock, f"{path}: another evcl learn is at work on it"))
+            remove_leftovers(real)
         except OSError as error:
             raise EvclError(f"cannot write {path}: {error.strerror or error}") from None
         yield

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evcl import likelihoods
+from evcl._core.bounds import MOST_INPUTS
 from evcl._core.settings import SEED, resolve
 from evcl.learner import Learner
 from evcl.methods import check_targets, known_settings
@@ -54,6 +56,9 @@ def create(
     names = [name for name in source.shapes if name != target and name not in drop]
     if not names:
         bad(source.path, "no column is left to learn from")
+    if (numbers := sum(math.prod(source.shapes[name]) for name in names)) > MOST_INPUTS:  # before any row is read
+        fix = "a smaller --image-side" if source.images else "--drop leaves columns out"
+        bad(source.path, f"{numbers:,} numbers in a row, but only 1 to {MOST_INPUTS:,} are possible; {fix}")
     source.expect(dict.fromkeys(categories, "text"))
     source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"), target)
     fitting = EncoderFitting(source, names, categories)

@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from evcl._core.bounds import BYTES_A_PIECE, MOST_COLUMNS, MOST_LINE_BYTES, MOST_TEXT, ROWS_A_PIECE, rows_a_piece
 from evcl.tables.arrow_csv import column_pieces
-from evcl.tables.source import MOST_COLUMNS, MOST_LINE_BYTES, ROWS_A_PIECE, Dialect, Piece, bad
+from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 SEPARATORS = ",;\t|"
@@ -44,8 +45,15 @@ class CsvFile(TextSource):
         for i, name in enumerate(self._names):
             if not name:
                 bad(path, "line 1", f"column {i + 1} has no name; name it, or for a pandas index write index=False")
+            if len(name) > MOST_TEXT:
+                bad(path, "line 1", f"the name of column {i + 1} has more than {MOST_TEXT:,} characters")
             if name in self._names[:i]:
                 bad(path, "line 1", f"two columns are called {name!r}")
+
+    @property
+    def _count(self) -> int:
+        """How many rows are read at a time."""
+        return min(ROWS_A_PIECE, rows_a_piece(len(self._names)))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -103,7 +111,8 @@ class CsvFile(TextSource):
             next(rows, None)
             while True:
                 numbers: Sequence[int]
-                numbers, columns = lines.read_plain(self.separator, len(self._names)) or self._read(rows)
+                plain = lines.read_plain(self.separator, len(self._names), self._count)
+                numbers, columns = plain or self._read(rows)
                 if not numbers:
                     return
                 found = {n: list(map(str.strip, c)) for n, c in zip(self._names, columns, strict=True) if n in names}
@@ -112,11 +121,15 @@ class CsvFile(TextSource):
     def _read(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[list[int], Sequence[Sequence[str]]]:
         """Read some rows with `csv`, which handles quotes; returns their line numbers, and their cells by column."""
         numbers, cells = [], []
-        for line, row in itertools.islice(rows, ROWS_A_PIECE):
+        taken = 0
+        for line, row in itertools.islice(rows, self._count):
             if len(row) != len(self._names):
                 bad(self.path, f"line {line}", f"{len(row)} cells, but the header has {len(self._names)}")
             numbers.append(line)
             cells.append(row)
+            taken += sum(map(len, row))
+            if taken > BYTES_A_PIECE:
+                break
         return numbers, list(zip(*cells, strict=True))
 
     def _rows(self, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
@@ -196,12 +209,14 @@ class _Lines:
             what = "longer" if self.number == self.start else "a row that begins here is longer"
             bad(self._path, f"line {self.start}", f"{what} than {MOST_LINE_BYTES:,} bytes; is a quote left open?")
         self._left -= len(line)
+        if b"\0" in line:
+            bad(self._path, f"line {self.number}", "it has the character NUL; the file is damaged, or not UTF-8")
         try:
             return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             bad(self._path, f"line {self.number}", f"byte {error.start + 1} is not UTF-8; save the file as UTF-8")
 
-    def read_plain(self, separator: str, width: int) -> tuple[range, Sequence[Sequence[str]]] | None:
+    def read_plain(self, separator: str, width: int, count: int) -> tuple[range, Sequence[Sequence[str]]] | None:
         """Read the next lines fast, without `csv`, if none of them is blank or has quotes: returns their numbers, and
         their cells by column. Otherwise reads nothing and returns None. Most files are like this, and `csv` takes twice
         as long.
@@ -209,7 +224,12 @@ class _Lines:
         if self._back or separator == " ":
             return None
         most = csv.field_size_limit()
-        lines = list(itertools.islice(iter(lambda: self._file.readline(most), b""), ROWS_A_PIECE))
+        lines, taken = [], 0
+        for line in itertools.islice(iter(lambda: self._file.readline(most), b""), count):
+            lines.append(line)
+            taken += len(line)
+            if taken > BYTES_A_PIECE:
+                break
         try:
             text = b"".join(lines).decode().replace("\r\n", "\n").removesuffix("\n")
         except UnicodeDecodeError:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
-from evcl.tables.source import MOST_INPUTS, Floats, Kind, Piece, Source, Unseen, Values, bad, listed
+from evcl.tables.source import Floats, Kind, Piece, Source, Unseen, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
 Inputs = NDArray[np.float32]

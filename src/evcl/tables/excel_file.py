@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from evcl._core.bounds import MOST_COLUMNS, rows_a_piece
 from evcl._core.errors import EvclError, extra
 from evcl.data.formats import BROKEN
-from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Dialect, Piece, bad
+from evcl.tables.source import Dialect, Piece, bad
 from evcl.tables.survey import TextSource
 
 
@@ -78,7 +79,7 @@ class ExcelFile(TextSource):
             next(rows, None)
             while True:
                 with _quiet():
-                    some = list(islice(rows, ROWS_A_PIECE))
+                    some = list(islice(rows, rows_a_piece(len(self._names))))
                 if not some:
                     return
                 for number, row in some:

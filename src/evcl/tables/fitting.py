@@ -10,8 +10,9 @@ from shlex import quote
 
 import numpy as np
 
+from evcl._core.bounds import MOST_CATEGORIES, MOST_INPUTS
 from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, Missing, Number, Part, Time
-from evcl.tables.source import MOST_CATEGORIES, MOST_INPUTS, Floats, Piece, Source, Values, bad, listed
+from evcl.tables.source import Floats, Piece, Source, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
 DIGITS = re.compile(r"[\d\s./:,;+-]*\d[\d\s./:,;+-]*")  # with separators, or they would be a number

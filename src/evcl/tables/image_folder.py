@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from evcl._core.bounds import MOST_PIXELS, rows_a_piece
 from evcl._core.errors import EvclError, extra
 from evcl._core.files import check_regular
+from evcl._core.shown import shown
 from evcl.data.formats import quiet
-from evcl.tables.source import MOST_PIXELS, Piece, TypedSource, Values, bad, listed, plural
+from evcl.tables.source import Piece, TypedSource, Values, bad, listed, plural
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff")
@@ -40,6 +43,9 @@ class ImageFolder(TypedSource):
         found = [(folder, one) for folder, one in found if one not in self._others]
         if not found:
             bad(path, "the folder holds no images")
+        for name, one in found:
+            if one.parent != path and not _is_utf8(name):
+                bad(path, f"the name of the folder {shown(name)} is not UTF-8, and so cannot be a class; rename it")
         self._unlike = [0, 0]  # images that had another size, and another colour, in the last pass
         self.files = [(None if one.parent == path else folder, one) for folder, one in found]
         self.size = self._first_size(side) if size is None else size
@@ -68,14 +74,15 @@ class ImageFolder(TypedSource):
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         self._unlike = [0, 0]
-        for start in range(0, len(self.files), IMAGES_A_PIECE):
-            part = self.files[start : start + IMAGES_A_PIECE]
+        count = min(IMAGES_A_PIECE, rows_a_piece(math.prod(self.size)))
+        for start in range(0, len(self.files), count):
+            part = self.files[start : start + count]
             folders = np.empty(len(part), dtype=object)
             folders[:] = [folder for folder, _ in part]
             pixels = np.empty((len(part), *self.size), dtype=np.uint8)
             for row, (_, file) in zip(pixels, part, strict=True):
                 row[:] = self._image(file, self.size)
-            names = [str(file.relative_to(self.path)) for _, file in part]
+            names = [_spelt(str(file.relative_to(self.path))) for _, file in part]
             yield Piece({PIXELS: pixels, FOLDER: folders}, names.__getitem__, len(part))
 
     def _image(self, file: Path, size: tuple[int, int, int] | None) -> Values:
@@ -119,6 +126,16 @@ def _image(file: Path) -> bool:
             return True
     except (EvclError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name of a file is text: Python stands odd bytes for by halves of surrogate pairs."""
+    return not any("\ud800" <= letter < "\ue000" for letter in name)
+
+
+def _spelt(name: str) -> str:
+    """The name of a file, with bytes that are no text as \\xff."""
+    return name if _is_utf8(name) else name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _hidden(path: Path) -> bool:

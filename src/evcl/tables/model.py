@@ -7,6 +7,7 @@ the labels, and one line per task. The text is padded, so that the file grows in
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
+from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import BadExample, EvclError, ForgettingWarning
-from evcl._core.files import parsed
+from evcl._core.files import described, open_tensors
 from evcl._core.inputs import positions
 from evcl._core.randomness import generator
 from evcl.benchmarks import Examples
@@ -47,7 +49,7 @@ from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.rows import Rows, read_rows
-from evcl.tables.source import MOST_CLASSES, Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
+from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -321,25 +323,31 @@ class Model:
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             return NOTE in (file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise EvclError(f"cannot load {path}: {error}") from error
+    except (SafetensorError, OSError, EvclError) as error:
+        raise EvclError(f"cannot load {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collection[str]) -> None:
+    """Raise unless these values of an entry of the history are finite numbers; `more`: if it has them."""
+    for name in (*names, *(one for one in more if one in line), "held_out"):
+        if type(line[name]) not in (int, float) or not math.isfinite(line[name]):
+            raise EvclError(f"its history should have a number as {name}")
 
 
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(NOTE)
+        with open_tensors(path) as file:
+            saved = described(file, NOTE)
             own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise EvclError(f"cannot load {path}: {error}") from error
-    if text is None:
+    if saved is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
     try:
-        saved = parsed(text)
         if saved["format"] not in READ:
             raise EvclError(f"its table has format {saved['format']!r}, but this version of evcl reads 1 to {FORMAT}")
         labels, drop, history, target = saved["labels"], tuple(saved["drop"]), saved["history"], saved["target"]
@@ -352,8 +360,7 @@ def load_model(path: Path) -> Model:
         for line in history:
             texts += [line["task"], line["learned"]]
             own_measures = numeric.MEASURED if model.numeric else MEASURED
-            _ = [float(line[key]) for key in ("examples", *(own_measures if line["held_out"] else ()))]
-            float(line.get("ece", 0))  # earlier files have none
+            _check_numbers(line, ("examples", *(own_measures if line["held_out"] else ())), ("ece", "seconds"))
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be text")

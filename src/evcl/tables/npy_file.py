@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evcl._core.bounds import MOST_COLUMNS, MOST_TEXT, rows_a_piece
 from evcl.data.formats import BROKEN
-from evcl.tables.source import MOST_COLUMNS, ROWS_A_PIECE, Dialect, Piece, TypedSource, Values, bad, with_missing
+from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, with_missing
 
 
 class NpyFile(TypedSource):
@@ -36,6 +37,8 @@ class NpyFile(TypedSource):
             dtype = found.dtype if fields is None else found.dtype[name]
             if dtype.kind not in "biufUM" or dtype.shape:
                 bad(path, f"column {name!r}", f"it holds {dtype}; numbers, text or dates are expected")
+            if dtype.kind == "U" and dtype.itemsize > 4 * MOST_TEXT:
+                bad(path, f"column {name!r}", f"a text may have at most {MOST_TEXT:,} characters")
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -43,14 +46,27 @@ class NpyFile(TypedSource):
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         named = self._array.dtype.names is not None
-        for start in range(0, len(self._array), ROWS_A_PIECE):
-            rows = self._array[start : start + ROWS_A_PIECE]
+        width = max(len(self._names), self._array.dtype.itemsize * (1 if named else len(self._names)) // 16)
+        count = rows_a_piece(width)
+        for start in range(0, len(self._array), count):
+            rows = self._array[start : start + count]
             columns = {
-                name: with_missing(_plain(rows[name] if named else rows[:, i]), self._missing)
+                name: with_missing(self._plain(name, rows[name] if named else rows[:, i]), self._missing)
                 for i, name in enumerate(self._names)
                 if name in names
             }
             yield Piece(columns, lambda i, first=start: f"row {first + i + 1}", len(rows))  # type: ignore[misc]
+
+    def _plain(self, name: str, values: Values) -> Values:
+        if values.dtype.kind == "U" and not is_valid_text(values):
+            bad(self.path, f"column {name!r}", "it holds invalid text")
+        return _plain(values)
+
+
+def is_valid_text(values: Values) -> bool:
+    """Whether an array of numpy's texts holds only numbers that are letters: the conversion of others would fail."""
+    letters = np.ascontiguousarray(values).reshape(-1).view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+    return not bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any())
 
 
 def _plain(values: Values) -> Values:

@@ -11,19 +11,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from evcl._core.bounds import BYTES_A_PIECE, MOST_AXES, MOST_COLUMNS, MOST_INPUTS, MOST_TEXT, rows_a_piece
+from evcl._core.errors import brief
 from evcl.data.formats import BROKEN
-from evcl.tables.source import (
-    MOST_COLUMNS,
-    MOST_INPUTS,
-    MOST_TEXT,
-    ROWS_A_PIECE,
-    Dialect,
-    Piece,
-    TypedSource,
-    Values,
-    bad,
-    with_missing,
-)
+from evcl.tables.npy_file import is_valid_text
+from evcl.tables.source import Dialect, Piece, TypedSource, Values, bad, with_missing
 
 
 class NpzFile(TypedSource):
@@ -52,10 +44,21 @@ class NpzFile(TypedSource):
         bad(self.path, f"it is truncated or not an NPZ file ({str(error) or type(error).__name__})")
 
     def _header(self, stream: IO[bytes], member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        where = f"array {member.removesuffix('.npy')!r}"
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-        where = f"array {member.removesuffix('.npy')!r}"
+        try:
+            shape, fortran, dtype = read(stream)
+        except BROKEN as error:
+            bad(self.path, where, f"its header cannot be read ({brief(str(error) or type(error).__name__, 100)})")
+        if len(shape) > MOST_AXES or not all(type(size) is int and 0 <= size < 2**40 for size in shape):
+            bad(
+                self.path,
+                where,
+                f"its shape is {brief(shape, 100)}, but at most {MOST_AXES} whole numbers are expected",
+            )
+        if dtype.itemsize == 0:
+            bad(self.path, where, f"it holds {dtype}, which has no size")
         if dtype.kind not in "biufUM":
             bad(self.path, where, f"it holds {dtype}; numbers, text or dates are expected")
         if not shape:
@@ -72,8 +75,10 @@ class NpzFile(TypedSource):
         return {name: shape[1:] for name, (shape, _) in self._headers.items()}
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
-        largest = max(math.prod(shape[1:]) for shape, _ in self._headers.values())
-        count = max(1, min(ROWS_A_PIECE, 10_000_000 // max(1, largest)))
+        wanted = [one for name, one in self._headers.items() if name in names]
+        numbers = sum(math.prod(shape[1:]) for shape, _ in wanted)
+        row = sum(math.prod(shape[1:]) * dtype.itemsize for shape, dtype in wanted)
+        count = max(1, min(rows_a_piece(numbers), BYTES_A_PIECE // max(1, row)))
         with ExitStack() as stack:
             streams = {}
             try:
@@ -106,7 +111,6 @@ class NpzFile(TypedSource):
             return found
         if dtype.kind != "U":
             return found.astype(np.float64)
-        letters = np.frombuffer(content, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
-        if bool(((letters > 0x10FFFF) | ((letters >= 0xD800) & (letters < 0xE000))).any()):
+        if not is_valid_text(found):
             bad(self.path, f"array {name!r}", "it holds invalid text")
         return found.astype(object)

@@ -17,6 +17,7 @@ from evcl._core.errors import EvclError, extra
 from evcl.tables.source import Values, as_number
 
 STANDARD = Path("-")  # standard output, as CSV
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 ENDINGS = (".csv", ".parquet")
 
 
@@ -41,25 +42,34 @@ def check_ending(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, into: Path) -> Iterator[Writer]:
+def writing(path: Path, into: Path, keep_formulas: bool = False) -> Iterator[Writer]:
     """A writer of the format that the name of `path` asks for. It writes to the file `into`, or to standard output."""
     if path.suffix.lower() == ".parquet":
         with _Parquet(into) as writer:
             yield writer
         return
     with nullcontext(sys.stdout) if path == STANDARD else into.open("w", encoding="utf-8", newline="") as file:
-        yield _Csv(file)
+        yield _Csv(file, keep_formulas)
 
 
 class _Csv:
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, keep_formulas: bool = False) -> None:
         self._writer, self._began = csv.writer(file, lineterminator="\n"), False
+        self._safe = (lambda text: text) if keep_formulas else _no_formula
 
     def write(self, columns: Mapping[str, Column]) -> None:
         if not self._began:
-            self._writer.writerow(columns)
+            self._writer.writerow([self._safe(name) for name in columns])
             self._began = True
-        self._writer.writerows(zip(*(_cells(column) for column in columns.values()), strict=True))
+        cells = (_cells(column) for column in columns.values())
+        self._writer.writerows(zip(*(map(self._safe, column) for column in cells), strict=True))
+
+
+def _no_formula(text: str) -> str:
+    """A text that a spreadsheet shows as it is. What it would take for a formula gets a quote; numbers are none."""
+    if not text.startswith(FORMULA) or as_number(text) is not None:
+        return text
+    return f"'{text}"
 
 
 def _cells(column: Column) -> Iterable[str]:

@@ -78,11 +78,13 @@ def predict(
     dialect: Dialect | None = None,
     keys: Sequence[str] | None = None,
     device: str = "cpu",
+    keep_formulas: bool = False,
 ) -> Predicted:
     """Predict every row of a file, piece by piece, and write a CSV or Parquet file. `out` - is standard output.
 
     The file's own columns come first, in its order; those that hold arrays are left out. `keys` chooses some of them;
-    an empty list leaves out all of them.
+    an empty list leaves out all of them. A text that a spreadsheet would take for a formula gets a quote before it in a
+    CSV file, unless `keep_formulas`.
     """
     check_ending(out)
     found = load_model(model)
@@ -106,7 +108,7 @@ def predict(
     numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
 
     def write(into: Path) -> None:
-        with writing(out, into) as writer:
+        with writing(out, into, keep_formulas) as writer:
             for predictions, given, piece in found.predict(source, task, unknown, beside):
                 ours = prediction_columns(found, predictions, task)
                 if twice := [name for name in beside if name in ours]:

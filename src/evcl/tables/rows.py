@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evcl._core.bounds import MOST_CLASSES
 from evcl._core.inputs import positions
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
-from evcl.tables.source import MOST_CLASSES, Source, bad
+from evcl.tables.source import Source, bad
 from evcl.tables.values import labels_of, same_truth
 
 

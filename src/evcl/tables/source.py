@@ -17,15 +17,6 @@ from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
 
-# Limits on files. Only memory limits the number of rows: one copy of them is held, as float32 inputs.
-ROWS_A_PIECE = 4096
-MOST_LINE_BYTES = 1_000_000  # per CSV line, or for all lines of one row
-MOST_COLUMNS = 10_000
-MOST_CATEGORIES = 1_000  # per column
-MOST_CLASSES = 1_000
-MOST_INPUTS = 20_000  # inputs per example: one per numeric column, pixel and category
-MOST_TEXT = 10_000  # characters per text in an NPZ file, where every text takes the space of the longest
-MOST_PIXELS = 16_000_000  # per image, before scaling
 WHOLE = 2**53  # float64 represents every integer up to this exactly
 INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves the column out, --category reads text"
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from evcl._core.bounds import MOST_TEXT
 from evcl.tables.arrow_csv import ArrowCells
 from evcl.tables.source import INEXACT, WHOLE, Dialect, Floats, Kind, Piece, Values, as_number, bad, listed
 from evcl.tables.texts import (
@@ -216,6 +217,7 @@ class TextSource:
         self._columns |= {name: _Column(self.dialect.missing) for name in names}
         for piece in self.cells(names):
             for name, cells in piece.cells.items():
+                self._check_texts(piece, name, cells)
                 self._columns[name].see(cells)
         kinds = {
             name: self._expected.get(name, column.kind(self.dialect.decimal)) for name, column in self._columns.items()
@@ -233,6 +235,13 @@ class TextSource:
                 first = (decimal == "," or not self._has_mark(name, "/")) if usual is None else usual
             missing = column.missing(kinds[name])
             self._readings[name] = Reading(kinds[name], own, first, missing, never, name == self._target)
+
+    def _check_texts(self, piece: Piece, name: str, cells: Sequence[str]) -> None:
+        """Raise if a cell is too long."""
+        if (cells.longest() if isinstance(cells, ArrowCells) else max(map(len, cells), default=0)) > MOST_TEXT:
+            row = next(i for i, cell in enumerate(cells) if len(cell) > MOST_TEXT)
+            what = f"a text of {len(cells[row]):,} characters, but the maximum is {MOST_TEXT:,} characters"
+            bad(self.path, f"{piece.place(row)}, column {name!r}", what)
 
     def _usual_decimal(self, kinds: Mapping[str, Kind]) -> str | None:
         """The decimal sign of most columns that tell."""

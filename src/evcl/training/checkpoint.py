@@ -9,22 +9,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.files import save_tensors
+from evcl._core.files import described, open_tensors, save_tensors
 
 FORMAT = 3  # raise this when the buffers of a step change
 DESCRIPTION, DIGEST = "evcl-checkpoint", "digest"
 PROGRAMS = ("seed-*", "program-*")
-FILES, TEMPORARY = f"{'[0-9]' * 8}.safetensors", f".{'[0-9]' * 8}.safetensors.*.tmp"
+NAME = re.compile(r"(\d{8,20})\.safetensors|\.\d{8,20}\.safetensors\..*\.tmp")  # of a checkpoint, or a half-written one
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Saved(NamedTuple):
 
 def files(folder: Path) -> list[Path]:
     """A program's checkpoints, newest first."""
-    return sorted(folder.glob(FILES), reverse=True)
+    found = [path for path in folder.glob("*.safetensors") if NAME.fullmatch(path.name)]
+    return sorted((path for path in found if not path.name.startswith(".")), key=lambda p: int(p.stem), reverse=True)
 
 
 def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -93,17 +95,16 @@ def write(path: Path, description: Mapping[str, Any], tensors: Mapping[str, Tens
     copies = {  # safetensors needs tensors that do not share memory
         name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()
     }
-    save_tensors(path, copies, {DESCRIPTION: text, DIGEST: digest(text, copies)}, sync=True)
+    save_tensors(path, copies, {DESCRIPTION: text, DIGEST: digest(text, copies)})
 
 
 def read(path: Path) -> Saved:
     """Read one checkpoint, and verify its digest."""
     try:
-        if not path.is_file():
-            raise EvclError("it is not a file")
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             text = metadata[DESCRIPTION]
+            described(file, DESCRIPTION)  # raises if it is too long
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
         if metadata[DIGEST] != digest(text, tensors):
             raise EvclError("its digest does not match")
@@ -141,8 +142,9 @@ def newest(folder: Path) -> Saved | None:
 def clear(folder: Path, keep: list[Path]) -> None:
     """Remove a program's other checkpoints, and files left by interrupted writes."""
     with contextlib.suppress(OSError):
-        for path in {*folder.glob(FILES), *folder.glob(TEMPORARY)} - set(keep):
-            path.unlink(missing_ok=True)
+        for path in set(folder.iterdir()) - set(keep):
+            if NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:

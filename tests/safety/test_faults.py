@@ -1,0 +1,310 @@
+"""Faults: kills, full disks, too little memory of a GPU, clocks that jump, file servers that lag."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forked import forked, killed, waited
+
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+import made_up
+
+import evcl as library
+from evcl._core.errors import EvclError
+from evcl._core.files import save_tensors, write_atomically, write_once
+from evcl.experiments import Store, configure, read_result, write_result
+from evcl.report import write_report
+from evcl.tables import learn, load_model, predict
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+ROWS = "x,y\n" + "".join(f"{i % 7},{'ab'[i % 2]}\n" for i in range(40))
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "t.csv").write_text(ROWS)
+    learn(tmp_path / "m.safetensors", tmp_path / "t.csv", "y", epochs=1, hidden=(50,))
+    return tmp_path / "m.safetensors"
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*") if path.suffix in (".tmp", ".lock")]
+
+
+# --- kills ---------------------------------------------------------------------------------------------------------
+
+
+def killed_learns(model: Path, times: int, seed: int) -> tuple[int, int]:
+    """Kill `evcl learn` this many times; how often the model was the old one afterwards, and how often the new one."""
+    source, data, count = random.Random(seed), model.with_name("t.csv"), [0, 0]
+    started = time.monotonic()
+    assert waited(forked(lambda: learn(model, data, task="first", epochs=1))) == 0
+    whole = time.monotonic() - started
+    for k in range(times):
+        before = load_model(model).learner.tasks
+        name = f"task {k}"
+        done = killed(lambda name=name: learn(model, data, task=name, epochs=1), whole, source)
+        after = load_model(model).learner.tasks  # raises if it is damaged
+        assert after in (before, (*before, name))
+        assert after != before or not done
+        count[after != before] += 1
+    learn(model, data, task="last", epochs=1)
+    assert leftovers(model.parent) == []
+    return count[0], count[1]
+
+
+def killed_reports(folder: Path, times: int, seed: int) -> None:
+    made_up.write(folder, made_up.result(), made_up.result("vcl"))
+    write_report(folder)
+    source, whole = random.Random(seed), 4.0
+    pages = {(folder / "index.html").read_bytes()}
+    for _ in range(times):
+        killed(lambda: write_report(folder), whole, source)
+        assert (folder / "index.html").read_bytes() in pages
+    write_report(folder)
+    assert leftovers(folder) == []
+
+
+def test_learn_is_killed(model):
+    assert sum(killed_learns(model, 4, 0)) == 4
+
+
+@pytest.mark.full
+def test_a_report_is_killed(tmp_path):
+    killed_reports(tmp_path, 2, 0)
+
+
+@pytest.mark.soak
+def test_fifty_kills_of_each(model, tmp_path):
+    assert sum(killed_learns(model, 50, 1)) == 50
+    killed_reports(tmp_path / "runs", 50, 1)
+    data, source = model.with_name("t.csv"), random.Random(2)
+    predict(model, data, tmp_path / "p.csv")
+    whole = (tmp_path / "p.csv").read_bytes()
+    for _ in range(50):
+        killed(lambda: predict(model, data, tmp_path / "p.csv"), 0.3, source)
+        assert (tmp_path / "p.csv").read_bytes() == whole
+
+
+# --- many processes teach one model ---------------------------------------------------------------------------------
+
+
+def taught(model: Path, processes: int, teachings: int, kills: int, seed: int) -> None:
+    """Processes teach one model, each its own tasks, and some are killed. Each teaching is there once, whole; one of a
+    process that was killed may be missing.
+    """
+    data, source = model.with_name("t.csv"), random.Random(seed)
+    before = set(load_model(model).learner.tasks)
+
+    def teach(name: str) -> None:
+        for k in range(teachings):
+            while True:
+                try:
+                    learn(model, data, task=f"{name}-{k}", epochs=1)
+                    break
+                except EvclError as error:
+                    if "at work on it" not in str(error):
+                        raise
+                    time.sleep(0.01)
+            with (model.parent / f"{name}.said").open("a") as said:
+                said.write(f"{name}-{k}\n")
+
+    children = {forked(lambda i=i: teach(f"p{i}")): f"p{i}" for i in range(processes)}
+    for pid in source.sample(sorted(children), kills):
+        time.sleep(source.random())
+        os.kill(pid, signal.SIGKILL)
+    statuses = {name: waited(pid, 3600) for pid, name in children.items()}
+    assert sum(status == -signal.SIGKILL for status in statuses.values()) <= kills
+    said = [line for path in model.parent.glob("*.said") for line in path.read_text().split()]
+    tasks = [task for task in load_model(model).learner.tasks if task not in before]
+    assert len(tasks) == len(set(tasks))
+    assert set(said) <= set(tasks)  # none is lost
+    unsaid = set(tasks) - set(said)  # killed after the model was written, before they could say so
+    assert len({task.partition("-")[0] for task in unsaid}) == len(unsaid) <= kills
+    for name, status in statuses.items():
+        if status == 0:
+            assert {f"{name}-{k}" for k in range(teachings)} <= set(tasks)
+    learn(model, data, task="last", epochs=1)
+    assert leftovers(model.parent) == []
+
+
+def test_some_processes_teach_one_model(model):
+    taught(model, 3, 2, 1, 0)
+
+
+@pytest.mark.soak
+def test_a_thousand_teachings(model):
+    taught(model, 25, 40, 5, 1)
+
+
+# --- full disks ----------------------------------------------------------------------------------------------------
+
+
+def learner() -> library.Learner:
+    found = library.Naive(library.nn.mlp(20, [50]), epochs=1)
+    found.learn(np.zeros((4, 20), "f"), np.arange(4) % 2)
+    return found
+
+
+def writers(folder: Path, model: Path) -> dict[str, tuple[Path, object]]:
+    from evcl.data import cache
+    from evcl.experiments.store import Claim
+    from evcl.training.checkpoint import write
+
+    big = made_up.result()
+    rows = folder / "rows.csv"
+    rows.write_text("x\n" + "1\n" * 2000)
+    return {
+        "model": (folder / "a.safetensors", lambda: learner().save(folder / "a.safetensors")),
+        "learn": (model, lambda: learn(model, model.with_name("t.csv"), task="more", epochs=1)),
+        "csv": (folder / "p.csv", lambda: predict(model, rows, folder / "p.csv")),
+        "parquet": (folder / "p.parquet", lambda: predict(model, rows, folder / "p.parquet")),
+        "result": (folder / "r" / "result.json", lambda: write_result(folder / "r", big, overwrite=True)),
+        "first result": (folder / "n" / "result.json", lambda: write_result(folder / "n", big)),
+        "cell": (folder / "cells" / "k" / "result.json", lambda: Store(folder).complete(Claim("k", 1), big)),
+        "checkpoint": (
+            folder / "00000001.safetensors",
+            lambda: write(folder / "00000001.safetensors", {}, {"a": torch.zeros(1000)}),
+        ),
+        "data set": (folder / "a.npy", lambda: cache.save(folder / "a.npy", np.zeros(5000, np.uint8))),
+        "claim": (folder / "once", lambda: write_once(folder / "once", "x" * 5000)),
+        "text": (folder / "text", lambda: write_atomically(folder / "text", lambda t: t.write_text("x" * 5000))),
+        "tensors": (folder / "t", lambda: save_tensors(folder / "t", {"a": torch.zeros(1000)}, {})),
+        "report": (folder / "reports" / "index.html", lambda: write_report(folder / "reports")),
+    }
+
+
+KINDS = ["model", "learn", "csv", "parquet", "result", "first result", "cell", "checkpoint", "data set", "claim"]
+KINDS += ["text", "tensors", pytest.param("report", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk(model, tmp_path, kind):
+    """By a limit on the size of files, which also holds for what libraries write."""
+    made_up.write(tmp_path / "reports", made_up.result())
+    path, write = writers(tmp_path, model)[kind]
+    if kind not in ("first result", "claim", "cell"):
+        write()
+    elif kind == "cell":
+        path.parent.mkdir(parents=True)
+    before = path.read_bytes() if path.exists() else None
+    if kind == "learn":
+        write = lambda: learn(model, model.with_name("t.csv"), task="another", epochs=1)  # noqa: E731
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        with pytest.raises(EvclError) as refused:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "cannot write" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert leftovers(tmp_path) == []
+    write()  # there is room again
+    assert path.stat().st_size > 1000
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def too_much(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation")
+
+
+def test_the_gpu_has_too_little_memory(evcl, model, monkeypatch):
+    before = model.read_bytes()
+    monkeypatch.setattr("evcl.training.step.Step.__call__", too_much)
+    status, _, err = evcl("learn", "--model", model.name, "--data", "t.csv", "--task", "two")
+    assert status == 1
+    assert err.count("\n") == 1
+    assert "the GPU has too little memory: lower batch_size" in err
+    assert model.read_bytes() == before
+    assert leftovers(model.parent) == []
+    words = ("run", "split-digits", "--epochs", 1, "--tasks", 1, "--seeds", 1)
+    assert "the GPU has too little memory" in evcl(*words, "--out", "out")[2]
+    assert not (model.parent / "out" / "result.json").exists()
+
+
+def test_a_learner_goes_on_after_too_little_memory(monkeypatch):
+    """The round failed as a whole: the learner is as it was, and learns with smaller batches."""
+    found = learner()
+    before = found._run.network.posterior.mean.clone()
+    with monkeypatch.context() as patch:
+        patch.setattr("evcl.training.step.Step.__call__", too_much)
+        with pytest.raises(torch.OutOfMemoryError):
+            found.learn(np.ones((4, 20), "f"), np.arange(4) % 2)
+    assert torch.equal(found._run.network.posterior.mean, before)
+    assert found.tasks == ("0",)
+    found.learn(np.ones((4, 20), "f"), np.arange(4) % 2)
+
+
+# --- clocks and file servers ---------------------------------------------------------------------------------------
+
+CELL = configure("split-digits", "naive", seeds=[0], tasks=1, given={"epochs": 1})
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9, 3e7])
+def test_clocks_that_jump(tmp_path, monkeypatch, jump):
+    """Whoever waits counts by its own clock, which does not jump, so a live owner keeps its cell."""
+    with Store(tmp_path) as first, Store(tmp_path) as other:
+        assert first.take(CELL) is not None
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+        for _ in range(3):
+            assert other.take(CELL) is None
+
+
+@pytest.mark.parametrize("seen", ["nothing", "the claim of before"])
+def test_a_file_server_that_lags(tmp_path, monkeypatch, seen):
+    """Two machines see a folder as it was some seconds ago: one of them gets the cell, whatever each believes."""
+    from evcl.experiments import store as module
+    from evcl.experiments.store import Claim
+
+    monkeypatch.setattr(module.Owner, "here", property(lambda self: False))  # each owner is on another machine
+    if seen != "nothing":
+        gone = Store(tmp_path)
+        assert isinstance(gone.take(CELL), Claim)
+        gone.__exit__()
+    names = module._names(Store(tmp_path).cell(module.key(CELL)))
+    monkeypatch.setattr(module, "_names", lambda folder: names)
+    with Store(tmp_path) as first, Store(tmp_path) as second, Store(tmp_path) as third:
+        taken = [store.take(CELL) for store in (first, second, third)]
+    assert [isinstance(one, Claim) for one in taken] == [True, False, False]
+
+
+def test_a_reply_that_is_lost(tmp_path, monkeypatch):
+    """A file server made the link, but the client asks again, and hears that there is one."""
+    link = os.link
+
+    def twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert write_once(tmp_path / "claim", "mine")
+    assert (tmp_path / "claim").read_text() == "mine"
+
+
+def test_no_hard_links(tmp_path, monkeypatch):
+    """A result is written all the same; cells, which several machines share, need hard links."""
+
+    def none(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", none)
+    write_result(tmp_path, made_up.result())
+    assert read_result(tmp_path / "result.json").method == "evcl"
+    with pytest.raises(EvclError, match="no hard links"):
+        write_once(tmp_path / "claim", "mine")

@@ -1,0 +1,411 @@
+"""Everything that reads a file or a line of words: what writes a good one, and what reads it and uses what it found.
+
+One entry point more is a line in TARGETS. `mutated.py` changes these files at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report")]
+import made_up  # noqa: E402
+import tiny  # noqa: E402
+
+import evcl  # noqa: E402
+from evcl._core.bounds import MOST_PIXELS  # noqa: E402
+from evcl._core.errors import EvclError  # noqa: E402
+from evcl.data import cache, formats  # noqa: E402
+from evcl.experiments import (  # noqa: E402
+    Checkpoints,
+    Event,
+    Store,
+    configure,
+    execute,
+    read_result,
+    read_search,
+    read_sweep,
+    standing,
+)
+from evcl.experiments.search import read_found  # noqa: E402
+from evcl.experiments.store import Claim  # noqa: E402
+from evcl.report import by_benchmark, find_results, tables_markdown  # noqa: E402
+from evcl.report.page import page  # noqa: E402
+from evcl.tables.commands import open_source  # noqa: E402
+from evcl.tables.creating import create  # noqa: E402
+from evcl.tables.model import load_model  # noqa: E402
+from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
+from evcl.training.checkpoint import _digest as digest  # noqa: E402
+
+Make, Read = Callable[[Path], Path], Callable[[Path], object]
+
+
+# --- good files ----------------------------------------------------------------------------------------------------
+
+
+def numbers(seed: int = 0, rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(seed).normal(size=(rows, 3))
+    return x, np.arange(rows) % 2
+
+
+def learner(folder: Path) -> Path:
+    found = evcl.EVCL(evcl.nn.mlp(3, [4]), epochs=1, coreset="random", coreset_size=3)
+    for task in range(2):
+        found.learn(numbers(task))
+    found.save(folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def use_learner(path: Path) -> None:
+    found = evcl.load(path)
+    if found.tasks:
+        found.predictions(numbers()[0], 0)
+        found.described()
+
+
+def table_model(folder: Path) -> Path:
+    from evcl.tables import learn
+
+    learn(folder / "table.safetensors", table(folder), "class", epochs=1, hidden=(4,))
+    (folder / "table.csv").unlink()
+    return folder / "table.safetensors"
+
+
+def table(folder: Path) -> Path:
+    x, y = numbers()
+    lines = [f'{a:.3f},{"" if i % 7 == 0 else f"{b:.3f}"},"{"red" if c > 0 else "gr, een"}",{k}'
+             for i, ((a, b, c), k) in enumerate(zip(x, y, strict=True))]  # fmt: skip
+    (folder / "table.csv").write_text("\n".join(["one,two,colour,class", *lines]) + "\n", "utf-8")
+    return folder / "table.csv"
+
+
+def npz_table(folder: Path) -> Path:
+    x, y = numbers()
+    np.savez(folder / "table.npz", pixels=np.zeros((len(x), 2, 2), np.uint8), x=x, word=np.array(["a", "b"])[y], y=y)
+    return folder / "table.npz"
+
+
+def parquet_table(folder: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    x, y = numbers()
+    columns = {"one": x[:, 0], "word": ["a" if k else None for k in y], "class": y}
+    pq.write_table(pa.table(columns), folder / "table.parquet")
+    return folder / "table.parquet"
+
+
+def use_table(path: Path) -> None:
+    source = open_source(path)
+    target = next((name for name in ("class", "y") if name in source.shapes), None)
+    made, rows = create(source, target, hidden=(4,))
+    made.inputs(source, rows.numbers(sorted(rows.names)), 0.1)
+
+
+def use_images(path: Path) -> None:
+    use_table(path.parents[1])
+
+
+def image(kind: str) -> Make:
+    def make(folder: Path) -> Path:
+        from PIL import Image
+
+        for place in "ab":
+            (folder / place).mkdir()
+            pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / place / f"one.{kind}")
+        return folder / "a" / f"one.{kind}"
+
+    return make
+
+
+def result(folder: Path) -> Path:
+    made_up.write(folder, made_up.result(), made_up.result("vcl"))
+    return folder / "0" / "result.json"
+
+
+def use_result(path: Path) -> None:
+    read_result(path)
+    groups = by_benchmark(find_results(path.parents[1]))
+    tables_markdown(groups.values(), "fuzz")
+    page(groups, "fuzz")
+
+
+SEARCH = """benchmarks = ["split-digits", "permuted-digits:3"]
+validation = 0.1
+seeds = [100, 101]
+trials = 4
+refine = 2
+preset = "paper"
+confirm = 1
+confirm_seeds = [7]
+
+[methods.evcl]
+strength = {low = 1.0, high = 1e5}
+epochs = {choices = [2, 5]}
+std_update = "natural"
+
+[[methods.other]]
+method = "vcl"
+lr = 1e-3
+"""
+
+
+def search(folder: Path) -> Path:
+    (folder / "search.toml").write_text(SEARCH, "utf-8")
+    return folder / "search.toml"
+
+
+def found(folder: Path) -> Path:
+    from evcl.experiments.search import _asked
+
+    asked = _asked(read_search(search(folder)))
+    (folder / "found.json").write_text(json.dumps({"benchmark": "split-digits", "tried": {}, **asked}, indent=1))
+    return folder / "found.json"
+
+
+def data_set(kind: str, packed: bool = False) -> tuple[Make, Read]:
+    arrays = tiny.arrays(kind)
+    form, entry = tiny.FORMS[kind], tiny.entry(arrays)
+
+    def make(folder: Path) -> Path:
+        files = getattr(tiny, kind)(arrays)
+        if packed:
+            return tiny.put(folder, {"tiny.tgz": tiny.tar(files)}) / "tiny.tgz"
+        files = tiny.gzipped(files) if kind == "idx" else files
+        return tiny.put(folder, files) / next(iter(files))
+
+    def read(path: Path) -> None:
+        place = path if packed else path.parents[1] if kind == "letters" else path.parent
+        found = formats.read(place, form, entry)
+        if found is not None:
+            cache.check(entry, found)
+
+    return make, read
+
+
+def cached(folder: Path) -> Path:
+    np.save(folder / "train_images.npy", np.zeros((5, 4), np.uint8))
+    return folder / "train_images.npy"
+
+
+def cached_source(folder: Path) -> Path:
+    (folder / "source.json").write_text('{"data set": "tiny", "source": "somewhere"}')
+    return folder / "source.json"
+
+
+def sweep(folder: Path) -> Path:
+    text = 'benchmarks = ["split-digits:2"]\nseeds = 2\ndraws = 2\n[settings]\nepochs = 1\n'
+    text += "[methods.evcl]\nstrength = [1, 10]\nlr = {low = 1e-4, high = 1e-2}\n[methods.naive]\n"
+    (folder / "sweep.toml").write_text(text)
+    return folder / "sweep.toml"
+
+
+CELL = configure("split-digits", "evcl", "paper", [0], 2, {"epochs": 1, "fisher_examples": 20, "predict_samples": 1})
+
+
+def store(kind: str) -> Make:
+    """A store with one cell that is claimed; one of its files."""
+
+    def make(folder: Path) -> Path:
+        made = Store(folder)
+        made.declare([CELL])
+        assert isinstance(made.take(CELL), Claim)
+        return next(folder.glob(kind))
+
+    return make
+
+
+def use_store(path: Path) -> None:
+    folder = next(place for place in path.parents if (place / "sweeps").is_dir())
+    for later in folder.glob("cells/*/claim-2.json"):  # of the last time
+        later.unlink()
+    standing(folder)
+    Store(folder).take(CELL)
+
+
+def checkpoint(folder: Path) -> Path:
+    def stop(event: Event) -> None:
+        if event.task == 1:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        execute(CELL, stop, checkpoints=Checkpoints(folder))
+    oldest, *more = sorted(folder.rglob("*.safetensors"), reverse=True)
+    for path in more:
+        path.unlink()
+    return oldest
+
+
+def use_checkpoint(path: Path) -> None:
+    """With a digest that fits, as whoever means harm would make it."""
+    for other in path.parent.glob("*.safetensors"):  # of the last time
+        if other != path:
+            other.unlink()
+    with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
+        tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()[DESCRIPTION]  # noqa: SIM118
+        save_file(tensors, path, {DESCRIPTION: text, DIGEST: digest(text, tensors)})
+    execute(CELL, checkpoints=Checkpoints(path.parents[1], resume=True))
+
+
+def frame() -> dict[str, list[object]]:
+    x, y = numbers()
+    return {"one": x[:, 0].tolist(), "word": ["a" if k else None for k in y], "class": y.tolist()}
+
+
+def feather_table(folder: Path) -> Path:
+    import pyarrow as pa
+    from pyarrow import feather
+
+    feather.write_feather(pa.table(frame()), folder / "table.feather", "uncompressed")
+    return folder / "table.feather"
+
+
+def npy_table(folder: Path) -> Path:
+    x, y = numbers()
+    np.save(folder / "table.npy", np.rec.fromarrays([x[:, 0], np.array(["a", "b"])[y], y], names="one,word,class"))
+    return folder / "table.npy"
+
+
+def packed_table(folder: Path) -> Path:
+    (folder / "table.csv.gz").write_bytes(gzip.compress(table(folder).read_bytes()))
+    return folder / "table.csv.gz"
+
+
+def excel_table(folder: Path) -> Path:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in zip(*([name, *column] for name, column in frame().items()), strict=True):
+        book.active.append(row)
+    book.save(folder / "table.xlsx")
+    return folder / "table.xlsx"
+
+
+def adapters(folder: Path) -> Path:
+    """Adapters beside a base model, which is not in the file."""
+    found = evcl.EVCL(base(), epochs=1, adapters=evcl.nn.LoRA(rank=2), only=[])
+    found.learn(numbers())
+    found.save(folder / "adapters.safetensors")
+    return folder / "adapters.safetensors"
+
+
+def base() -> evcl.nn.MLP:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return evcl.nn.mlp(3, [4])
+
+
+# A command on each line. What would train raises instead: the words are tried here, not the training.
+COMMANDS = """learn --model new.safetensors --data table.csv --target class --epochs 1 --hidden 4,4 --set lr=0.01
+learn --model model.safetensors --data table.csv --task two --keep 20 --validation 0.2 --missing NA --unknown error
+predict --model model.safetensors --data table.csv --out out.csv --task table --drop one --key colour
+inspect model.safetensors --json
+run split-digits --method evcl --seeds 2 --tasks 2 --epochs 1 --preset paper --set strength=0.5 --out runs --device cpu
+run permuted-digits --seed-list 1,2 --validation 0.1 --network 20x20 --memory 50 --scenario domain --precision fp32
+sweep sweep.toml --out sweep --workers 1
+tune search.toml --out tune --benchmark split-digits
+reproduce split-digits --method vcl --seeds 1 --epochs 1 --out again --quick
+report runs
+status sweep
+list settings
+data list
+merge model.safetensors model.safetensors --out merged.safetensors
+export model.safetensors --out model.pt2
+"""
+
+
+def command_lines(folder: Path) -> Path:
+    table_model(folder).rename(folder / "model.safetensors")
+    table(folder), search(folder), sweep(folder)
+    (folder / "words.txt").write_text(COMMANDS)
+    return folder / "words.txt"
+
+
+def use_command(path: Path) -> None:
+    """Run the line that was changed, as the command evcl does, in the folder of the file."""
+    from unittest.mock import patch
+
+    from evcl import experiments
+    from evcl.cli import main
+    from evcl.cli.progress import console
+    from evcl.tables.model import Model
+
+    def begins(*_: object, **__: object) -> object:
+        raise EvclError("here the work would begin")
+
+    good = set(COMMANDS.splitlines())
+    lines = [line for line in path.read_text("utf-8", "replace").splitlines() if line not in good] or ["list"]
+    words = ["evcl", *(word for word in lines[0].split()[:60] if word not in ("--plugin", "--debug"))]
+    out, err = io.StringIO(), io.StringIO()
+    console.cache_clear()
+    with (
+        contextlib.chdir(path.parent),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        patch.object(sys, "argv", words),
+        patch.object(experiments, "execute_all", begins),
+        patch.object(experiments, "work", begins),
+        patch.object(experiments, "reproduce", begins),
+        patch.object(experiments, "tune", begins),
+        patch.object(Model, "learn", begins),
+        patch("evcl.tables.commands.export_learner", begins),
+        patch("signal.signal"),
+    ):
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 0
+    told = err.getvalue()
+    if status and ("--debug" in told or told.count("\n") != 1 or status not in (1, 2)):
+        raise AssertionError(f"status {status}: {told!r} for {words}")
+    if any(ord(letter) < 32 and letter not in "\n\t" for letter in out.getvalue() + told):
+        raise AssertionError(f"control characters: {told!r} for {words}")
+
+
+@dataclass(frozen=True)
+class Target:
+    make: Make
+    read: Read
+    most: int = 0  # bytes that the reader lets a file unpack to, where those are more than the file's
+
+
+TARGETS: dict[str, Target] = {
+    "model": Target(learner, use_learner),
+    "table model": Target(table_model, load_model),
+    "result": Target(result, use_result),
+    "search": Target(search, read_search),
+    "found": Target(found, lambda path: read_found(path, read_search(path.with_name("search.toml")))),
+    "sweep": Target(sweep, read_sweep),
+    "claim": Target(store("cells/*/claim-1.json"), use_store),
+    "owner": Target(store("owners/*.json"), use_store),
+    "cells": Target(store("sweeps/*.json"), use_store),
+    "checkpoint": Target(checkpoint, use_checkpoint),
+    "command line": Target(command_lines, use_command),
+    "adapters": Target(adapters, lambda path: evcl.load(path, base())),
+    "csv": Target(table, use_table),
+    "csv.gz": Target(packed_table, use_table),
+    "feather": Target(feather_table, use_table),
+    "npy": Target(npy_table, use_table),
+    "xlsx": Target(excel_table, use_table),
+    "npz": Target(npz_table, use_table),
+    "parquet": Target(parquet_table, use_table),
+    **{kind: Target(image(kind), use_images, 3 * MOST_PIXELS) for kind in ("png", "jpeg", "bmp", "gif", "webp")},
+    **{f"data set, {kind}": Target(*data_set(kind), 2**20) for kind in ("idx", "cifar", "sheets", "letters", "npz")},
+    "archive": Target(*data_set("letters", packed=True), 2**20),
+    "cached array": Target(cached, lambda path: cache.load(path, (5, 4))),
+    "cached source": Target(cached_source, cache.read_json),
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""Many tasks with a head each: the time of a task does not grow, and the file loads in seconds.
+
+The time of EVCL's distillation grows with the heads, because each of them is asked: it is not measured here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evcl
+
+sys.path.append(str(Path(__file__).parents[1] / "safety"))
+from cost import measured
+
+
+def taught(method: str, tasks: int, path: Path) -> dict[str, float]:
+    """Learn this many tasks, save, load, predict with each of some heads, infer; seconds of the processor."""
+    learner = evcl.Learner(evcl.nn.mlp(4, [8]), method, epochs=1)
+    rng = np.random.default_rng(0)
+    each = []
+    for k in range(tasks):
+        x = rng.normal(size=(20, 4)) + k % 7
+        start = time.process_time()
+        learner.learn(x, np.arange(20) % 2, head="new")
+        each.append(time.process_time() - start)
+    found = {"first": statistics.median(each[2 : 2 + tasks // 5]), "last": statistics.median(each[-(tasks // 5) :])}
+    for name, call in {
+        "save": lambda: learner.save(path),
+        "load": lambda: evcl.load(path),
+        "predict": lambda: learner.predict(np.zeros((200, 4)), tasks - 1),
+        "infer": lambda: learner.predict(np.zeros((200, 4)), "infer"),
+    }.items():
+        with measured() as cost:
+            call()
+        found[name] = cost.seconds
+    assert len(evcl.load(path).heads) == tasks
+    sys.stderr.write(f"{method}, {tasks} tasks: { ({name: round(value, 4) for name, value in found.items()}) }\n")
+    return found
+
+
+def test_thirty_tasks_with_a_head_each(tmp_path):
+    found = taught("naive", 30, tmp_path / "m.safetensors")
+    assert found["last"] < 3 * found["first"] + 0.1
+    assert found["load"] < 3
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["naive", "ewc"])
+def test_a_thousand_tasks_with_a_head_each(method, tmp_path):
+    found = taught(method, 1000, tmp_path / "m.safetensors")
+    assert found["last"] < 1.5 * found["first"]
+    assert found["load"] < 3
+    assert found["infer"] < 5
