@@ -1,6 +1,6 @@
-"""Write the tables of streams without labels, as Markdown, and copy their figures, from the results beside this file.
+"""Write the tables of streams without labels into docs/RESULTS.md, and draw their figures, from the results here.
 
-    python experiments/generative/tabulate.py    # writes tables.md here, and figures/ as `evcl report` draws them
+    python experiments/generative/tabulate.py    # also results/figures and results/index.html, as `evcl report` does
 
 Of the language stream, log-likelihoods are also given as bits per character.
 """
@@ -17,6 +17,7 @@ from evcl.benchmarks.language import NAME, bits_per_character
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, paired_table, write_report
 
 HERE = Path(__file__).parent
+RESULTS, MARKS = HERE.parents[1] / "docs" / "RESULTS.md", ("<!-- without labels -->\n", "<!-- end without labels -->")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -34,7 +35,7 @@ def bits(line: Line) -> list[str]:
 
 
 def section(group: Group) -> str:
-    parts = [f"## {group.name}", full_table(group).markdown()]
+    parts = [f"### {group.name}", full_table(group).markdown()]
     if (paired := paired_table(group)) is not None:
         parts.append(paired.markdown())
     if group.lines[0].result.benchmark == NAME:
@@ -51,8 +52,10 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     folder = parser.parse_args(words).folder
     groups = by_benchmark(find_results(folder / "results"))
+    before, rest = RESULTS.read_text("utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
     text = "\n\n".join(section(group) for group in groups.values())
-    (folder / "tables.md").write_text(text + "\n", "utf-8")
+    RESULTS.write_text(f"{before}{MARKS[0]}\n{text}\n\n{MARKS[1]}{after}", "utf-8")
     write_report(folder / "results", "Generative models and language models")
 
 
