@@ -17,6 +17,7 @@ from made_up_cells import untimed
 from torch import nn
 
 from evcl._core.errors import EvclError
+from evcl._core.files import write_tensors
 from evcl.benchmarks import BENCHMARKS, Benchmark, Entry, get, register
 from evcl.experiments import configure, execute, open_checkpoints, read_result, write_result
 from evcl.experiments.run import execute_together
@@ -166,7 +167,7 @@ POINTS = {
     "when a round is taken over": (Run, "_take"),
     "before an evaluation": (Run, "draws"),
     "in an evaluation": (Run, "predict"),
-    "while a checkpoint is written": ("safetensors.torch", "save_file"),
+    "while a checkpoint is written": ("evcl._core.files", "write_tensors"),
     "between the write and the rename": (Path, "replace"),
     "before old checkpoints are removed": ("evcl.training.checkpointer", "clear"),
 }
@@ -187,8 +188,8 @@ def test_a_crash_loses_nothing(point, tmp_path, monkeypatch):
 
             def crash(*args, nth=nth, calls=calls, original=original, **options):
                 if next(calls) == nth:
-                    if name == "save_file":
-                        Path(args[1]).write_bytes(b"half of it")
+                    if name == "write_tensors":
+                        args[0].write_bytes(b"half of it")
                     raise Crash
                 return original(*args, **options)
 
@@ -388,18 +389,16 @@ TROUBLE = {full: "No space left on device", read_only: "Read-only file system", 
 
 @pytest.mark.parametrize("trouble", TROUBLE, ids=lambda trouble: trouble.__name__)
 def test_a_disk_in_trouble_does_not_end_a_run_and_leaves_the_last_checkpoint(trouble, tmp_path, monkeypatch):
-    from safetensors.torch import save_file
-
     wanted = execute(config(seeds=(0,)))
     calls, notes, folder = Counter(), [], tmp_path / "r" / "checkpoint"
 
-    def save(tensors, path, metadata):
+    def save(path, *rest):
         calls["all"] += 1
         if calls["all"] > 3:
-            trouble(Path(path))
-        save_file(tensors, path, metadata)
+            trouble(path)
+        write_tensors(path, *rest)
 
-    monkeypatch.setattr("safetensors.torch.save_file", save)
+    monkeypatch.setattr("evcl._core.files.write_tensors", save)
     found = execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(folder, 1e-9))
     monkeypatch.undo()
     assert untimed(found) == untimed(wanted)
@@ -415,16 +414,14 @@ def test_a_disk_in_trouble_does_not_end_a_run_and_leaves_the_last_checkpoint(tro
 
 
 def test_a_disk_that_is_well_again_is_told_of(tmp_path, monkeypatch):
-    from safetensors.torch import save_file
-
     calls, notes = count(1), []
 
-    def save(tensors, path, metadata):
+    def save(path, *rest):
         if next(calls) <= 2:
-            full(Path(path))
-        save_file(tensors, path, metadata)
+            full(path)
+        write_tensors(path, *rest)
 
-    monkeypatch.setattr("safetensors.torch.save_file", save)
+    monkeypatch.setattr("evcl._core.files.write_tensors", save)
     execute(config(seeds=(0,)), lambda event: notes.append(event.note), checkpoints=Checkpoints(tmp_path, 1e-9))
     first, second = [note for note in notes if note]
     assert "there is no checkpoint yet" in first
@@ -491,14 +488,14 @@ def test_a_run_that_replaces_another_can_be_gone_on_with(evcl):
 
 def test_a_result_that_cannot_be_written_is_not_lost(evcl, monkeypatch):
     with monkeypatch.context() as patch:
-        original = Path.write_text
+        original = Path.open
 
-        def write_text(self, *args, **options):
-            if "result.json" in self.name:
+        def opened(self, mode="r", *args, **options):
+            if "result.json" in self.name and mode != "r":
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return original(self, *args, **options)
+            return original(self, mode, *args, **options)
 
-        patch.setattr(Path, "write_text", write_text)
+        patch.setattr(Path, "open", opened)
         status, out, err = evcl(*COMMAND, "--out", "r")
     assert status == 1
     assert err.startswith(

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributions import MultivariateNormal
 
@@ -305,7 +306,7 @@ def test_statistics_of_an_earlier_version_lack_the_squares(tmp_path):
     learner = evcl.EVCL(evcl.nn.mlp(12, [20]), epochs=2)
     learner.learn(month(0, 0), "0")
     learner.save(tmp_path / "m")
-    with evcl.learner.loading.safe_open(tmp_path / "m", framework="pt") as file:
+    with safe_open(tmp_path / "m", framework="pt") as file:
         about = file.metadata()
     tensors = {name: t for name, t in load_file(tmp_path / "m").items() if "squares" not in name}
     told = json.loads(about["evcl"])
@@ -350,7 +351,7 @@ def test_saved_and_loaded_it_goes_on_as_if_it_had_not_been(tmp_path):
 @pytest.mark.parametrize("domain", [2, -1, "1", True, 1.0])
 def test_a_file_with_impossible_domains_is_refused(domain, tmp_path):
     learned(DIGITS[:2], epochs=1).save(tmp_path / "m")
-    with evcl.learner.loading.safe_open(tmp_path / "m", framework="pt") as file:
+    with safe_open(tmp_path / "m", framework="pt") as file:
         about = file.metadata()
     told = json.loads(about["evcl"])
     told["groups"]["0"][1][2] = domain

@@ -369,7 +369,7 @@ def test_a_task_is_predicted_with_its_own_row():
     assert np.array_equal(one.predict_proba(x, "a"), p["a"])
     assert np.array_equal(one.predictions(x, "a").probabilities, p["a"])
     assert not np.allclose(one.predict_proba(x, "b"), p["b"])
-    with pytest.raises(evcl.EvclError, match=r"with film, each task has .* choose a task, one of a, b"):
+    with pytest.raises(evcl.EvclError, match=r"each task has scales and shifts .* choose a task, one of a, b"):
         one.predict(x)
 
 

@@ -44,8 +44,11 @@ from evcl.report.page import page  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
-from evcl.training.checkpoint import DESCRIPTION, DIGEST  # noqa: E402
-from evcl.training.checkpoint import _digest as digest  # noqa: E402
+from evcl.training.checkpoint import (  # noqa: E402
+    DESCRIPTION,
+    DIGEST,
+    digest,
+)
 
 Make, Read = Callable[[Path], Path], Callable[[Path], object]
 

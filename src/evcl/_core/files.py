@@ -12,7 +12,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -268,8 +268,6 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     The file is the length of a header, the header in JSON, and the tensors, those of wider types first, so that each is
     aligned.
     """
-    import torch
-
     for text in metadata.values():
         if len(text) > MOST_DESCRIPTION:
             what = "names of tasks, classes and categories, and the history"
@@ -292,15 +290,19 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little"))
-            file.write(head)
-            for name in order:
-                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-                file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    write_atomically(path, lambda temporary: write_tensors(temporary, head, [tensors[name] for name in order]))
 
-    write_atomically(path, write)
+
+def write_tensors(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
+    """Write a header, and the tensors after it."""
+    import torch
+
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little"))
+        file.write(head)
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
 def _kinds() -> dict[Any, str]:

@@ -72,6 +72,6 @@ BENCHMARK_SUMMARIES = {
     "characters-notmnist": "notMNIST without labels: a VAE learns A, B, ..., J",
     "characters-digits": "8x8 digits without labels: a VAE learns 0, ..., 9",
     "sotu-decades": "presidents' addresses: a character model reads decades",
-    "cartpole-variants": "CartPole, another gravity, pole or force per task (agents)",
+    "cartpole-variants": "CartPole with another gravity, pole or force (agents)",
     "minigrid-rooms": "a MiniGrid room, another thing to do per task (agents)",
 }
