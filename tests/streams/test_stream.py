@@ -78,6 +78,17 @@ def test_what_is_predicted_does_not_depend_on_how_often() -> None:
     assert same(asked, silent)
 
 
+def test_rows_changed_in_place_are_predicted_anew() -> None:
+    x, y = table(100)
+    stream, rows = evcl.Stream(), x[:3].double()
+    stream.learn(x, y)
+    before = stream.predict_proba(rows)
+    rows += 1
+    after = stream.predict_proba(rows)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, stream.predict_proba(rows.clone()))
+
+
 def test_it_learns_a_rule_that_no_line_separates_and_is_calibrated() -> None:
     x, y = table(2000)
     p = torch.cat(fed(evcl.Stream(classes=[0, 1]), x, y))[1000:]

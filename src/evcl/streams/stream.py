@@ -220,7 +220,7 @@ class Stream:
         if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
             return self._last[1]
         found = self._bank.look(self._scaled(x))
-        self._last = x, found
+        self._last = x.clone(), found  # a caller may use its memory again
         return found
 
     def _pieces(self) -> int:
