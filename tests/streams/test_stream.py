@@ -137,6 +137,15 @@ def test_numbers_have_noise_that_is_inferred() -> None:
     assert 0.93 < (np.abs(z) < 1.96).mean() < 0.985
 
 
+def test_almost_equal_first_numbers_do_no_harm() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(3000, 3))
+    y = 2 * x[:, 0] + 0.1 * draws.normal(size=3000)
+    y[:5] = 1 + 1e-6 * draws.normal(size=5)
+    means = np.concatenate([one.mean for one in fed(evcl.Stream(likelihood="gaussian"), x, y, 5)])
+    assert np.sqrt(np.mean((y - means)[2000:] ** 2)) < 0.3
+
+
 def test_counts_and_yes_or_no_labels() -> None:
     x, _ = table(1000)
     counts = torch.poisson((1 + 0.5 * x[:, 0]).exp(), generator=torch.Generator().manual_seed(3))

@@ -20,7 +20,7 @@ from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts
-from evcl.streams.scaling import Scaling, squashed
+from evcl.streams.scaling import FARTHEST, Scaling, squashed
 
 SETTINGS: dict[str, Setting] = {
     "method": Setting(
@@ -315,7 +315,7 @@ class Stream:
     def _scaled_targets(self, y: Tensor) -> Tensor:
         if self.likelihood != "gaussian" or not self.settings.standardize:
             return y
-        return self._target_scaling.scaled(y)
+        return self._target_scaling.scaled(y).clamp(-FARTHEST, FARTHEST)
 
     def _parts(self) -> dict[str, Any]:
         """What has a state, each under a prefix for its names."""
