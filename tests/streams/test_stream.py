@@ -146,6 +146,17 @@ def test_almost_equal_first_numbers_do_no_harm() -> None:
     assert np.sqrt(np.mean((y - means)[2000:] ** 2)) < 0.3
 
 
+def test_outliers_raise_no_alarm_but_a_change_does() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(6200, 3))
+    y = 2 * x[:, 0] * np.where(np.arange(6200) < 6000, 1, -1) + draws.standard_t(3, 6200)
+    stream = evcl.Stream(likelihood="gaussian")
+    fed(stream, x, y, 50)
+    rows = [alarm.row for alarm in stream.alarms]
+    assert sum(row < 6000 for row in rows) <= 1
+    assert any(6000 <= row < 6100 for row in rows)
+
+
 def test_counts_and_yes_or_no_labels() -> None:
     x, _ = table(1000)
     counts = torch.poisson((1 + 0.5 * x[:, 0]).exp(), generator=torch.Generator().manual_seed(3))
