@@ -171,6 +171,15 @@ def test_counts_and_yes_or_no_labels() -> None:
     assert stream.predict_proba(x).shape == (1000, 2)
 
 
+@pytest.mark.parametrize("log_mean", [0, 5])
+def test_counts_are_learned_whatever_their_size(log_mean: int) -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(2000, 3))
+    y = draws.poisson(np.exp(log_mean + 0.5 * x[:, 0])).astype(float)
+    means = np.concatenate([one.mean for one in fed(evcl.Stream(likelihood="poisson"), x, y, 50)])
+    assert np.sqrt(np.mean((y - means)[1000:] ** 2)) < y.std()
+
+
 def test_a_single_row_is_a_row_or_a_batch_of_one() -> None:
     x, y = table(30)
     stream = evcl.Stream()

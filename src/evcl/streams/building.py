@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MEMORIES = (float("inf"), 2000.0, 300.0)
 UNITS = 32  # of the default network's hidden layer
 FULL = 600  # weights up to which the covariance is stored in full
+NARROWER = 16  # the part of the prior variance that the weights of log rates get
 
 
 def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
@@ -28,6 +29,9 @@ def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
     s = stream.settings
     memories = stream.memories or MEMORIES
     networks = [of(stream.network, x)] if stream.network is not None else defaults(x[0].numel(), s.seed)
+    if stream.network is None and stream.likelihood == "poisson":
+        for network in networks:
+            network.row = network.row / NARROWER  # an output is a log: a wide prior of it would be a very wide rate
 
     def make(network: Network, mean: Tensor, prior: Tensor) -> Filter:
         return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
