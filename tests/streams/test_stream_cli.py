@@ -82,6 +82,18 @@ def test_an_alarm_says_what_moved_and_what_changed(evcl, learned):
     assert alarm_line(load(Path("m")), one) == wanted
 
 
+def test_rows_without_a_label_are_not_counted_as_learned(evcl):
+    table = weather(350, change=250)
+    table.loc[::5, "rain"] = None
+    table.to_csv("a.csv", index=False)
+    status, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
+    assert status == 0
+    assert "280 rows predicted, then learned, 70 without a label passed over" in out
+    assert "alarm at labelled row 2" in out
+    assert "alarm at labelled row 2" in evcl("inspect", "m")[1]
+    assert "there are no new rows" in evcl("stream", "a.csv", *FAST, "--out", "m")[1]
+
+
 def test_lines_of_progress_and_a_table_are_printed(evcl):
     weather(100).to_csv("a.csv", index=False)
     status, out, _ = evcl("stream", "a.csv", *FAST)
