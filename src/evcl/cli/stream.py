@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evcl.streams.table import Raised, TableStream
 
 NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
-LINES = 10  # so many lines of progress where there is no terminal
+LINES = 10  # this many lines of progress where there is no terminal
 
 
 def stream(
