@@ -204,6 +204,13 @@ def test_models_predict_files(evcl, learned):
     assert library.Stream.load("m").rows == 250
 
 
+def test_many_whole_numbers_as_classes_are_noted(evcl):
+    pd.DataFrame({"x": np.arange(60) / 7, "y": np.arange(60) % 30 + 5}).to_csv("a.csv", index=False)
+    words = ("stream", "a.csv", "--target", "y")
+    assert "note: y has 30 different numbers, each of which is learned as a class" in evcl(*words)[1]
+    assert "different numbers" not in evcl(*words, "--kind", "class")[1]
+
+
 def test_numbers_and_counts(evcl):
     draws = np.random.default_rng(0)
     size = draws.normal(80, 20, 200).round(1)
