@@ -51,7 +51,7 @@ def defaults(inputs: int, seed: int) -> list[Network]:
 def filter_of(
     method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor, outputs: int
 ) -> Filter:
-    """A filter for the weights below the outputs; those of the outputs, are added later (this many at first)."""
+    """A filter for the weights below the outputs; those of the outputs are added later, `outputs` of them at first."""
     if method == "mesu":
         return Window(network, mean, prior)
     units = isinstance(network, Perceptron)
