@@ -127,3 +127,17 @@ def test_phishing_with_rivers_own_evaluation():
     metric = metrics.Accuracy()
     evaluate.progressive_val_score(datasets.Phishing(), StreamClassifier(), metric)
     assert metric.get() > 0.87
+
+
+@pytest.mark.parametrize(("make", "labels"), [(StreamClassifier, ["a", "b"]), (StreamRegressor, [1.0, 2.0])])
+def test_rows_without_a_label_are_passed_over(make, labels):
+    model, plain = make(), make()
+    for i, label in enumerate([None, labels[0], math.nan, labels[1]]):
+        model.learn_one({"x": float(i)}, label)
+        if i % 2:
+            plain.learn_one({"x": float(i)}, label)
+    for one in (model, plain):
+        one.learn_many(pd.DataFrame({"x": [1.0]}), pd.Series([labels[0]]))
+    model.learn_many(pd.DataFrame({"x": [5.0, 6.0]}), pd.Series([None, math.nan]))
+    assert model._stream.rows == 3
+    assert model.predict_one({"x": 2.0}) == plain.predict_one({"x": 2.0})

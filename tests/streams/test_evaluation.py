@@ -10,6 +10,7 @@ import torch
 from counting import Averaging, Counting
 
 from evcl._core.errors import EvclError
+from evcl.streams import Stream
 from evcl.streams.evaluation import evaluate
 
 X = np.arange(10, dtype=np.float32)[:, None]
@@ -90,11 +91,21 @@ def test_numbers_by_hand():
         ((X, Y), {"batch": 0}, "batch"),
         ((X, Y), {"delay": -1}, "delay"),
         ((X, Y * np.nan), {}, "not a finite number"),
+        ((X, np.array(["a", "b"] * 5)), {}, "whole number"),
+        ([X, Y], {}, "expected pairs"),
+        ([(X, Y, Y)], {}, "expected pairs"),
+        (X, {}, "expected pairs"),
+        ("rows", {}, "expected pairs"),
     ],
 )
 def test_what_is_wrong_is_said(rows, options, message):
     with pytest.raises(EvclError, match=message):
         evaluate(Counting(), rows, **options)
+
+
+def test_yes_or_no_labels_are_not_scored():
+    with pytest.raises(EvclError, match="not likelihood='bernoulli'"):
+        evaluate(Stream(likelihood="bernoulli"), (X, Y))
 
 
 @pytest.mark.full

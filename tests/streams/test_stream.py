@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import evcl
 from evcl import EvclError
 from evcl._core.files import save_tensors
+from evcl.streams.filters import Full
+from evcl.streams.units import Units
 
 
 def table(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -78,6 +80,17 @@ def test_what_is_predicted_does_not_depend_on_how_often() -> None:
     assert same(asked, silent)
 
 
+def test_rows_changed_in_place_are_predicted_anew() -> None:
+    x, y = table(100)
+    stream, rows = evcl.Stream(), x[:3].double()
+    stream.learn(x, y)
+    before = stream.predict_proba(rows)
+    rows += 1
+    after = stream.predict_proba(rows)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, stream.predict_proba(rows.clone()))
+
+
 def test_it_learns_a_rule_that_no_line_separates_and_is_calibrated() -> None:
     x, y = table(2000)
     p = torch.cat(fed(evcl.Stream(classes=[0, 1]), x, y))[1000:]
@@ -126,6 +139,26 @@ def test_numbers_have_noise_that_is_inferred() -> None:
     assert 0.93 < (np.abs(z) < 1.96).mean() < 0.985
 
 
+def test_almost_equal_first_numbers_do_no_harm() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(3000, 3))
+    y = 2 * x[:, 0] + 0.1 * draws.normal(size=3000)
+    y[:5] = 1 + 1e-6 * draws.normal(size=5)
+    means = np.concatenate([one.mean for one in fed(evcl.Stream(likelihood="gaussian"), x, y, 5)])
+    assert np.sqrt(np.mean((y - means)[2000:] ** 2)) < 0.3
+
+
+def test_outliers_raise_no_alarm_but_a_change_does() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(6200, 3))
+    y = 2 * x[:, 0] * np.where(np.arange(6200) < 6000, 1, -1) + draws.standard_t(3, 6200)
+    stream = evcl.Stream(likelihood="gaussian")
+    fed(stream, x, y, 50)
+    rows = [alarm.row for alarm in stream.alarms]
+    assert sum(row < 6000 for row in rows) <= 1
+    assert any(6000 <= row < 6100 for row in rows)
+
+
 def test_counts_and_yes_or_no_labels() -> None:
     x, _ = table(1000)
     counts = torch.poisson((1 + 0.5 * x[:, 0]).exp(), generator=torch.Generator().manual_seed(3))
@@ -138,6 +171,15 @@ def test_counts_and_yes_or_no_labels() -> None:
     fed(stream, x, labels)
     assert (stream.predict(x) == labels).double().mean() > 0.95
     assert stream.predict_proba(x).shape == (1000, 2)
+
+
+@pytest.mark.parametrize("log_mean", [0, 5])
+def test_counts_are_learned_whatever_their_size(log_mean: int) -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(2000, 3))
+    y = draws.poisson(np.exp(log_mean + 0.5 * x[:, 0])).astype(float)
+    means = np.concatenate([one.mean for one in fed(evcl.Stream(likelihood="poisson"), x, y, 50)])
+    assert np.sqrt(np.mean((y - means)[1000:] ** 2)) < y.std()
 
 
 def test_a_single_row_is_a_row_or_a_batch_of_one() -> None:
@@ -204,6 +246,18 @@ def test_bad_rows_are_refused_in_one_line_and_change_nothing(name: str) -> None:
 def test_bad_settings_are_named(given: dict[str, Any], wanted: str) -> None:
     with pytest.raises(EvclError, match=wanted):
         evcl.Stream(**given)
+
+
+def test_many_known_classes_take_a_covariance_of_units(tmp_path: Path) -> None:
+    x, y = table(40)
+    path = tmp_path / "stream.safetensors"
+    for classes, kind in (([0, 1], Full), (list(range(40)), Units)):
+        stream = evcl.Stream(classes=classes)
+        stream.learn(x, y)
+        stream.learn(x, torch.arange(40))  # classes that come later change nothing
+        stream.save(path)
+        for one in (stream, evcl.Stream.load(path)):
+            assert isinstance(one._bank.groups[0].filter, kind)
 
 
 def test_covariance_of_units_needs_units() -> None:

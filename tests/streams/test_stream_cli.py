@@ -82,6 +82,18 @@ def test_an_alarm_says_what_moved_and_what_changed(evcl, learned):
     assert alarm_line(load(Path("m")), one) == wanted
 
 
+def test_rows_without_a_label_are_not_counted_as_learned(evcl):
+    table = weather(350, change=250)
+    table.loc[::5, "rain"] = None
+    table.to_csv("a.csv", index=False)
+    status, out, _ = evcl("stream", "a.csv", *FAST, "--out", "m", "--false-alarms", "0.001")
+    assert status == 0
+    assert "280 rows predicted, then learned, 70 without a label passed over" in out
+    assert "alarm at labelled row 2" in out
+    assert "alarm at labelled row 2" in evcl("inspect", "m")[1]
+    assert "there are no new rows" in evcl("stream", "a.csv", *FAST, "--out", "m")[1]
+
+
 def test_lines_of_progress_and_a_table_are_printed(evcl):
     weather(100).to_csv("a.csv", index=False)
     status, out, _ = evcl("stream", "a.csv", *FAST)
@@ -190,6 +202,13 @@ def test_models_predict_files(evcl, learned):
     assert next(iter(pd.read_csv("p.csv"))) == "when"
     assert tensors("m") == before
     assert library.Stream.load("m").rows == 250
+
+
+def test_many_whole_numbers_as_classes_are_noted(evcl):
+    pd.DataFrame({"x": np.arange(60) / 7, "y": np.arange(60) % 30 + 5}).to_csv("a.csv", index=False)
+    words = ("stream", "a.csv", "--target", "y")
+    assert "note: y has 30 different numbers, each of which is learned as a class" in evcl(*words)[1]
+    assert "different numbers" not in evcl(*words, "--kind", "class")[1]
 
 
 def test_numbers_and_counts(evcl):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evcl.streams.table import Raised, TableStream
 
 NAMES = {"nll": "log-loss", "brier": "Brier", "ece": "ECE", "rmse": "RMSE"}
-LINES = 10  # so many lines of progress where there is no terminal
+LINES = 10  # this many lines of progress where there is no terminal
 
 
 def stream(
@@ -89,7 +89,7 @@ class _Telling:
         self._voice = voice
         self.model: TableStream | None = None
         self._bars: Any = None
-        self.total = self.done = self._said = self.skipped = 0
+        self.total = self.done = self._said = self.skipped = self.unlabelled = 0
 
     @contextmanager
     def bar(self) -> Iterator[None]:
@@ -106,6 +106,7 @@ class _Telling:
 
     def start(self, model: TableStream, files: Files, skipped: int) -> None:
         self.model, self.total, self.done, self.skipped = model, files.rows, skipped, skipped
+        self.unlabelled = model.unlabelled
         self._said = LINES * skipped // files.rows
         for text in (*files.told, *(f"note: {note}" for note in files.notes)):
             self._voice.say(text)
@@ -139,7 +140,8 @@ def alarm_line(model: TableStream, one: Raised) -> str:
     inputs, related = ([name for name in one.columns if reasons[name] == why] for why in ("inputs", "relation"))
     parts = [f"{shortened(inputs, 5)} moved"] if inputs else []
     parts += [f"the relation of {shortened(related, 5)} to {model.target} changed"] if related else []
-    return f"alarm at row {one.row:,}{when}: {'; '.join([*parts, one.action])}"
+    row = "labelled row" if model.unlabelled else "row"
+    return f"alarm at {row} {one.row:,}{when}: {'; '.join([*parts, one.action])}"
 
 
 def when_of(model: TableStream, when: float) -> str:
@@ -169,10 +171,11 @@ def measures_table(model: TableStream) -> Any:
 
 
 def _report(found: TableStream, files: Files, out: Path | None, telling: _Telling, voice: Voice) -> None:
-    new = telling.done - telling.skipped
-    voice.say(f"{many(new, 'row')} predicted, then learned" if new else "there are no new rows")
-    if found.unlabelled:
-        voice.say(f"{many(found.unlabelled, 'row')} without a label: passed over")
+    unlabelled = found.unlabelled - telling.unlabelled
+    new = telling.done - telling.skipped - unlabelled
+    passed = f", {unlabelled:,} without a label passed over" if unlabelled else ""
+    told = f"{many(new, 'row')} predicted, then learned{passed}"
+    voice.say(told if new or unlabelled else "there are no new rows")
     if not voice.silent:
         console().print(measures_table(found))
         console().print("lately: earlier rows weigh less; about the last 1,000 count.")

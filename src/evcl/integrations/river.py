@@ -61,6 +61,12 @@ class _Rows:
         rows: list[Features] = frame.to_dict("records")
         return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in rows]
 
+    @staticmethod
+    def _labelled(rows: Sequence[Features], labels: Sequence[Any]) -> tuple[list[Features], list[Any]]:
+        """The rows that have a label; others are passed over."""
+        found = [(row, label) for row, label in zip(rows, labels, strict=True) if not pd.isna(label)]
+        return [row for row, _ in found], [label for _, label in found]
+
 
 class StreamClassifier(_Rows, base.MiniBatchClassifier):
     """A classifier for River that says how sure it is, and when what it learned no longer holds (`alarms`).
@@ -80,11 +86,11 @@ class StreamClassifier(_Rows, base.MiniBatchClassifier):
         return True
 
     def learn_one(self, x: Features, y: Any) -> None:
-        """Learn one row."""
+        """Learn one row. Without a label (None or NaN), it is passed over."""
         self._learn([x], [y])
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:  # noqa: N803  (River's name)
-        """Learn the rows of a frame."""
+        """Learn the rows of a frame that have a label."""
         self._learn(self._rows(X), y.tolist())
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Any, float]:
@@ -106,6 +112,7 @@ class StreamClassifier(_Rows, base.MiniBatchClassifier):
         return [labels[int(place)] for place in self._stream.classes]
 
     def _learn(self, rows: Sequence[Features], labels: Sequence[Any]) -> None:
+        rows, labels = self._labelled(rows, labels)
         for label in labels:
             self._labels.setdefault(label, len(self._labels))
         if rows:
@@ -124,13 +131,12 @@ class StreamRegressor(_Rows, base.MiniBatchRegressor):
     likelihood = "gaussian"
 
     def learn_one(self, x: Features, y: float) -> None:
-        """Learn one row."""
-        self._stream.learn(self._inputs([x], learn=True), np.array([y], dtype=np.float64))
+        """Learn one row. Without a label (None or NaN), it is passed over."""
+        self._learn([x], [y])
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:  # noqa: N803  (River's name)
-        """Learn the rows of a frame."""
-        if len(X):
-            self._stream.learn(self._inputs(self._rows(X), learn=True), y.to_numpy(dtype=np.float64))
+        """Learn the rows of a frame that have a label."""
+        self._learn(self._rows(X), y.tolist())
 
     def predict_one(self, x: Features) -> float:
         """The expected value; 0 before the first row."""
@@ -148,3 +154,8 @@ class StreamRegressor(_Rows, base.MiniBatchRegressor):
 
     def _predicted(self, rows: Sequence[Features]) -> Any:
         return self._stream.predictions(self._inputs(rows, learn=False))
+
+    def _learn(self, rows: Sequence[Features], targets: Sequence[Any]) -> None:
+        rows, targets = self._labelled(rows, targets)
+        if rows:
+            self._stream.learn(self._inputs(rows, learn=True), np.array(targets, dtype=np.float64))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MEMORIES = (float("inf"), 2000.0, 300.0)
 UNITS = 32  # of the default network's hidden layer
 FULL = 600  # weights up to which the covariance is stored in full
+NARROWER = 16  # the part of the prior variance that the weights of log rates get
 
 
 def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
@@ -28,9 +29,12 @@ def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
     s = stream.settings
     memories = stream.memories or MEMORIES
     networks = [of(stream.network, x)] if stream.network is not None else defaults(x[0].numel(), s.seed)
+    if stream.network is None and stream.likelihood == "poisson":
+        for network in networks:
+            network.row = network.row / NARROWER  # an output is a log: a wide prior of it would be a very wide rate
 
     def make(network: Network, mean: Tensor, prior: Tensor) -> Filter:
-        return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
+        return filter_of(s.method, s.covariance, s.rank, network, mean, prior, stream._known)
 
     groups = [Experts(network, make, memories) for network in networks]
     for group in groups:
@@ -44,13 +48,15 @@ def defaults(inputs: int, seed: int) -> list[Network]:
     return [default(inputs, UNITS, seed), default(inputs, 0, seed)]
 
 
-def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor) -> Filter:
-    """A filter for the weights below the outputs; those of the outputs are added later."""
+def filter_of(
+    method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor, outputs: int
+) -> Filter:
+    """A filter for the weights below the outputs; those of the outputs are added later, `outputs` of them at first."""
     if method == "mesu":
         return Window(network, mean, prior)
     units = isinstance(network, Perceptron)
     if covariance == "auto":
-        small = len(prior) + len(network.row) <= FULL
+        small = len(prior) + outputs * len(network.row) <= FULL
         covariance = "full" if small and len(prior) else "units" if units else "full" if small else "low-rank"
     if covariance == "units":
         if not isinstance(network, Perceptron):

@@ -36,7 +36,7 @@ def learn_files(
     """Predict and learn the rows of files in order, and write the model to `out`. If there is a model already, go on
     from it: with the rows that it has not learned, if these are the same files.
 
-    The model is saved about every minute, at Ctrl-C and at SIGTERM. `settings` are those of a new `Stream`.
+    The model is saved every 45 seconds, at Ctrl-C and at SIGTERM. `settings` are those of a new `Stream`.
     `on_start(model, files, skipped)` is called once, `on_rows(count, raised)` after each batch.
     """
     with nullcontext() if out is None else claimed(out):

@@ -59,6 +59,8 @@ def evaluate(
     row came. `window` and `fading`: see `Prequential`.
     """
     batch, delay = int(BATCH.check("batch", batch)), int(DELAY.check("delay", delay))
+    if stream.likelihood == "bernoulli":
+        raise EvclError("evaluate scores classes, numbers and counts, not likelihood='bernoulli'")
     length = _length(rows)
     window = window or (None if length is None else window_of(length))
     scores = Prequential("classes" if stream.likelihood == "categorical" else "numbers", window, fading)
@@ -154,8 +156,9 @@ def batches(rows: Any, batch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]
 
 def _pair(piece: Any) -> tuple[Tensor, Tensor]:
     """x [n, inputs] and y [n] of a piece; a single row has one dimension less."""
-    x, y = (piece.x, piece.y) if hasattr(piece, "x") else piece
-    x, y = (one if isinstance(one, Tensor) else torch.as_tensor(np.asarray(one)) for one in (x, y))
+    if not hasattr(piece, "x") and (not isinstance(piece, (tuple, list)) or len(piece) != 2):
+        raise EvclError(f"expected pairs (x, y) of rows and their labels, not {type(piece).__name__}")
+    x, y = (_tensor(one) for one in ((piece.x, piece.y) if hasattr(piece, "x") else piece))
     if y.ndim == 0:
         x, y = x.unsqueeze(0), y.unsqueeze(0)
     if x.ndim < 2 or len(x) != len(y) or y.ndim != 1:
@@ -163,3 +166,13 @@ def _pair(piece: Any) -> tuple[Tensor, Tensor]:
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise EvclError("a target is not a finite number")
     return x if x.is_floating_point() else x.float(), y
+
+
+def _tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError):
+        fix = "give each class a whole number, or call Stream.step and Prequential.add, which take texts"
+        raise EvclError(f"evaluate takes rows and labels that are numbers: {fix}") from None

@@ -14,6 +14,7 @@ from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import EvclError
 from evcl.streams.rows import _concatenated, usable
 from evcl.tables.commands import open_source
+from evcl.tables.creating import like_numbers
 from evcl.tables.numeric import Target, targets_of
 from evcl.tables.source import Dialect, Floats, Kind, Piece, Source, Values, bad
 from evcl.tables.values import Fraction, Where, labels_of, numbers_of, seconds_of
@@ -63,6 +64,9 @@ class Files:
         self._sorted = asked.time is None or bool((np.diff(times) >= 0).all())
         if not self._sorted:
             self.notes.append(f"the rows are not in the order of {asked.time}: they are all read, and sorted")
+        if self.kind == "class" and asked.kind is None:
+            names = set().union(*(one.labels for one in found))
+            self.notes += like_numbers(asked.target, names, self.rows, found[0].source.decimal(asked.target) or ".")
         self.told = [one.source.told for one in found if one.source.told is not None]
 
     @property
@@ -152,14 +156,13 @@ class Files:
             )
         own: dict[str, Kind] = {asked.target: "text" if self.kind == "class" else "number"}
         source.expect({**self._kinds, **own}, asked.target)
-        found, labels = _File(source, names), set[str]()
-        times = []
+        found, times = _File(source, names), []
         for piece in source.pieces(self._read([])):
             found.rows += piece.rows
             targets = self._targets(source, piece)
             if self.kind == "class":
-                labels.update(label for label in targets if label is not None)
-                if len(labels) > MOST_CLASSES:
+                found.labels.update(label for label in targets if label is not None)
+                if len(found.labels) > MOST_CLASSES:
                     bad(path, f"column {asked.target!r}", TOO_MANY)
             times.append(self._times(source, piece))
         found.times = np.concatenate([np.zeros(0), *times])
@@ -184,6 +187,7 @@ class _File:
     times: Floats = field(default_factory=lambda: np.zeros(0))
     kinds: dict[str, Kind] = field(default_factory=dict)
     digest: str = ""
+    labels: set[str] = field(default_factory=set)
 
 
 def _kind(values: Any) -> Kind:

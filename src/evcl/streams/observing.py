@@ -20,6 +20,7 @@ LEAST = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
 MOST = 30.0  # the largest log rate
 SOFTER = (0.25, 0.5, 0.75)  # softer predictions are proportional to p^(1 - s)
+SQUARE = 9.0  # the largest squared error, in variances, that counts as evidence of a change
 
 
 class Observing(Protocol):
@@ -178,7 +179,7 @@ class Numbers:
 
     def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
         f, noise, w = predicted[0].chunk(3, 1)
-        square = (y - f).square() / (noise + w)
+        square = ((y - f).square() / (noise + w)).clamp_max(SQUARE)  # one outlier is no change
         return torch.stack([0.5 * (s * square + math.log(1 - s)).sum(1) for s in SOFTER])
 
     def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
@@ -235,7 +236,9 @@ class Counts(_NoNoise):
     def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
         rate, variance = predicted[0].chunk(2, 1)
         own = _negative_binomial(y, rate, variance)
-        return torch.stack([(_negative_binomial(y, rate, variance / (1 - s)) - own).sum(1) for s in SOFTER])
+        found = [_negative_binomial(y, rate, variance / (1 - s)) - own for s in SOFTER]
+        most = [0.5 * (s * SQUARE + math.log(1 - s)) for s in SOFTER]  # as for numbers
+        return torch.stack([one.clamp_max(high).sum(1) for one, high in zip(found, most, strict=True)])
 
     def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
         """As if the counts were Gaussian: their entropy has no closed form."""

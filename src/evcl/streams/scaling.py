@@ -10,7 +10,7 @@ from torch import Tensor
 LONGEST = 10_000  # rows: the mean and deviation forget at this rate, so that they follow slow changes
 FARTHEST = 10.0  # deviations: a number counts as if it were at most this far from the mean,
 ENOUGH = 30  # once there were this many rows
-FAR = 3.0  # deviations: where the squashing begins to matter
+FAR = 3.0  # deviations: no squashed number is farther from the mean
 
 
 class Scaling:
@@ -57,5 +57,5 @@ class Scaling:
 
 
 def squashed(z: Tensor) -> Tensor:
-    """Standardised numbers within 3 deviations hardly change; none is farther than 3."""
+    """Standardised numbers within one deviation hardly change; none is farther than 3."""
     return FAR * (z / FAR).tanh()

@@ -20,7 +20,7 @@ from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts
-from evcl.streams.scaling import Scaling, squashed
+from evcl.streams.scaling import FARTHEST, Scaling, squashed
 
 SETTINGS: dict[str, Setting] = {
     "method": Setting(
@@ -103,6 +103,7 @@ class Stream:
         self.rows = 0
         self.alarms: list[Alarm] = []
         self._shape: tuple[int, ...] | None = None  # of a row
+        self._known = 0  # outputs when the networks were made: their number decides how the covariance is stored
         self._targets = 0  # the number of targets of a row that are not classes
         self._last: tuple[Tensor, Looked] | None = None  # the rows predicted last; learning them needs no second look
         self._detector = Detector(float(self.settings.false_alarms))
@@ -205,6 +206,7 @@ class Stream:
         self._shape = tuple(x.shape[1:])
         self._scaling = Scaling(x[0].numel())
         self._target_scaling = Scaling(max(1, self._targets))
+        self._known = self._known or max(1, count)
         self._bank: Bank = bank_of(self, x, count)
         self._columns = Columns(x[0].numel(), count)
 
@@ -220,7 +222,7 @@ class Stream:
         if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
             return self._last[1]
         found = self._bank.look(self._scaled(x))
-        self._last = x, found
+        self._last = x.clone(), found  # a caller may use its memory again
         return found
 
     def _pieces(self) -> int:
@@ -315,7 +317,7 @@ class Stream:
     def _scaled_targets(self, y: Tensor) -> Tensor:
         if self.likelihood != "gaussian" or not self.settings.standardize:
             return y
-        return self._target_scaling.scaled(y)
+        return self._target_scaling.scaled(y).clamp(-FARTHEST, FARTHEST)
 
     def _parts(self) -> dict[str, Any]:
         """What has a state, each under a prefix for its names."""

@@ -37,7 +37,7 @@ OWN = "table/"  # where the names of its tensors begin
 class Raised:
     """An alarm in terms of the table: when it was raised, and which columns moved."""
 
-    row: int  # from 1
+    row: int  # from 1; rows without a label do not count
     when: float | None  # the time of that row, as in Files.times
     surprise: float
     columns: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from evcl import likelihoods
@@ -80,16 +80,21 @@ def create(
 
 
 def _doubts(source: Source, target: str, rows: Rows) -> list[str]:
-    """A note if the classes look like numbers: they hardly repeat, or are no codes from 0 or 1. Dates are refused."""
+    """A note if the classes look like numbers. Dates are refused."""
     names = rows.names
     if 2 * sum(meanings(name) & DATE != 0 for name in names) > len(names):
         bad(source.path, f"column {target!r}", DATES)
-    found = [number_of(name, source.decimal(target) or ".") for name in names]
+    return like_numbers(target, names, len(rows.codes), source.decimal(target) or ".")
+
+
+def like_numbers(target: str, names: Collection[str], rows: int, decimal: str) -> list[str]:
+    """A note if the classes of these rows look like numbers: they hardly repeat, or are no codes from 0 or 1."""
+    found = [number_of(name, decimal) for name in names]
     numbers = sorted(number for number in found if number is not None)
     if len(numbers) < len(names) or len(names) <= MANY:
         return []
     codes = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
-    if codes and REPEATED * len(names) <= len(rows.codes):
+    if codes and REPEATED * len(names) <= rows:
         return []
     fix = "--kind number or --kind count learns it as one, --kind class leaves out this note"
     return [f"{target} has {len(names):,} different numbers, each of which is learned as a class: {fix}"]
