@@ -118,7 +118,8 @@ def configure(
     if scenario and scenario not in benchmarks.SCENARIOS:
         known_ones = ", ".join(benchmarks.SCENARIOS)
         raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
-    known = {**methods.known_settings(chosen, values), "validation": VALIDATION}
+    own = methods.known_settings(chosen, values) if entry.kind is None else chosen.known_settings
+    known = {**own, "validation": VALIDATION}
     if "epochs" in values and "steps" in known and "epochs" not in known:
         raise EvclError(
             f"{benchmark} has no epochs: --set steps=N sets the environment steps per task", setting="epochs"

@@ -94,7 +94,7 @@ class Agent:
         method, s = configured(method, settings, stream.name)
         self.stream, self.method, self.s, self.seeds = stream, method, s, list(seeds)
         self.device = torch.device(device)
-        if s.algorithm == "dqn" and (stream.continuous or "memory" in s):
+        if s.algorithm == "dqn" and (stream.continuous or "clone" in s):
             what = "actions that are numbers" if stream.continuous else f"{method.name}, which replays policies"
             raise EvclError(f"a Q network cannot learn {what}: leave out algorithm=dqn", setting="algorithm")
         self.policy: Policy = VALUES if s.algorithm == "dqn" else NORMAL if stream.continuous else DISCRETE

@@ -43,7 +43,7 @@ class PPO:
         self.tally = Tally(rows, len(agent.seeds), self.iterations, agent.device)
         self.states = torch.zeros(len(agent.seeds), s.fisher_examples, *agent.stream.inputs, device=agent.device)
         self.tasks = list(range(task + 1)) if s.distill > 0 else [task]  # whose outputs a loss needs
-        self.replay = Replay(agent, task) if "memory" in s else None
+        self.replay = Replay(agent, task) if "clone" in s else None
 
     def iterate(self, i: int) -> None:
         s, agent = self.s, self.agent
