@@ -238,6 +238,9 @@ def test_what_a_generative_learner_cannot_do_is_said_in_one_line():
         evcl.Learner(evcl.nn.mlp(4, [4])).sample(0)
     with pytest.raises(evcl.EvclError, match="learns classes only"):
         evcl.Learner(task_vae(4, 4, 1, 1), "lwf", likelihood="bound")
+    for method in ("evcl", "naive"):
+        with pytest.raises(evcl.EvclError, match="leave memory out for bound targets"):
+            evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound", memory=10)
     with pytest.raises(evcl.EvclError, match="film"):
         evcl.Learner(task_vae(4, 4, 1, 1), "evcl", likelihood="bound", film=True)
     with pytest.raises(evcl.EvclError, match="without running statistics"):

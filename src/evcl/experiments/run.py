@@ -108,6 +108,8 @@ def configure(
     method = entry.method if method is None else method
     chosen = method_of(benchmark, method)
     count = benchmarks.check_tasks(entry, tasks)
+    if preset in ("paper", "authors") and (entry.kind is not None or entry.score == "log_likelihood"):
+        raise EvclError(f"{benchmark} is not in the paper: leave out --preset", setting="preset")
     values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
     count = count if tasks is not None or usual is None else benchmarks.check_tasks(entry, usual)
