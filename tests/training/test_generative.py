@@ -236,8 +236,11 @@ def test_what_a_generative_learner_cannot_do_is_said_in_one_line():
         learner.sample(n=2)
     with pytest.raises(evcl.EvclError, match="predicts labels"):
         evcl.Learner(evcl.nn.mlp(4, [4])).sample(0)
-    with pytest.raises(evcl.EvclError, match="learns classes only"):
-        evcl.Learner(task_vae(4, 4, 1, 1), "lwf", likelihood="bound")
+    for method in ("lwf", "evcl-er"):
+        with pytest.raises(evcl.EvclError, match="learns classes only"):
+            evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound")
+    with pytest.raises(evcl.EvclError, match="leave memory out"):
+        learner.keep(10)
     for method in ("evcl", "naive"):
         with pytest.raises(evcl.EvclError, match="leave memory out for bound targets"):
             evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound", memory=10)
