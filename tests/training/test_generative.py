@@ -325,6 +325,10 @@ def test_the_energy_of_a_language_model_is_the_sum_of_its_surprises():
     torch.testing.assert_close(NextToken().nll(logits.flatten(1), x), torch.tensor(wanted, dtype=F64))
     with pytest.raises(evcl.EvclError, match="logits for 3 positions"):
         NextToken().nll(logits.flatten(1)[:, :7], x)
+    with pytest.raises(evcl.EvclError, match="all but the last, not 20 numbers"):
+        NextToken().nll(torch.zeros(2, 4 * 5), x)
+    with pytest.raises(evcl.EvclError, match="at least 2 tokens"):
+        NextToken().nll(logits.flatten(1), x[:, :1])
 
 
 def test_replay_without_classes_keeps_equally_many_rows_of_each_task():
