@@ -11,6 +11,7 @@ from torch import nn
 from evcl import EvclError, rl
 from evcl.rl.acting import returns
 from evcl.rl.agent import Agent
+from evcl.rl.dqn import DQN
 from evcl.rl.learning import Saver
 from evcl.rl.ppo import PPO
 from evcl.training import Checkpoints, Stopped
@@ -103,6 +104,22 @@ def test_one_agent_per_task_starts_anew_each_time():
     assert torch.isnan(found[0, 1])
     alone = learned("naive", tasks=1).returns[0]
     assert found[0, 0] == alone[0, 0]
+
+
+def test_the_fisher_is_measured_on_the_last_states(monkeypatch):
+    monkeypatch.setattr("evcl.rl.dqn.BUFFER", 192)  # room for 3 of 4 rollouts: the last begins again at row 0
+    agent = Agent(rl.stream("cartpole-variants", 1), "naive", {**SMALL, "algorithm": "dqn", "fisher_examples": 100}, [0])
+    learning, seen = DQN(agent, 0), []
+    assert learning.iterations == 4
+    for i in range(4):
+        learning.explore(i)
+        start = i * 64 % 192
+        seen.append(learning.kept["x"][:, start : start + 64].clone())
+    assert torch.equal(learning.visited(), torch.cat(seen, 1)[:, -100:])
+    policy = PPO(Agent(rl.stream("cartpole-variants", 1), "naive", {**SMALL, "fisher_examples": 10}, [0]), 0)
+    x = torch.arange(64.0).view(1, 64, 1).expand(-1, -1, 4)
+    policy._remember(x, 0)
+    assert sorted(policy.states[0, :, 0].tolist()) == list(range(54, 64))
 
 
 class Killed(BaseException):

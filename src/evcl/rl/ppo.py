@@ -154,7 +154,7 @@ class PPO:
     def _remember(self, x: Tensor, i: int) -> None:
         """Keep the last `fisher_examples` states."""
         n = self.states.shape[1]
-        some = x[:, :n]
+        some = x[:, -n:]
         places = (torch.arange(some.shape[1], device=x.device) + i * some.shape[1]) % n
         self.states[:, places] = some
 
