@@ -214,8 +214,13 @@ def test_a_policy_of_stable_baselines_is_taken_as_it_is():
         wanted = policy.action_net(policy.mlp_extractor.policy_net(x))
     torch.testing.assert_close(said, wanted)
     assert agent.importance.sum() > 0
+    before = returns(agent, 0, agent.s.episodes)
     found = rl.learn(stream, "evcl", agent.s, agent=agent, first=1)
-    assert found.returns[:, 1].isfinite().all()
+    assert found.returns.isfinite().all()
+    assert torch.equal(found.returns[:, 0, 0], before)
+    for method, given in (("naive", {"algorithm": "dqn"}), ("clear", {}), ("separate", {})):
+        with pytest.raises(EvclError, match="cannot go on with a policy of Stable-Baselines3"):
+            rl.adopt(Agent(stream, method, {**SMALL, **given}, [0]), policy)
     with pytest.raises(EvclError, match="MlpPolicy"):
         rl.adopt(agent, nn.Identity())
 
