@@ -108,7 +108,9 @@ def test_one_agent_per_task_starts_anew_each_time():
 
 def test_the_fisher_is_measured_on_the_last_states(monkeypatch):
     monkeypatch.setattr("evcl.rl.dqn.BUFFER", 192)  # room for 3 of 4 rollouts: the last begins again at row 0
-    agent = Agent(rl.stream("cartpole-variants", 1), "naive", {**SMALL, "algorithm": "dqn", "fisher_examples": 100}, [0])
+    agent = Agent(
+        rl.stream("cartpole-variants", 1), "naive", {**SMALL, "algorithm": "dqn", "fisher_examples": 100}, [0]
+    )
     learning, seen = DQN(agent, 0), []
     assert learning.iterations == 4
     for i in range(4):
@@ -120,6 +122,23 @@ def test_the_fisher_is_measured_on_the_last_states(monkeypatch):
     x = torch.arange(64.0).view(1, 64, 1).expand(-1, -1, 4)
     policy._remember(x, 0)
     assert sorted(policy.states[0, :, 0].tolist()) == list(range(54, 64))
+
+
+def test_memory_counts_each_number_once():
+    stream, sizes = rl.stream("cartpole-variants", 3), {}
+    for method in ("naive", "vcl", "ewc", "evcl", "separate"):
+        agent = Agent(stream, method, SMALL, [0, 1])
+        sizes[method] = agent.memory_bytes() / (4 * agent.network.layout.size)
+    assert sizes == {"naive": 1, "vcl": 2, "ewc": 2, "evcl": 3, "separate": 3}
+
+
+def test_a_run_needs_a_seed():
+    with pytest.raises(EvclError, match="at least one seed"):
+        learned("naive", seeds=[])
+
+
+def test_a_rollout_of_one_step_can_be_learned():
+    assert learned("naive", tasks=1, envs=1, rollout=1, steps=2).returns.isfinite().all()
 
 
 class Killed(BaseException):

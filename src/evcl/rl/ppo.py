@@ -66,7 +66,9 @@ class PPO:
 
         advantages = flat(gae(rollout.path, steps(values), steps(following), s.discount, s.gae_decay), r)
         targets = values + advantages
-        advantages = (advantages - advantages.mean(1, keepdim=True)) / (advantages.std(1, keepdim=True) + 1e-8)
+        advantages = (advantages - advantages.mean(1, keepdim=True)) / (
+            advantages.std(1, correction=0, keepdim=True) + 1e-8
+        )
         actions, acted = flat(rollout.actions, r), flat(rollout.outputs, r)
         old = self.policy.log_prob(acted, actions)
         taught = self.teacher(x)
