@@ -39,7 +39,13 @@ def section(group: Group) -> str:
     if (paired := paired_table(group)) is not None:
         parts.append(paired.markdown())
     if group.lines[0].result.benchmark == NAME:
-        columns = ("method", "when learned", "after the last decade", "forgotten", "the first decade, at the end")
+        columns = (
+            "method",
+            "when learned",
+            "after the last decade",
+            "change since learned",
+            "the first decade, at the end",
+        )
         parts.append("Bits per character, mean and standard deviation over seeds:")
         parts.append(table(columns, [bits(line) for line in group.lines]))
     return "\n\n".join(part.strip("\n") for part in parts)

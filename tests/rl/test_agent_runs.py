@@ -33,6 +33,8 @@ def test_a_run_writes_returns(evcl, tmp_path):
     [
         (("--epochs", "3"), "has no epochs: --set steps=N"),
         (("--method", "joint"), "known: clear, evcl, ewc, naive, separate, vcl"),
+        (("--preset", "paper"), "cartpole-variants is not in the paper: leave out --preset"),
+        (("--memory", "100"), "unknown setting of evcl 'memory'"),
         (("--set", "steps=0"), "steps must be a whole number of at least 1"),
     ],
 )

@@ -115,6 +115,27 @@ def test_environments_begin_again_where_they_were():
             assert torch.equal(a, b)
 
 
+def test_numbers_as_actions_are_clipped_to_their_space():
+    taken = []
+
+    class Line(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+        action_space = gymnasium.spaces.Box(-2, 3, (1,))
+
+        def reset(self, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            taken.append(float(action[0]))
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    one, other = (Gymnasium(Line, [0], 1, "test", CPU) for _ in range(2))
+    for action in (-9.0, 1.0, 9.0):
+        one.step(torch.tensor([[action]]))
+    other.load(one.tensors())
+    assert taken == [-2, 1, 3] * 2
+
+
 def test_a_stream_of_ones_own_environments():
     made = rl.from_gymnasium(
         "poles",

@@ -11,6 +11,7 @@ from torch import nn
 from evcl import EvclError, rl
 from evcl.rl.acting import returns
 from evcl.rl.agent import Agent
+from evcl.rl.dqn import DQN
 from evcl.rl.learning import Saver
 from evcl.rl.ppo import PPO
 from evcl.training import Checkpoints, Stopped
@@ -105,6 +106,41 @@ def test_one_agent_per_task_starts_anew_each_time():
     assert found[0, 0] == alone[0, 0]
 
 
+def test_the_fisher_is_measured_on_the_last_states(monkeypatch):
+    monkeypatch.setattr("evcl.rl.dqn.BUFFER", 192)  # room for 3 of 4 rollouts: the last begins again at row 0
+    agent = Agent(
+        rl.stream("cartpole-variants", 1), "naive", {**SMALL, "algorithm": "dqn", "fisher_examples": 100}, [0]
+    )
+    learning, seen = DQN(agent, 0), []
+    assert learning.iterations == 4
+    for i in range(4):
+        learning.explore(i)
+        start = i * 64 % 192
+        seen.append(learning.kept["x"][:, start : start + 64].clone())
+    assert torch.equal(learning.visited(), torch.cat(seen, 1)[:, -100:])
+    policy = PPO(Agent(rl.stream("cartpole-variants", 1), "naive", {**SMALL, "fisher_examples": 10}, [0]), 0)
+    x = torch.arange(64.0).view(1, 64, 1).expand(-1, -1, 4)
+    policy._remember(x, 0)
+    assert sorted(policy.states[0, :, 0].tolist()) == list(range(54, 64))
+
+
+def test_memory_counts_each_number_once():
+    stream, sizes = rl.stream("cartpole-variants", 3), {}
+    for method in ("naive", "vcl", "ewc", "evcl", "separate"):
+        agent = Agent(stream, method, SMALL, [0, 1])
+        sizes[method] = agent.memory_bytes() / (4 * agent.network.layout.size)
+    assert sizes == {"naive": 1, "vcl": 2, "ewc": 2, "evcl": 3, "separate": 3}
+
+
+def test_a_run_needs_a_seed():
+    with pytest.raises(EvclError, match="at least one seed"):
+        learned("naive", seeds=[])
+
+
+def test_a_rollout_of_one_step_can_be_learned():
+    assert learned("naive", tasks=1, envs=1, rollout=1, steps=2).returns.isfinite().all()
+
+
 class Killed(BaseException):
     pass
 
@@ -197,8 +233,13 @@ def test_a_policy_of_stable_baselines_is_taken_as_it_is():
         wanted = policy.action_net(policy.mlp_extractor.policy_net(x))
     torch.testing.assert_close(said, wanted)
     assert agent.importance.sum() > 0
+    before = returns(agent, 0, agent.s.episodes)
     found = rl.learn(stream, "evcl", agent.s, agent=agent, first=1)
-    assert found.returns[:, 1].isfinite().all()
+    assert found.returns.isfinite().all()
+    assert torch.equal(found.returns[:, 0, 0], before)
+    for method, given in (("naive", {"algorithm": "dqn"}), ("clear", {}), ("separate", {})):
+        with pytest.raises(EvclError, match="cannot go on with a policy of Stable-Baselines3"):
+            rl.adopt(Agent(stream, method, {**SMALL, **given}, [0]), policy)
     with pytest.raises(EvclError, match="MlpPolicy"):
         rl.adopt(agent, nn.Identity())
 

@@ -227,6 +227,8 @@ def test_what_a_generative_learner_cannot_do_is_said_in_one_line():
     x = torch.rand(8, 4, generator=torch.Generator().manual_seed(0))
     with pytest.raises(evcl.EvclError, match="within 0 to 1, not -1 to 1"):
         learner.learn(torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
+    with pytest.raises(evcl.EvclError, match=r"a bound explains its inputs: call learn\(x\)"):
+        learner.learn(x, torch.zeros(8, dtype=torch.long))
     learner.learn(x, epochs=1)
     learner.learn(x, epochs=1)
     for wrong in (learner.predict, learner.predict_proba, learner.predictions, lambda x, t: learner.measure((x, x), t)):
@@ -236,12 +238,32 @@ def test_what_a_generative_learner_cannot_do_is_said_in_one_line():
         learner.sample(n=2)
     with pytest.raises(evcl.EvclError, match="predicts labels"):
         evcl.Learner(evcl.nn.mlp(4, [4])).sample(0)
-    with pytest.raises(evcl.EvclError, match="learns classes only"):
-        evcl.Learner(task_vae(4, 4, 1, 1), "lwf", likelihood="bound")
+    for method in ("lwf", "evcl-er"):
+        with pytest.raises(evcl.EvclError, match="learns classes only"):
+            evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound")
+    with pytest.raises(evcl.EvclError, match="leave memory out"):
+        learner.keep(10)
+    for method in ("evcl", "naive"):
+        with pytest.raises(evcl.EvclError, match="leave memory out for bound targets"):
+            evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound", memory=10)
     with pytest.raises(evcl.EvclError, match="film"):
         evcl.Learner(task_vae(4, 4, 1, 1), "evcl", likelihood="bound", film=True)
     with pytest.raises(evcl.EvclError, match="without running statistics"):
         evcl.Learner(nn.Sequential(PerTask(nn.BatchNorm1d(4))), "naive", likelihood=Energy(lambda o, y: o.sum(1)))
+
+
+@pytest.mark.parametrize(
+    ("network", "likelihood", "words"),
+    [
+        (VAE(linear(4, 2), linear(1, 8), 1), "bound", "must give 2 numbers and the decoder 4, not 2 and 8"),
+        (VAE(linear(4, 2), linear(1, 4), 1), "gaussian-bound", "must give 2 numbers and the decoder 8, not 2 and 4"),
+        (VAE(linear(4, 6), linear(3, 4), 2), "bound", "must give 4 numbers and the decoder 4, not 6 and 4"),
+        (linear(4, 6), "bound", "only a network that is an evcl.nn.VAE"),
+    ],
+)
+def test_a_network_that_does_not_fit_a_bound_is_refused(network, likelihood, words):
+    with pytest.raises(evcl.EvclError, match=words):
+        evcl.Learner(network, "evcl", likelihood=likelihood).learn(torch.full((8, 4), 0.5), epochs=1)
 
 
 def settings(**more):
@@ -309,6 +331,8 @@ def test_an_energy_of_ones_own_is_what_is_minimised(tmp_path):
         wrong.learn(x[:32], epochs=1)
     with pytest.raises(evcl.EvclError, match="Energy takes a function"):
         Energy(3)
+    with pytest.raises(evcl.EvclError, match="Energy takes a function"):
+        Energy()
 
 
 def test_the_energy_of_a_language_model_is_the_sum_of_its_surprises():
@@ -319,6 +343,10 @@ def test_the_energy_of_a_language_model_is_the_sum_of_its_surprises():
     torch.testing.assert_close(NextToken().nll(logits.flatten(1), x), torch.tensor(wanted, dtype=F64))
     with pytest.raises(evcl.EvclError, match="logits for 3 positions"):
         NextToken().nll(logits.flatten(1)[:, :7], x)
+    with pytest.raises(evcl.EvclError, match="all but the last, not 20 numbers"):
+        NextToken().nll(torch.zeros(2, 4 * 5), x)
+    with pytest.raises(evcl.EvclError, match="at least 2 tokens"):
+        NextToken().nll(logits.flatten(1), x[:, :1])
 
 
 def test_replay_without_classes_keeps_equally_many_rows_of_each_task():

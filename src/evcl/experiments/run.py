@@ -108,6 +108,8 @@ def configure(
     method = entry.method if method is None else method
     chosen = method_of(benchmark, method)
     count = benchmarks.check_tasks(entry, tasks)
+    if preset in ("paper", "authors") and (entry.kind is not None or entry.score == "log_likelihood"):
+        raise EvclError(f"{benchmark} is not in the paper: leave out --preset", setting="preset")
     values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
     usual = values.pop("tasks", None)
     count = count if tasks is not None or usual is None else benchmarks.check_tasks(entry, usual)
@@ -118,7 +120,8 @@ def configure(
     if scenario and scenario not in benchmarks.SCENARIOS:
         known_ones = ", ".join(benchmarks.SCENARIOS)
         raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
-    known = {**methods.known_settings(chosen, values), "validation": VALIDATION}
+    own = methods.known_settings(chosen, values) if entry.kind is None else chosen.known_settings
+    known = {**own, "validation": VALIDATION}
     if "epochs" in values and "steps" in known and "epochs" not in known:
         raise EvclError(
             f"{benchmark} has no epochs: --set steps=N sets the environment steps per task", setting="epochs"

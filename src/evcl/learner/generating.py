@@ -32,6 +32,8 @@ def examples(predictor: Predictor, data: Any, verb: str) -> tuple[Tensor, Tensor
         raise EvclError(f"{verb}: a bound takes inputs within 0 to 1, not {low:g} to {high:g}: scale them first")
     if y is None:
         return found, None
+    if isinstance(bound, Bound):
+        raise EvclError(f"a bound explains its inputs: call {verb}(x)")
     targets = torch.as_tensor(y)
     if not len(targets.shape) or len(targets) != len(found):
         raise EvclError(f"{verb} takes a target for each of {len(found)} inputs, not {tuple(targets.shape)}")

@@ -256,6 +256,7 @@ class Learner(Predictor):
         self._check_idle()
         given = {**self.settings, "memory": examples}
         settings = resolve(self.method.name, known_settings(self.method, given), given)
+        check_targets(self.method, settings, self._run.likelihood)
         self._run.switch(self.method, settings)
         self.settings = settings
         return self

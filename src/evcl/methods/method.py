@@ -368,10 +368,11 @@ def check_targets(method: Method, settings: Settings, likelihood: Likelihood) ->
     if likelihood is CATEGORICAL:
         return
     why = method.only_classes
-    if not why and settings.get("memory") and not isinstance(likelihood, Energy):
+    if not why and settings.get("memory"):
         if "memory" not in method.known_settings:  # it was added to a method that needs none
             raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
-        why = "its memory keeps equally many rows of each class"
+        if not isinstance(likelihood, Energy) or method.kept_as == "evidence":
+            why = "its memory keeps equally many rows of each class"
     if not why and settings.get("importance") == "kfac":
         why = "Kronecker factors are measured on class probabilities"
     if why:

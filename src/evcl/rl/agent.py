@@ -91,10 +91,12 @@ class Agent:
         device: torch.device | str = "cpu",
     ) -> None:
         """`method`: its name, or the method itself. `settings` that are not given have their defaults."""
+        if not len(seeds):
+            raise EvclError("agents need at least one seed, such as seeds=[0]", setting="seeds")
         method, s = configured(method, settings, stream.name)
         self.stream, self.method, self.s, self.seeds = stream, method, s, list(seeds)
         self.device = torch.device(device)
-        if s.algorithm == "dqn" and (stream.continuous or "memory" in s):
+        if s.algorithm == "dqn" and (stream.continuous or "clone" in s):
             what = "actions that are numbers" if stream.continuous else f"{method.name}, which replays policies"
             raise EvclError(f"a Q network cannot learn {what}: leave out algorithm=dqn", setting="algorithm")
         self.policy: Policy = VALUES if s.algorithm == "dqn" else NORMAL if stream.continuous else DISCRETE
@@ -194,9 +196,16 @@ class Agent:
             self.critics[task] = critic
 
     def memory_bytes(self) -> int:
-        """The size, for one replica, of the weights and of what the method keeps of earlier tasks."""
-        found = self.tensors()
-        unused = {"prior mean", *(() if "strength" in self.s else ("importance",))}  # equal to others, or not used
+        """The size, for one replica, of the weights and of what the method keeps of earlier tasks. The prior is the
+        last posterior, and counts once; a method with an agent per task keeps all of them.
+        """
+        found, network = self.tensors(), self.network
+        if self.method.needs_task:
+            sizes = [
+                network.layout.part(network.names_of([0 if self.shared else k])).size for k in range(len(self.stream))
+            ]
+            return sum(sizes) * network.posterior.mean.element_size()
+        unused = {"prior mean", "prior log_std", *(() if "strength" in self.s else ("importance",))}
         total = sum(t.numel() * t.element_size() for name, t in found.items() if name not in unused and t.dim())
         return total // len(self.seeds)
 

@@ -93,7 +93,7 @@ class Replay:
         _, found = vtrace(path, values, following, ratios.flatten(0, 1).T, agent.s.discount)
         advantages = found.T.view(rewards.shape)
         middle = advantages.mean((1, 2), keepdim=True)
-        advantages = (advantages - middle) / (advantages.std((1, 2), keepdim=True) + 1e-8)
+        advantages = (advantages - middle) / (advantages.std((1, 2), correction=0, keepdim=True) + 1e-8)
         return Replayed(seen, actions, outputs, advantages, each)
 
     def loss(self, some: Replayed) -> Tensor:

@@ -133,8 +133,13 @@ class DQN:
             self.acting = self._draws(rows, [i * s.rollout + t + 1] * len(rows), self.acting)
 
     def finish(self) -> None:
-        n = min(self.kept["x"].shape[1], self.iterations * self.s.envs * self.s.rollout)
-        self.agent.finish(self.task, self.actor, self.kept["x"][:, :n][:, -self.s.fisher_examples :])
+        self.agent.finish(self.task, self.actor, self.visited())
+
+    def visited(self) -> Tensor:
+        """[R, n, ...]: the last states of the task. The buffer is a ring: its oldest rows are overwritten first."""
+        kept, taken = self.kept["x"], self.iterations * self.s.envs * self.s.rollout
+        n = min(self.s.fisher_examples, kept.shape[1], taken)
+        return kept[:, torch.arange(taken - n, taken, device=kept.device) % kept.shape[1]]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that an iteration changes."""

@@ -93,7 +93,7 @@ class Gymnasium:
     def step(self, actions: Tensor) -> Outcome:
         last, now, numbers = [], [], []
         for i, (env, action) in enumerate(zip(self.all, actions.tolist(), strict=True)):
-            seen, reward, terminated, truncated, _ = env.step(_given(action))
+            seen, reward, terminated, truncated, _ = env.step(_given(action, env.action_space))
             self.taken[i].append(action)
             seen = np.asarray(seen, dtype=np.float32)
             last.append(seen)
@@ -132,7 +132,7 @@ class Gymnasium:
             taken = tensors["actions"][i, : int(tensors["length"][i])].tolist()
             self.taken[i] = [int(action) for action in taken] if whole else taken
             for action in self.taken[i]:
-                seen, _, ended, cut, _ = env.step(_given(action))
+                seen, _, ended, cut, _ = env.step(_given(action, env.action_space))
                 if ended or cut:
                     raise EvclError("an environment did something else after the same seed and actions: cannot resume")
             now.append(np.asarray(seen, dtype=np.float32))
@@ -146,5 +146,8 @@ class Gymnasium:
         return torch.from_numpy(np.stack(rows)).to(self.device)
 
 
-def _given(action: Any) -> Any:
-    return np.asarray(action, dtype=np.float32) if isinstance(action, list) else action
+def _given(action: Any, space: Any) -> Any:
+    """The action as the environment takes it: numbers are clipped to its space. The loss has those that were drawn."""
+    if not isinstance(action, list):
+        return action
+    return np.clip(np.asarray(action, dtype=np.float32), space.low, space.high)

@@ -124,7 +124,8 @@ def learn(
     `method` is the name of one of `METHODS`, or the method itself. `settings` that are not given have their defaults.
     `on_progress(task, part of the task that is done, returns)` is called after each iteration; after each task, with
     the returns [R, tasks] that were measured. A method that `needs_task` begins every task with a new agent. To go on
-    with an `agent` that has learned tasks already, pass it, and the `first` task to learn.
+    with an `agent` that has learned tasks already, pass it, and the `first` task to learn; its returns are measured
+    before that, too.
     """
     begun = time.monotonic()
     agent = agent or Agent(stream, method, settings, seeds, device)
@@ -136,6 +137,9 @@ def learn(
     start, resumed = first, 0
     if saver is not None and saver.saved is not None:
         start, resumed, curves = _resume(saver, agent, returns)
+    elif first > 0 and not method.needs_task:  # what the agent can do already
+        for k in range(count):
+            returns[:, first - 1, k] = acting.returns(agent, k, s.episodes)
     for task in range(start, count):
         if method.needs_task:
             agent.load({name: tensor.clone() for name, tensor in new.items()})

@@ -43,7 +43,7 @@ class PPO:
         self.tally = Tally(rows, len(agent.seeds), self.iterations, agent.device)
         self.states = torch.zeros(len(agent.seeds), s.fisher_examples, *agent.stream.inputs, device=agent.device)
         self.tasks = list(range(task + 1)) if s.distill > 0 else [task]  # whose outputs a loss needs
-        self.replay = Replay(agent, task) if "memory" in s else None
+        self.replay = Replay(agent, task) if "clone" in s else None
 
     def iterate(self, i: int) -> None:
         s, agent = self.s, self.agent
@@ -66,7 +66,9 @@ class PPO:
 
         advantages = flat(gae(rollout.path, steps(values), steps(following), s.discount, s.gae_decay), r)
         targets = values + advantages
-        advantages = (advantages - advantages.mean(1, keepdim=True)) / (advantages.std(1, keepdim=True) + 1e-8)
+        advantages = (advantages - advantages.mean(1, keepdim=True)) / (
+            advantages.std(1, correction=0, keepdim=True) + 1e-8
+        )
         actions, acted = flat(rollout.actions, r), flat(rollout.outputs, r)
         old = self.policy.log_prob(acted, actions)
         taught = self.teacher(x)
@@ -154,7 +156,7 @@ class PPO:
     def _remember(self, x: Tensor, i: int) -> None:
         """Keep the last `fisher_examples` states."""
         n = self.states.shape[1]
-        some = x[:, :n]
+        some = x[:, -n:]
         places = (torch.arange(some.shape[1], device=x.device) + i * some.shape[1]) % n
         self.states[:, places] = some
 

@@ -27,6 +27,9 @@ def adopt(agent: Agent, model: Any) -> None:
     Fisher come from one rollout in the environments of the first task. Go on with `learn(..., agent=agent, first=1)`.
     """
     extractor, last = _parts(model)
+    if agent.s.algorithm != "ppo" or "clone" in agent.s or agent.method.needs_task:
+        what = agent.s.algorithm if agent.s.algorithm != "ppo" else agent.method.name
+        raise EvclError(f"{what} cannot go on with a policy of Stable-Baselines3: use ppo with evcl, vcl, ewc or naive")
     if agent.shared:
         raise EvclError("a policy of Stable-Baselines3 sees no context: use a stream whose tasks have none")
     layout, mean = agent.network.layout, agent.network.posterior.mean

@@ -32,7 +32,10 @@ def prepared(session: Session, task: Given, number: int) -> TaskData:
     """A task's data on the run's device. The head of a task is a name only: it has no weights."""
     run, name = session.run, task.head
     if not session.heads:
-        run.network.whole = run.features(task.x[0, :1].to(run.network.posterior.mean))
+        x = task.x[0, :1].to(run.network.posterior.mean)
+        run.network.whole = run.features(x)
+        if isinstance(run.likelihood, Bound):
+            _check_widths(run, run.likelihood, x)
     if name not in session.heads:
         session.heads[name] = [name]
         session.groups[name] = [session.group(len(session.groups), [name])]
@@ -40,6 +43,20 @@ def prepared(session: Session, task: Given, number: int) -> TaskData:
     session.domains[task.name], session.lacking = 0, []
     run.add_film(number + 1)
     return data(session, task, number)
+
+
+def _check_widths(run: Run, bound: Bound, x: Tensor) -> None:
+    """Refuse a network that does not give what a bound needs for inputs like x [1, ...]."""
+    vae = _vae(run)
+    decoded, code = bound.width(x.flatten(1)), 2 * vae.latents
+    with torch.no_grad(), run.network.alone():
+        encoded = vae.encoder(x.clone()).flatten(1).shape[1]
+    came = run.network.whole - encoded
+    if (came, encoded) != (decoded, code):
+        raise EvclError(
+            f"for {bound.name} of {x.numel()} inputs with {vae.latents} latents, the encoder must give {code} numbers "
+            f"and the decoder {decoded}, not {encoded} and {came}"
+        )
 
 
 def data(session: Session, task: Given, number: int) -> TaskData:
