@@ -16,8 +16,6 @@ from torch import Tensor, nn
 import evcl
 from evcl import EvclError
 from evcl._core.files import save_tensors
-from evcl.streams.filters import Full
-from evcl.streams.units import Units
 
 
 def table(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -246,18 +244,6 @@ def test_bad_rows_are_refused_in_one_line_and_change_nothing(name: str) -> None:
 def test_bad_settings_are_named(given: dict[str, Any], wanted: str) -> None:
     with pytest.raises(EvclError, match=wanted):
         evcl.Stream(**given)
-
-
-def test_many_known_classes_take_a_covariance_of_units(tmp_path: Path) -> None:
-    x, y = table(40)
-    path = tmp_path / "stream.safetensors"
-    for classes, kind in (([0, 1], Full), (list(range(40)), Units)):
-        stream = evcl.Stream(classes=classes)
-        stream.learn(x, y)
-        stream.learn(x, torch.arange(40))  # classes that come later change nothing
-        stream.save(path)
-        for one in (stream, evcl.Stream.load(path)):
-            assert isinstance(one._bank.groups[0].filter, kind)
 
 
 def test_covariance_of_units_needs_units() -> None:

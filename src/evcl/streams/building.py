@@ -34,7 +34,7 @@ def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
             network.row = network.row / NARROWER  # an output is a log: a wide prior of it would be a very wide rate
 
     def make(network: Network, mean: Tensor, prior: Tensor) -> Filter:
-        return filter_of(s.method, s.covariance, s.rank, network, mean, prior, stream._known)
+        return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
 
     groups = [Experts(network, make, memories) for network in networks]
     for group in groups:
@@ -48,15 +48,13 @@ def defaults(inputs: int, seed: int) -> list[Network]:
     return [default(inputs, UNITS, seed), default(inputs, 0, seed)]
 
 
-def filter_of(
-    method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor, outputs: int
-) -> Filter:
-    """A filter for the weights below the outputs; those of the outputs are added later, `outputs` of them at first."""
+def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor) -> Filter:
+    """A filter for the weights below the outputs; those of the outputs are added later."""
     if method == "mesu":
         return Window(network, mean, prior)
     units = isinstance(network, Perceptron)
     if covariance == "auto":
-        small = len(prior) + outputs * len(network.row) <= FULL
+        small = len(prior) + len(network.row) <= FULL
         covariance = "full" if small and len(prior) else "units" if units else "full" if small else "low-rank"
     if covariance == "units":
         if not isinstance(network, Perceptron):

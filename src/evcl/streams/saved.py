@@ -38,7 +38,6 @@ def save(
         "memories": None if stream.memories is None else [m if m < float("inf") else "inf" for m in stream.memories],
         "noise": stream.noise,
         "classes": stream.classes,
-        "known": stream._known,
         "targets": stream._targets,
         "shape": stream._shape,
         "rows": stream.rows,
@@ -74,7 +73,6 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stre
             **saved["settings"],
         )
         stream._targets, stream.rows = int(saved["targets"]), int(saved["rows"])
-        stream._known = int(saved.get("known", 1))  # earlier files do not say: it was 1
         shape = [int(n) for n in saved["shape"]]
         if (
             math.prod(shape) != tensors["scaling/mean"].numel() or min(shape) < 1

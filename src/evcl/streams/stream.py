@@ -103,7 +103,6 @@ class Stream:
         self.rows = 0
         self.alarms: list[Alarm] = []
         self._shape: tuple[int, ...] | None = None  # of a row
-        self._known = 0  # outputs when the networks were made: their number decides how the covariance is stored
         self._targets = 0  # the number of targets of a row that are not classes
         self._last: tuple[Tensor, Looked] | None = None  # the rows predicted last; learning them needs no second look
         self._detector = Detector(float(self.settings.false_alarms))
@@ -206,7 +205,6 @@ class Stream:
         self._shape = tuple(x.shape[1:])
         self._scaling = Scaling(x[0].numel())
         self._target_scaling = Scaling(max(1, self._targets))
-        self._known = self._known or max(1, count)
         self._bank: Bank = bank_of(self, x, count)
         self._columns = Columns(x[0].numel(), count)
 
