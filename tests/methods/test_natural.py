@@ -443,7 +443,10 @@ def test_replicas_of_the_filter_are_as_alone_and_it_goes_on_after_a_file(rank, t
         for run in (two, alone):
             run.learn([task(k)])
     for name, found in alone.tensors().items():
-        torch.testing.assert_close(two.tensors()[name][:1], found, rtol=1e-9, atol=1e-9)
+        same = two.tensors()[name][:1]
+        if "rows" in name:  # eigenvectors, whose signs are arbitrary
+            same, found = same.abs(), found.abs()
+        torch.testing.assert_close(same, found, rtol=1e-9, atol=1e-9)
 
     one = evcl.Learner(evcl.nn.mlp(INPUTS, [4]), "ekf", rank=rank)
     one.learn((task(0).x[0].float(), task(0).y[0]), "a")
