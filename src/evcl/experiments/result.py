@@ -78,6 +78,7 @@ SCORES = {
     "log_likelihood": Score("log_likelihoods", "log-likelihood", "nats"),
     "average_return": Score("returns", "average return", places=1),
 }
+"""What a benchmark can be judged by: the measure of a `Result`, and how it is shown."""
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 

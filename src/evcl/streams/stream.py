@@ -40,6 +40,7 @@ SETTINGS: dict[str, Setting] = {
     "false_alarms": Setting(1e-4, "false alarms per row, on average at most", high=0.5),
     "seed": SEED,
 }
+"""The settings of a stream, by name."""
 MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = Any
 

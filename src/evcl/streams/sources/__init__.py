@@ -1,6 +1,6 @@
 """Named streams: real data by package registry, and generated streams with drift."""
 
-from evcl.streams.sources.drift import Drift, drift
+from evcl.streams.sources.drifting import Drift, drift
 from evcl.streams.sources.generators import RULES, Rule, generated
 from evcl.streams.sources.reported import REPORTED, table
 from evcl.streams.sources.source import SOURCES, Rows, Source, get, register

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from evcl._core.errors import EvclError, unknown
 from evcl._core.randomness import generator
-from evcl.streams.sources.drift import Drift, Phase, drift
+from evcl.streams.sources.drifting import Drift, Phase, drift
 from evcl.streams.sources.source import BLOCK, Rows, Source
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.streams.sources.drift import Drift
+from evcl.streams.sources.drifting import Drift
 from evcl.streams.sources.generators import generated
 from evcl.streams.sources.mails import MAILS
 from evcl.streams.sources.real import BANANAS, CENSUS, FLIGHTS, PHISHING, SEGMENTS, SHUTTLE, WEATHER
