@@ -13,7 +13,7 @@ import evcl
 from evcl.benchmarks import BENCHMARKS
 from evcl.methods import METHODS
 
-EMBEDDED = [name for name in BENCHMARKS if name.endswith("digits")]
+EMBEDDED = [name for name in BENCHMARKS if name.endswith("-digits") and not name.startswith("characters")]
 pytestmark = [
     pytest.mark.parametrize("method", list(METHODS)),
     pytest.mark.parametrize("name", EMBEDDED),
