@@ -40,9 +40,9 @@ TOLERANCE = {"float64": (1, 1e-6), "float32 paper": (2, 1e-3), "float32 default"
 # On an Intel Xeon these part further from the numbers of an AMD EPYC: fine-tuning on 200 examples ends at an NLL near
 # 0, and FiLM multiplies rounding. The differences there are 3e-6 and 4e-3 in float64, and 0.25 in float32.
 PARTED = {
-    "float64 default split-digits vcl-kcenter-coreset": (1, 1e-4),
-    "float32 default split-digits vcl-kcenter-coreset": (8, 0.5),
-    "float64 default permuted-digits evcl-film": (4, 2e-2),
+    "float64 default split-digits vcl-kcenter-coreset": (1, 1e-5),
+    "float32 default split-digits vcl-kcenter-coreset": (8, 0.3),
+    "float64 default permuted-digits evcl-film": (1, 1e-2),
 }
 MEANT = "raise NUMBERS in experiments/store.py if this is meant, and run python tests/test_golden.py"
 
