@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
 from evcl._core.files import open_tensors, parsed
+from evcl.learner.saved import reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
@@ -221,11 +221,8 @@ def is_table_stream(path: Path) -> bool:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    try:
-        with open_tensors(path) as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise EvclError(f"cannot load {path}: {error}") from error
+    with reading(path), open_tensors(path) as file:
+        return file.metadata() or {}
 
 
 def load(path: Path) -> TableStream:

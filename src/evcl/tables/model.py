@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from evcl._core.bounds import MOST_CLASSES
@@ -29,7 +28,7 @@ from evcl.benchmarks import Examples
 from evcl.benchmarks.benchmark import stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, load
-from evcl.learner.saved import write
+from evcl.learner.saved import reading, write
 from evcl.metrics import expected_calibration_error
 from evcl.tables import numeric
 from evcl.tables.earlier import (
@@ -322,11 +321,8 @@ class Model:
 
 def is_table(path: Path) -> bool:
     """Whether this model file says how to encode a table, as those of `evcl learn` do."""
-    try:
-        with open_tensors(path) as file:
-            return NOTE in (file.metadata() or {})
-    except (SafetensorError, OSError, EvclError) as error:
-        raise EvclError(f"cannot load {path}: {getattr(error, 'strerror', None) or error}") from error
+    with reading(path), open_tensors(path) as file:
+        return NOTE in (file.metadata() or {})
 
 
 def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collection[str]) -> None:
@@ -339,12 +335,9 @@ def _check_numbers(line: Mapping[str, Any], names: Collection[str], more: Collec
 def load_model(path: Path) -> Model:
     """Load a model that `save` wrote. No code from the file is run."""
     learner = load(path)
-    try:
-        with open_tensors(path) as file:
-            saved = described(file, NOTE)
-            own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise EvclError(f"cannot load {path}: {error}") from error
+    with reading(path), open_tensors(path) as file:
+        saved = described(file, NOTE)
+        own = {name: file.get_tensor(name) for name in file.keys() if name.startswith(SUMMARY)}  # noqa: SIM118
     if saved is None:
         raise EvclError(f"{path} was saved from Python and does not say how to encode a table: use evcl.load")
     try:
