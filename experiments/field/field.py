@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evcl.experiments import Config, best_trial, configure, read_found, result_name
+from evcl.experiments import Config, configure
+from evcl.experiments.compare import Plan
 from evcl.experiments.search import Search, named_tasks
 from evcl.methods import METHODS
 
@@ -63,25 +64,15 @@ def search_of(benchmark: str, methods: Sequence[str]) -> Search:
     )
 
 
-def place(benchmark: str) -> str:
-    """The name of a benchmark's folder."""
-    return result_name(benchmark).removesuffix(".json")
-
-
-def search_file(folder: Path, benchmark: str, method: str) -> Path:
-    return folder / "search" / place(benchmark) / f"{method}.json"
-
-
-def result_folder(folder: Path, benchmark: str, method: str) -> Path:
-    return folder / "results" / place(benchmark) / method
-
-
-def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", precision: str | None = None) -> Config:
-    """The configuration that meets the test data: the best trial of the method's search."""
-    source = searched(benchmark)
-    found = read_found(search_file(folder, source, method), search_of(source, [method]))
+def config_of(
+    benchmark: str, method: str, settings: Mapping[str, Any], device: str = "cpu", precision: str | None = None
+) -> Config:
+    """The configuration that meets the test data, with these settings of the best trial."""
     name, tasks = named_tasks(stream_of(benchmark))
     own = about(benchmark)
-    settings = best_trial(found, method)["settings"] | {key: own[key] for key in OF_A_TEST if key in own}
+    settings = {**settings, **{key: own[key] for key in OF_A_TEST if key in own}}
     seeds = own.get("test_seeds", FIELD["test_seeds"])
     return configure(name, method, "default", seeds, tasks, settings, device, precision)
+
+
+PLAN = Plan(search_of, config_of, searched)

@@ -11,10 +11,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from field import BENCHMARKS, HERE, SCENARIOS, about, place
+from field import BENCHMARKS, HERE, SCENARIOS, about
 
 from evcl._core.files import in_lines
 from evcl.experiments import RESULT, Summary
+from evcl.experiments.compare import place
 from evcl.experiments.result import summarise
 from evcl.methods import METHODS
 from evcl.metrics import learning_accuracy

@@ -10,40 +10,19 @@ are in `results/BENCHMARK/METHOD/result.json`, all trials in `search/BENCHMARK/M
 from __future__ import annotations
 
 import argparse
-import os
-import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from evcl.experiments import (
-    HIDDEN,
-    Config,
-    Store,
-    best_trial,
-    configure,
-    execute_all,
-    open_folder,
-    read_found,
-    score_of,
-    tune,
-    where,
-    write_found,
-    write_result,
-)
+from evcl.experiments import Config, configure
+from evcl.experiments.compare import Plan, add_options, prepare, search, test
 from evcl.experiments.search import Search
 from evcl.methods import METHODS
 
 HERE = Path(__file__).parent
 PLAN: dict[str, Any] = tomllib.loads((HERE / "generative.toml").read_text("utf-8"))
 BENCHMARKS: dict[str, Any] = PLAN["benchmarks"]
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
 
 
 def search_of(benchmark: str, methods: Sequence[str]) -> Search:
@@ -63,73 +42,25 @@ def search_of(benchmark: str, methods: Sequence[str]) -> Search:
     )
 
 
-def search_file(folder: Path, benchmark: str, method: str) -> Path:
-    return folder / "search" / benchmark / f"{method}.json"
-
-
-def result_folder(folder: Path, benchmark: str, method: str) -> Path:
-    return folder / "results" / benchmark / method
-
-
-def chosen(folder: Path, benchmark: str, method: str, device: str = "cpu", precision: str | None = None) -> Config:
-    """The configuration that meets the test data: the best trial of the method's search."""
-    found = read_found(search_file(folder, benchmark, method), search_of(benchmark, [method]))
-    settings = best_trial(found, method)["settings"]
-    return configure(
-        benchmark, method, "default", BENCHMARKS[benchmark]["test_seeds"], None, settings, device, precision
-    )
-
-
-def search(folder: Path, benchmark: str, wanted: Sequence[str], device: str, precision: str | None) -> None:
-    """Run the trials, and write one file per method."""
-    todo = [method for method in wanted if not search_file(folder, benchmark, method).exists()]
-    if not todo:
-        return
-    found = tune(search_of(benchmark, todo), benchmark, device, precision, store=Store(folder / "search" / HIDDEN))
-    for method in todo:
-        own = {key: {method: found[key][method]} for key in ("methods", "tried")}
-        about = {key: value for key, value in found.items() if key != "seconds"}  # these are the seconds of all
-        write_found(search_file(folder, benchmark, method), {**about, **own})
-        mean = best_trial(found, method)["mean"]
-        say(f"{benchmark} {method}: {'every trial diverged' if mean is None else score_of(benchmark).text(mean)}")
-    say(f"{benchmark}: searched {len(todo)} methods in {found['seconds']} s")
-
-
-def test(folder: Path, benchmark: str, wanted: Sequence[str], device: str, precision: str | None) -> None:
-    """Run what the search chose on test data."""
-    start = time.perf_counter()
-    configs = [chosen(folder, benchmark, method, device, precision) for method in wanted]
-    todo = [c for c in configs if open_folder(result_folder(folder, benchmark, c.method), c) is None]
-    store = Store(folder / "results" / HIDDEN)
-    store.declare(cell for config in todo for cell in config.cells)
-    for i, result in execute_all(todo, lambda i, event: None, allow_divergence=True, store=store):
-        if result.diverged:
-            say(f"{benchmark} {todo[i].method}: diverged, so there is no result")
-            continue
-        write_result(result_folder(folder, benchmark, todo[i].method), result)
-        mean = result.measure(result.score).mean
-        say(f"{benchmark} {todo[i].method}: {'-' if mean is None else score_of(benchmark).text(mean)} on test data")
-    if todo:
-        say(f"{benchmark}: tested {len(todo)} methods in {time.perf_counter() - start:.1f} s")
+def config_of(
+    benchmark: str, method: str, settings: Mapping[str, Any], device: str = "cpu", precision: str | None = None
+) -> Config:
+    """The configuration that meets the test data, with these settings of the best trial."""
+    seeds = BENCHMARKS[benchmark]["test_seeds"]
+    return configure(benchmark, method, "default", seeds, None, settings, device, precision)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="*", metavar="benchmark", help=f"of {', '.join(BENCHMARKS)} [all]")
     parser.add_argument("--methods", nargs="+", help="names of methods [all of the benchmark]")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda [auto]")
-    parser.add_argument("--precision", help="of matrix products: fp32, tf32 or bf16 [tf32 on a GPU]")
-    parser.add_argument("--data-dir", help="a local folder with the data sets")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the files are read and written [here]")
+    add_options(parser, HERE)
     args = parser.parse_args(words)
-    if args.data_dir:
-        os.environ["EVCL_DATA"] = args.data_dir
-    torch.set_num_threads(1)
-    device, precision = where(args.device, args.precision)
+    where, plan = prepare(args), Plan(search_of, config_of)
     for benchmark in args.benchmarks or BENCHMARKS:
         wanted = args.methods or BENCHMARKS[benchmark]["methods"]
-        search(args.folder, benchmark, wanted, device, precision)
-        test(args.folder, benchmark, wanted, device, precision)
+        search(plan, args.folder, benchmark, wanted, *where)
+        test(plan, args.folder, benchmark, wanted, *where)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from evcl import benchmarks, data, methods
 from evcl.benchmarks import Benchmark, Examples
 from evcl.experiments import Config, configure, write_result
+from evcl.experiments.compare import chosen
 from evcl.experiments.result import merge
 from evcl.experiments.run import _result, environment
 from evcl.nn import LoRA, minilm, minilm_tokeniser, outputs
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
     sys.path.append(str(FIELD_FOLDER))
-    from field import chosen
+    from field import PLAN
 
     texts = Texts(args)
     parts = texts.halves()
@@ -181,7 +182,7 @@ def main() -> None:
             if (args.out / short / method / "result.json").exists():
                 continue
             if not wanted:
-                config = chosen(FIELD_FOLDER, short, method, args.device, args.precision)
+                config = chosen(PLAN, FIELD_FOLDER, short, method, args.device, args.precision)
             else:
                 known = methods.get(method).known_settings
                 given = {**SETTINGS, **{key: value for key, value in wanted.items() if key in known}}

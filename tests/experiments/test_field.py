@@ -12,7 +12,7 @@ import pytest
 
 from evcl._core.errors import EvclError
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.experiments import RESULT, configure, parallel, read_result
+from evcl.experiments import RESULT, compare, configure, parallel, read_result
 from evcl.experiments.engines import Inline
 from evcl.experiments.result import to_json
 from evcl.experiments.search import named_tasks, trials
@@ -108,11 +108,12 @@ def test_the_best_trial_meets_the_test_data_and_nothing_is_done_twice(small, tmp
     assert "| method | split-digits, 2 tasks |" in shown
     assert f"| {kept['evcl'] / 1e6:.2f} |" in shown
 
-    for name in ("tune", "execute_all", "kept_bytes"):
-        monkeypatch.setattr(run, name, None)
+    monkeypatch.setattr(run, "kept_bytes", None)
+    for name in ("tune", "execute_all"):
+        monkeypatch.setattr(compare, name, None)
     for again in (go, partial(run.main, ["memory", "--folder", str(tmp_path)])):
         again()
-    monkeypatch.setattr(run, "execute_all", lambda todo, *how, **more: iter(todo))
+    monkeypatch.setattr(compare, "execute_all", lambda todo, *how, **more: iter(todo))
     test()  # nothing to do
     monkeypatch.setitem(field.FIELD["fast"]["ewc"], "strength", {"low": 0.1, "high": 11.0})
     with pytest.raises(EvclError, match="another search"):
@@ -159,11 +160,13 @@ def test_the_table_compares_seed_by_seed(programs, tmp_path):
 
 def test_what_met_the_test_data_is_what_a_search_chose(programs):
     field, _, _ = programs
-    paths = [(b, path) for b in field.BENCHMARKS for path in (FOLDER / "results" / field.place(b)).glob(f"*/{RESULT}")]
+    paths = [
+        (b, path) for b in field.BENCHMARKS for path in (FOLDER / "results" / compare.place(b)).glob(f"*/{RESULT}")
+    ]
     assert paths
     for benchmark, path in paths:
         found = read_result(path)
-        wanted = field.chosen(FOLDER, benchmark, found.method)
+        wanted = compare.chosen(field.PLAN, FOLDER, benchmark, found.method)
         chosen = {name: value for name, value in wanted.settings.items() if value is not False}  # as in `describe`
         assert found.config | chosen == found.config, path
         assert (found.seeds, found.tasks, found.validation) == (field.FIELD["test_seeds"], wanted.tasks, 0)
