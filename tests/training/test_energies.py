@@ -13,6 +13,7 @@ from torch import nn
 
 import evcl
 from evcl import curvature
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import get
 from evcl.experiments import configure, execute
 from evcl.likelihoods import Bound, Energy, NextToken
@@ -354,3 +355,26 @@ def test_replay_without_classes_keeps_equally_many_rows_of_each_task():
     for _ in range(2):
         learner.learn(torch.ones(30, 3), epochs=1)
     assert [task.y.shape[1] for task in learner._run.kept_examples()] == [5, 5]
+
+
+REFUSALS = (
+    "learns classes only",
+    "film scales the units",
+    "progressive trains every layer",
+    "has no heads",
+    "updates all weights by a filter",
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", sorted({*METHOD_SUMMARIES} - {"joint"}))  # it takes whole tasks
+def test_every_method_learns_without_labels_or_says_why_not(method):
+    x = torch.rand(12, 4, generator=torch.Generator().manual_seed(0))
+    try:
+        learner = evcl.Learner(task_vae(4, 4, 1, 1), method, likelihood="bound", epochs=1)
+        learner.learn(x)
+    except evcl.EvclError as refusal:
+        assert any(words in str(refusal) for words in REFUSALS), refusal  # noqa: PT017
+        return
+    learner.learn(x)
+    assert torch.isfinite(torch.as_tensor(learner.log_likelihood(x, 0))).all()

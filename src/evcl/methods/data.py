@@ -46,6 +46,11 @@ class TaskData:
         """The number of examples."""
         return self.y.shape[1] if self.reread is None else self.reread.total
 
+    @property
+    def counts(self) -> Tensor:
+        """[U, N]: the weight of each example, also if all are 1."""
+        return self.x.new_ones(self.y.shape[:2]) if self.weights is None else self.weights
+
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The examples `rows` [R, B] of each replica: x [R, B, ...] and y [R, B]."""
         if self.x.shape[0] == 1:

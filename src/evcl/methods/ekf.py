@@ -120,6 +120,8 @@ class Kept(Tracker):
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
+    if round_.network.private:
+        raise EvclError("ekf updates all weights by a filter, which PerTask layers are not part of: use evcl or vcl")
     start = Gaussian(round_.posterior.mean, memory.belief.log_std)
     if s.rank == 0:
         fitted = yield Fit(round_.tasks, start=start, rule=KalmanRule)

@@ -218,7 +218,7 @@ def replaying(fit: Fit, kept: Sequence[TaskData], s: Settings) -> Fit:
 
 def weighted(task: TaskData, factor: Number) -> TaskData:
     """The task with the weights of its rows multiplied by a number, or by [R, 1] for R replicas."""
-    own = torch.ones_like(task.y, dtype=task.x.dtype) if task.weights is None else task.weights
+    own = task.counts
     if not isinstance(factor, Tensor) or len(own) == len(factor):
         return replace(task, weights=factor * own)
     x, y = (one.repeat(len(factor) // len(one), *[1] * (one.dim() - 1)) for one in (task.x, task.y))

@@ -108,8 +108,7 @@ def _some(task: TaskData, i: int, round_: Round, s: Settings) -> TaskData:
     n = task.y.shape[1]
     rows = torch.stack([torch.randperm(n, generator=g)[: s.memory] for g in round_.generators("kept", i)])
     found = task.select(rows.to(task.y.device))
-    weights = torch.ones_like(found.y, dtype=found.x.dtype) if found.weights is None else found.weights
-    return replace(found, weights=weights * (n / rows.shape[1]))
+    return replace(found, weights=found.counts * (n / rows.shape[1]))
 
 
 # The authors use 4 to 8 anchors and a decay of 0.5 or 0.9. On the validation data of the digits, 0.5 to 1 are alike,

@@ -189,7 +189,7 @@ def _data(
             x.new_empty(count, *x.shape[1:]), y.new_empty(count, *y.shape[1:]), parts[0].head, None, parts[0].task
         )
         if any(part.weights is not None for part in parts):
-            whole = replace(whole, weights=torch.ones_like(whole.y, dtype=x.dtype))
+            whole = replace(whole, weights=whole.counts)
         for part, group in zip(parts, groups, strict=True):
             if part.x.shape[1:] != x.shape[1:] or part.head != parts[0].head:
                 raise EvclError(f"{names} cannot share a program: their examples differ in number, shape or head")

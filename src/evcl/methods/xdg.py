@@ -87,6 +87,8 @@ HEADS = "heads"  # stands for the weights of every head: all heads read the same
 def widths(layout: Layout) -> Iterator[tuple[str, int]]:
     """The number of inputs of each weight of the trunk that has inputs, then that of the heads."""
     heads = _heads(layout)
+    if not heads:
+        raise EvclError("xdg closes units below the heads, but this network has no heads: use evcl, vcl or ewc")
     for name, shape in layout.shapes.items():
         if len(shape) > 1 and name not in heads:
             yield name, shape[1]

@@ -57,8 +57,7 @@ class Pool:
         self.rows_of = {k: sum(task.n for task in tasks if task.head == k) for k in self.heads}
         self.weights: Tensor | None = None
         if any(task.weights is not None for task in tasks):
-            counts = [t.x.new_ones(t.y.shape[:2]) if t.weights is None else t.weights for t in tasks]
-            self.weights = torch.cat(counts, 1)
+            self.weights = torch.cat([task.counts for task in tasks], 1)
         self.columns: Tensor | None = None
         if several:  # an example is classified among the classes of its own head
             wide = 2 if self.beside else 1
