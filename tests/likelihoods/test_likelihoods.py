@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, Poisson
 
-from evcl.likelihoods import CATEGORICAL, LIKELIHOODS, Likelihood
+from evcl.likelihoods import CATEGORICAL, LIKELIHOODS, Estimate, Likelihood
 
 R, N, D = 2, 5, 3
 OTHERS = [one for one in LIKELIHOODS.values() if one is not CATEGORICAL]
@@ -71,7 +71,7 @@ def found_squares(likelihood: Likelihood, outputs: Tensor, y: Tensor, kind: str,
     leaf = outputs[..., :D].clone().requires_grad_()
     whole = torch.cat([leaf, outputs[..., D:]], -1)
     generators = [torch.Generator().manual_seed(r) for r in range(R)]
-    targets = likelihood.fisher_targets(whole, y, weights, kind, generators, 1.0)
+    targets = likelihood.fisher_targets(whole, y, weights, Estimate(kind, generators))
     each = [torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in targets]
     return sum((one.square() for one in each), torch.zeros_like(leaf))
 

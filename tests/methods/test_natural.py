@@ -348,7 +348,7 @@ class UnitNoise:
     def nll(self, outputs, y, columns):
         return 0.5 * (outputs - y).square().sum(1)
 
-    def fisher_targets(self, outputs, y, weights, kind, generators, temperature):
+    def fisher_targets(self, outputs, y, weights, how):
         return [one.sum() for one in outputs.unbind(2)]  # the Fisher is J^T J
 
 

@@ -31,7 +31,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import ELASTIC
-from evcl.likelihoods import CATEGORICAL, Likelihood
+from evcl.likelihoods import CATEGORICAL, Estimate, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
 
 KINDS = ELASTIC["fisher"].choices
@@ -161,8 +161,10 @@ def likelihood_targets(
     if kind not in KINDS:
         raise EvclError(f"fisher must be one of {', '.join(KINDS)}, not {kind!r}")
 
+    estimate = Estimate(kind, generators, temperature)
+
     def targets(outputs: Tensor, y: Tensor, u: Tensor) -> list[Tensor]:
-        return likelihood.fisher_targets(outputs, y, u, kind, generators, temperature)
+        return likelihood.fisher_targets(outputs, y, u, estimate)
 
     def skip(y: Tensor) -> None:
         classes = sum(sample.layout.shapes[head_names(k)["bias"]][0] for k in sample.heads)

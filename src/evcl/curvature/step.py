@@ -17,7 +17,7 @@ from evcl._core.randomness import Noise
 from evcl.curvature.fisher import Call, add, gradient_of, output_gradients, record, uses_of
 from evcl.curvature.kfac import FactorSums, Kronecker
 from evcl.likelihoods.categorical import foreign
-from evcl.likelihoods.likelihood import own_columns
+from evcl.likelihoods.likelihood import Estimate, own_columns
 from evcl.nn import BayesianNetwork, Layout
 
 
@@ -90,7 +90,7 @@ class StepCurvature:
         elif columns is not None:  # not infinite: p log p is 0
             outputs = outputs.masked_fill(foreign(columns, outputs.shape[1]), -1e30)
         shaped = outputs.unflatten(0, rows.shape)
-        return counts * nll, pool.likelihood.fisher_targets(shaped, batch.y, counts, self.kind, None, 1.0)
+        return counts * nll, pool.likelihood.fisher_targets(shaped, batch.y, counts, Estimate(self.kind))
 
     @torch.no_grad()
     def _rows(self, theta: Tensor, calls: list[Call], deltas: tuple[Tensor | None, ...], size: int) -> Tensor:

@@ -6,7 +6,7 @@ from evcl.likelihoods.bound import Bound
 from evcl.likelihoods.categorical import CATEGORICAL, Categorical
 from evcl.likelihoods.energy import Energy
 from evcl.likelihoods.gaussian import Gaussian
-from evcl.likelihoods.likelihood import Likelihood, Objective
+from evcl.likelihoods.likelihood import Estimate, Likelihood, Objective
 from evcl.likelihoods.next_token import NextToken
 from evcl.likelihoods.poisson import Poisson
 
@@ -34,6 +34,7 @@ __all__ = [
     "Bound",
     "Categorical",
     "Energy",
+    "Estimate",
     "Gaussian",
     "Likelihood",
     "NextToken",

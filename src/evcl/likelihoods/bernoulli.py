@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Stateless, draw, known, own_columns, weighted
+from evcl.likelihoods.likelihood import Estimate, Stateless, draw, known, own_columns, weighted
 
 
 class Bernoulli(Stateless):
@@ -43,23 +43,15 @@ class Bernoulli(Stateless):
         between = torch.special.entr(p) + torch.special.entr(1 - p) - within
         return known(within, draws / (draws - 1) * between, weights)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """d log p / d z = y - p(z), whose mean square is p (1 - p)."""
-        z = outputs / (temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature)
+        z = how.cooled(outputs)
         p, root = z.detach().sigmoid(), weights.unsqueeze(-1).sqrt()
-        if kind == "exact":
+        if how.kind == "exact":
             wide = root * (p * (1 - p)).sqrt()
             return [(wide[..., d] * z[..., d]).sum() for d in range(z.shape[-1])]
-        if kind == "sampled":
-            y = (draw(tuple(z.shape), p, generators, False) < p).to(p)
+        if how.kind == "sampled":
+            y = (draw(tuple(z.shape), p, how.generators, False) < p).to(p)
         return [(root * (y - p) * z).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Stateless
+from evcl.likelihoods.likelihood import Estimate, Stateless
 
 
 class Categorical(Stateless):
@@ -33,24 +33,15 @@ class Categorical(Stateless):
         p = predicted.gather(2, y.unsqueeze(2)).squeeze(2)
         return -p.clamp_min(torch.finfo(p.dtype).tiny).log(), (predicted.argmax(2) == y).to(p.dtype)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """The weights p(c|x) and those of the examples enter as square roots, because the gradient is squared."""
-        warm = temperature.unsqueeze(2) if isinstance(temperature, Tensor) else temperature
-        log_p = F.log_softmax(outputs / warm, dim=2).flatten(0, 1)
+        log_p = F.log_softmax(how.cooled(outputs), dim=2).flatten(0, 1)
         p = log_p.detach().exp()
         log_p = log_p * weights.reshape(-1, 1).sqrt()
-        if kind == "exact":
+        if how.kind == "exact":
             return [(p[:, c].sqrt() * log_p[:, c]).sum() for c in range(p.shape[1])]
-        if kind == "sampled":
-            y = _labels(p.unflatten(0, y.shape), generators)
+        if how.kind == "sampled":
+            y = _labels(p.unflatten(0, y.shape), how.generators)
         return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:

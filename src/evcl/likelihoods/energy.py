@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods.likelihood import Stateless
+from evcl.likelihoods.likelihood import Estimate, Stateless
 
 Of = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,15 +56,7 @@ class Energy(Stateless):
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise EvclError("an energy has no predictions to score: use log_likelihood")
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """The energy itself, whatever the kind."""
         nll = self.nll(outputs.flatten(0, 1), y.flatten(0, 1))
         return [(weights.flatten().sqrt() * nll).sum()]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Stateless, draw, known, own_columns, weighted
+from evcl.likelihoods.likelihood import Estimate, Stateless, draw, known, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
@@ -57,21 +57,13 @@ class Gaussian(Stateless):
         f, square, noise = predicted.chunk(3, -1)
         return known(noise, draws / (draws - 1) * (square - f.square()), weights)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """d log p / d f = (y - f) / v, whose mean square is 1 / v. Temperature has no meaning here."""
         f, log_v = outputs.chunk(2, -1)
         root, sharp = weights.unsqueeze(-1).sqrt(), (-0.5 * log_v).exp().detach()
-        if kind == "exact":
+        if how.kind == "exact":
             return [(root[..., 0] * sharp[..., d] * f[..., d]).sum() for d in range(f.shape[-1])]
-        error = draw(tuple(f.shape), f, generators, True) if kind == "sampled" else (y - f.detach()) * sharp
+        error = draw(tuple(f.shape), f, how.generators, True) if how.kind == "sampled" else (y - f.detach()) * sharp
         return [(root * error * sharp * f).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+
+
+class Estimate(NamedTuple):
+    """How a Fisher is estimated: `kind` exact, over all targets; sampled, with drawn ones; or empirical, with the true
+    ones. `temperature`: a number, or [R, 1] for R replicas; it divides the logits.
+    """
+
+    kind: str = "exact"
+    generators: Sequence[torch.Generator] | None = None
+    temperature: Tensor | float = 1.0
+
+    def cooled(self, logits: Tensor) -> Tensor:
+        """The logits [R, n, o] divided by the temperature."""
+        by = self.temperature
+        return logits / (by.unsqueeze(2) if isinstance(by, Tensor) else by)
 
 
 class Objective(Protocol):
@@ -50,15 +65,7 @@ class Likelihood(Objective, Protocol):
         """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
         ...
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """Scalars whose per-example gradients, squared and summed, give the Fisher for outputs [R, n, o]."""
         ...
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Stateless, known, own_columns, weighted
+from evcl.likelihoods.likelihood import Estimate, Stateless, known, own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
@@ -48,22 +48,14 @@ class Poisson(Stateless):
         rate, square = predicted.chunk(2, -1)
         return known(rate, draws / (draws - 1) * (square - rate.square()), weights)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """d log p / d z = y - exp(z), whose mean square is exp(z). Temperature has no meaning here."""
         z = _log_rate(outputs)
         rate, root = z.detach().exp(), weights.unsqueeze(-1).sqrt()
-        if kind == "exact":
+        if how.kind == "exact":
             return [(root[..., 0] * rate[..., d].sqrt() * z[..., d]).sum() for d in range(z.shape[-1])]
-        if kind == "sampled":
-            y = _counts(rate, generators)
+        if how.kind == "sampled":
+            y = _counts(rate, how.generators)
         return [(root * (y - rate) * z).sum()]
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from evcl.likelihoods import CATEGORICAL
-from evcl.likelihoods.likelihood import Stateless
+from evcl.likelihoods.likelihood import Estimate, Stateless
 
 
 class Policy(Protocol):
@@ -78,9 +78,9 @@ class Discrete(Stateless):
         log_p = old.log_softmax(-1)
         return (log_p.exp() * (log_p - new.log_softmax(-1))).sum(-1)
 
-    def fisher_targets(self, outputs: Tensor, *about: Any) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """F = sum_a pi(a|s) (d log pi(a|s))^2: exact, over all actions."""
-        return CATEGORICAL.fisher_targets(outputs, *about)
+        return CATEGORICAL.fisher_targets(outputs, y, weights, how)
 
 
 class Normal(Stateless):
@@ -111,15 +111,7 @@ class Normal(Stateless):
         (m0, s0), (m1, s1) = self._parts(old), self._parts(new)
         return (s1 - s0 + 0.5 * ((2 * s0).exp() + (m0 - m1).square()) * (-2 * s1).exp() - 0.5).sum(-1)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """F = sum_d (d mu_d)^2 / sigma_d^2 + 2 (d log sigma_d)^2: exact. Temperature has no meaning here."""
         mean, log_std = self._parts(outputs)
         root, sharp = weights.sqrt(), (-log_std).exp().detach()
@@ -151,15 +143,7 @@ class Values(Stateless):
     def divergence(self, old: Tensor, new: Tensor) -> Tensor:
         return 0.5 * (old - new).square().sum(-1)
 
-    def fisher_targets(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        weights: Tensor,
-        kind: str,
-        generators: Sequence[torch.Generator] | None,
-        temperature: Tensor | float,
-    ) -> list[Tensor]:
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
         """F = sum_a (d Q_a)^2."""
         return [(weights.sqrt() * outputs[..., a]).sum() for a in range(outputs.shape[-1])]
 
