@@ -100,7 +100,8 @@ def _total(scores: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
 
 @torch.no_grad()
 def familiarity(statistics: Statistics, round_: Round, heads: Iterable[int]) -> dict[int, Tensor]:
-    """[R, 1] for each of these heads whose statistics are known: how far its outputs on the inputs of this round can be trusted.
+    """[R, 1] for each of these heads whose statistics are known: how far its outputs on the inputs of this round can be
+    trusted.
 
         1 for d up to 5, 0 from d = 10 on, and a straight line between;
         d = median over rows of min_c (f(x) - m_c)^T S^-1 (f(x) - m_c) / D,    c a class of the head

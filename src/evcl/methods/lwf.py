@@ -4,7 +4,8 @@ L_t = mean NLL + strength * sum_{k < t} T^2 mean_b KL(softmax(z*_k(x_b) / T) || 
 
 z*_k are the outputs of head k of the network as the last task left it, on the examples of the new task; T is
 `distill_temperature`. Nothing is kept except the network itself. A head that the new task shares with an earlier one is
-not distilled, because the teacher would contradict the new labels. Of more than 50 heads, 50 are drawn (see teacher.py).
+not distilled, because the teacher would contradict the new labels. Of more than 50 heads, 50 are drawn: see
+teacher.py.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ second order, the elastic term on weights is the same loss on the old inputs, wh
 terms complement each other.
 
 A head that no task of the round uses is distilled with w_k = n_k / n, the number of rows it has learned divided by the
-number of rows in the round. If there are more than 50 such heads, K, the round draws 50 of them and distils these with
-K / 50 times their weights, so that a round takes no longer with thousands of heads. A head that is used again has new labels, which may agree with the teacher or contradict
-it. `agreement` measures this on up to 1,000 of the new rows, as fractions of log C nats:
+number of rows in the round. If there are K > 50 such heads, the round draws 50 of them and distils these with K / 50
+times their weights, so that a round takes no longer with thousands of heads.
+
+A head that is used again has new labels, which may agree with the teacher or contradict it. `agreement` measures this
+on up to 1,000 of the new rows, as fractions of log C nats:
 
     knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
 
