@@ -118,7 +118,7 @@ def killed_tune(root: Path, times: int) -> None:
         (place / "search.toml").write_text(SEARCH)
         evcl("tune", "search.toml", "--device", "cpu", "--workers", "1")()
 
-    survives(work, partial(results, pattern="split-digits.json"), root, times, 0)
+    survives(work, partial(results, pattern="split-digits-2.json"), root, times, 0)
 
 
 def killed_reproduce(root: Path, times: int) -> None:
