@@ -6,8 +6,11 @@ import importlib.util
 import os
 import signal
 import socket
+import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up_cells import untimed
@@ -92,3 +95,43 @@ def test_ray_that_is_not_there_is_said_in_one_line(evcl, monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(EvclError, match=r"--engine ray needs Ray: pip install 'evcl\[ray\]'"):
         ray_engine.connect(None)
+
+
+class Lost:
+    """A cluster that runs one program, and whose head is lost then."""
+
+    def __init__(self):
+        self.exceptions = SimpleNamespace(RayError=KeyError)
+        self.waits = 0
+
+    def remote(self, **_):
+        return lambda run: SimpleNamespace(remote=lambda *args: partial(run, *args))
+
+    def cluster_resources(self):
+        return {"CPU": 2.0}
+
+    def wait(self, refs, **_):
+        self.waits += 1
+        if self.waits > 1:
+            raise ConnectionError("failed to\nconnect")
+        return refs[:1], refs[1:]
+
+    def get(self, ref):
+        return ref()
+
+    def cancel(self, *_, **__):
+        raise ConnectionError
+
+
+@pytest.mark.full
+def test_a_head_that_is_lost_is_said_in_one_line_and_another_engine_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", Lost())
+    cells = configure("split-digits", "naive", seeds=range(3), tasks=1, given={"epochs": 1}).cells
+    found = {}
+    with pytest.raises(EvclError, match=r"cannot be reached any more \(failed to connect\): give the same command again"):
+        for i, result in work(cells, Store(tmp_path), lambda heard: ray_engine.Ray("cpu", heard)):
+            found[i] = result
+    assert len(found) == 1
+    rest = dict(work(cells, Store(tmp_path), lambda heard: local("cpu", "fp32", heard)))
+    assert rest.keys() == {0, 1, 2}
+    assert all(rest[i] == result for i, result in found.items())

@@ -87,7 +87,7 @@ def test_the_likelihood_of_classes_stays_and_sees_new_inputs():
 def test_a_layout_that_grows_along_any_axis():
     old, new = Layout({"w": (2, 3), "b": (2,)}), Layout({"w": (2, 5), "b": (4,), "h": (1,)})
     flat, start = torch.arange(8.0).view(1, 8), 100 + torch.arange(float(new.size)).view(1, -1)
-    found = old.extended(flat, new, start)
+    found = old.extending(new)(flat, start)
     wanted = start.clone()
     new.view(wanted, "w")[:, :, :3] = old.view(flat, "w")
     new.view(wanted, "b")[:, :2] = old.view(flat, "b")

@@ -56,7 +56,7 @@ def test_growing_keeps_what_was_there():
     new = Layout({"trunk": (2, 2), "head": (4, 3), "other": (2,), "more": (1,)})
     flat = torch.arange(1.0, old.size + 1).view(1, -1)
 
-    found = new.views(old.extended(flat, new, -torch.ones(1, new.size)))
+    found = new.views(old.extending(new)(flat, -torch.ones(1, new.size)))
     before = old.views(flat)
     assert torch.equal(found["trunk"], before["trunk"])
     assert torch.equal(found["other"], before["other"])

@@ -15,23 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report")]
+sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("data", "report", "soak")]
+import learned  # noqa: E402
 import made_up  # noqa: E402
+import made_up_streams  # noqa: E402
 import tiny  # noqa: E402
+from learned import AGENTS, CELL  # noqa: E402
 
 import evcl  # noqa: E402
 from evcl._core.bounds import MOST_PIXELS  # noqa: E402
 from evcl._core.errors import EvclError  # noqa: E402
 from evcl.data import cache, formats  # noqa: E402
 from evcl.experiments import (  # noqa: E402
-    Checkpoints,
-    Event,
+    Result,
     Store,
-    configure,
-    execute,
     read_result,
     read_search,
     read_sweep,
@@ -44,11 +42,6 @@ from evcl.report.page import page  # noqa: E402
 from evcl.tables.commands import open_source  # noqa: E402
 from evcl.tables.creating import create  # noqa: E402
 from evcl.tables.model import load_model  # noqa: E402
-from evcl.training.checkpoint import (  # noqa: E402
-    DESCRIPTION,
-    DIGEST,
-    digest,
-)
 
 Make, Read = Callable[[Path], Path], Callable[[Path], object]
 
@@ -132,9 +125,12 @@ def image(kind: str) -> Make:
     return make
 
 
-def result(folder: Path) -> Path:
-    made_up.write(folder, made_up.result(), made_up.result("vcl"))
-    return folder / "0" / "result.json"
+def result(*some: Result) -> Make:
+    def make(folder: Path) -> Path:
+        made_up.write(folder, *some)
+        return folder / "0" / "result.json"
+
+    return make
 
 
 def use_result(path: Path) -> None:
@@ -214,9 +210,6 @@ def sweep(folder: Path) -> Path:
     return folder / "sweep.toml"
 
 
-CELL = configure("split-digits", "evcl", "paper", [0], 2, {"epochs": 1, "fisher_examples": 20, "predict_samples": 1})
-
-
 def store(kind: str) -> Make:
     """A store with one cell that is claimed; one of its files."""
 
@@ -235,30 +228,6 @@ def use_store(path: Path) -> None:
         later.unlink()
     standing(folder)
     Store(folder).take(CELL)
-
-
-def checkpoint(folder: Path) -> Path:
-    def stop(event: Event) -> None:
-        if event.task == 1:
-            raise KeyboardInterrupt
-
-    with contextlib.suppress(KeyboardInterrupt):
-        execute(CELL, stop, checkpoints=Checkpoints(folder))
-    oldest, *more = sorted(folder.rglob("*.safetensors"), reverse=True)
-    for path in more:
-        path.unlink()
-    return oldest
-
-
-def use_checkpoint(path: Path) -> None:
-    """With a digest that fits, as whoever means harm would make it."""
-    for other in path.parent.glob("*.safetensors"):  # of the last time
-        if other != path:
-            other.unlink()
-    with contextlib.suppress(Exception), safe_open(path, framework="pt") as file:
-        tensors, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()[DESCRIPTION]  # noqa: SIM118
-        save_file(tensors, path, {DESCRIPTION: text, DIGEST: digest(text, tensors)})
-    execute(CELL, checkpoints=Checkpoints(path.parents[1], resume=True))
 
 
 def frame() -> dict[str, list[object]]:
@@ -314,6 +283,7 @@ def base() -> evcl.nn.MLP:
 # A command on each line. What would train raises instead: the words are tried here, not the training.
 COMMANDS = """learn --model new.safetensors --data table.csv --target class --epochs 1 --hidden 4,4 --set lr=0.01
 learn --model model.safetensors --data table.csv --task two --keep 20 --validation 0.2 --missing NA --unknown error
+stream table.csv --target class --out stream.safetensors --delay 3 --batch 4 --false-alarms 0.001 --kind class --seed 1
 predict --model model.safetensors --data table.csv --out out.csv --task table --drop one --key colour
 inspect model.safetensors --json
 run split-digits --method evcl --seeds 2 --tasks 2 --epochs 1 --preset paper --set strength=0.5 --out runs --device cpu
@@ -364,6 +334,7 @@ def use_command(path: Path) -> None:
         patch.object(experiments, "reproduce", begins),
         patch.object(experiments, "tune", begins),
         patch.object(Model, "learn", begins),
+        patch("evcl.streams.commands.learn_files", begins),
         patch("evcl.tables.commands.export_learner", begins),
         patch("signal.signal"),
     ):
@@ -389,14 +360,21 @@ class Target:
 TARGETS: dict[str, Target] = {
     "model": Target(learner, use_learner),
     "table model": Target(table_model, load_model),
-    "result": Target(result, use_result),
+    "result": Target(result(made_up.result(), made_up.result("vcl")), use_result),
+    "result of a stream": Target(result(made_up_streams.stream()), use_result),
+    "result of agents": Target(result(made_up.generative(score="average_return")), use_result),
+    "result without labels": Target(result(made_up.generative()), use_result),
     "search": Target(search, read_search),
     "found": Target(found, lambda path: read_found(path, read_search(path.with_name("search.toml")))),
     "sweep": Target(sweep, read_sweep),
     "claim": Target(store("cells/*/claim-1.json"), use_store),
     "owner": Target(store("owners/*.json"), use_store),
     "cells": Target(store("sweeps/*.json"), use_store),
-    "checkpoint": Target(checkpoint, use_checkpoint),
+    "checkpoint": Target(learned.checkpoint(CELL), learned.use_checkpoint(CELL)),
+    "checkpoint of agents": Target(learned.checkpoint(AGENTS), learned.use_checkpoint(AGENTS)),
+    "stream": Target(learned.stream, learned.use_stream),
+    "table stream": Target(learned.table_stream, learned.use_table_stream),
+    "generative model": Target(learned.generative, learned.use_generative),
     "command line": Target(command_lines, use_command),
     "adapters": Target(adapters, lambda path: evcl.load(path, base())),
     "csv": Target(table, use_table),

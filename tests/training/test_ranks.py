@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -220,3 +221,58 @@ def test_a_batch_norm_that_measures_needs_the_whole_batch():
     learner = evcl.VCL(torch.nn.Sequential(*layers), init="draw").share(Alone())
     with pytest.raises(EvclError, match="a BatchNorm measures statistics of whole batches"):
         learner.learn((data.x[0], data.y[0]), epochs=1)
+
+
+ALONE = """
+import os, signal
+from evcl.training import Checkpointer
+
+save, saved = Checkpointer.save, 0
+
+def saves(self, position):
+    global saved
+    saved += 1
+    save(self, position)
+    if saved == 4 and self.ranks.rank == 1 and not os.path.exists("{mark}"):
+        open("{mark}", "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Checkpointer.save = saves
+"""  # the second process is killed once, behind its 4th checkpoint
+
+
+def by_hand(*arguments):
+    """Two processes that nobody watches, as on two machines: (status, standard error) of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+    for rank in ("0", "1"):
+        about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2] / "src"), **about}
+        words = [sys.executable, "-m", "evcl", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(words, env={**environment, "OMP_NUM_THREADS": "1"}, **pipes))
+    try:
+        ended = [(one.communicate(timeout=300)[1], one.returncode) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    return [(status, err) for err, status in ended]
+
+
+@pytest.mark.full
+def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path):
+    options = ("run", "split-digits", "--method", "evcl", "--preset", "paper", "--epochs", "2", "--tasks", "2")
+    options = (*options, "--seeds", "1", "--device", "cpu", "--checkpoint-seconds", "1e-6", "--set", "batch_size=100")
+    assert [status for status, _ in by_hand(*options, "--out", tmp_path / "whole")] == [0, 0]
+    plugin = tmp_path / "killed.py"
+    plugin.write_text(ALONE.format(mark=tmp_path / "mark"))
+    options = (*options, "--out", tmp_path / "part", "--plugin", plugin)
+    (status, err), (lost, _) = by_hand(*options)
+    assert (status, lost) == (1, -signal.SIGKILL)
+    (line,) = [line for line in err.splitlines() if line.startswith("evcl: ")]
+    assert "another process of this run has ended" in line
+    assert [status for status, _ in by_hand(*options, "--resume")] == [0, 0]
+    whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
+    assert {**whole, "seconds": 0} == {**part, "seconds": 0}

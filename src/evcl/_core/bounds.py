@@ -55,6 +55,7 @@ BYTES_A_PIECE = _bound("tables", "bytes that are read at a time, at least one ro
 LONGEST_NAME = _bound("results", "names of methods, benchmarks, presets and settings", 200, "characters")
 MOST_RESULT_BYTES = _bound("results", "result.json", 2**28, "bytes")
 MOST_LISTS = _bound("results", "lists and tables in result.json, and one more per 64 bytes", 100_000)
+MOST_NUMBERS = _bound("results", "numbers in result.json, and one more per 32 bytes", 6_000_000)
 MOST_STORE_BYTES = _bound("results", "a file of a sweep's folder", 256_000_000, "bytes")
 MOST_CONFIG_BYTES = _bound("results", "a sweep or search in TOML", 1_000_000, "bytes")
 MOST_PARTS = _bound("results", "parts of a dotted key in TOML", 20)

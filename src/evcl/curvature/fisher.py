@@ -176,7 +176,8 @@ def likelihood_targets(
 def _mean_of(of: Of, sample: Sample, targets: Targets, spread: Tensor | float) -> Tensor:
     """[R, P]: 1/n sum_b sum over targets of(gradient of example b's part of the target)."""
     total = torch.zeros_like(sample.mean)
-    parts = sample.layout.views(total)
+    names = sample.network.names_of(sample.heads)  # not all of the layout's: it may have many heads
+    parts = {name: sample.layout.view(total, name) for name in names if name in sample.layout.shapes}
     seen: dict[BayesianLayer, bool] = {}  # the layers that were called, and whether their inputs are learned
     for calls, found, examples in sample.passes(targets):
         note_layers(seen, calls)
@@ -264,7 +265,7 @@ def forward_pass(
 
     `from_below`: x is what `network.below` has made of the inputs.
     """
-    with record(network) as calls, torch.enable_grad():
+    with record(network, heads) as calls, torch.enable_grad():
         return calls, of(network.logits(x.flatten(0, 1), heads, from_below).unflatten(0, x.shape[:2]))
 
 
@@ -287,8 +288,10 @@ def _gathered(found: list[tuple[Tensor | None, Tensor]]) -> Tensor | None:
 
 
 @contextmanager
-def record(network: BayesianNetwork) -> Iterator[list[Call]]:
-    """Inside this context, record the input and output of every layer with weights, each time it is called."""
+def record(network: BayesianNetwork, heads: Sequence[int]) -> Iterator[list[Call]]:
+    """Inside this context, record the input and output of every layer of the trunk and of these heads that has weights,
+    each time it is called.
+    """
     calls: list[Call] = []
     alone: dict[BayesianLayer, list[list[Call]]] = {}  # calls by replicas that run one after another
 
@@ -314,7 +317,7 @@ def record(network: BayesianNetwork) -> Iterator[list[Call]]:
             first.learned = first.learned or call.learned
         return output.clone()
 
-    layers = [layer for layer in network.bayesian_layers() if layer.names]
+    layers = [layer for layer in network.layers_of(heads) if layer.names]
     network.weights.recorded = True
     handles = [layer.register_forward_hook(note, prepend=True) for layer in layers]  # before FiLM
     try:

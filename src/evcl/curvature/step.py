@@ -44,9 +44,10 @@ class StepCurvature:
 
     def __call__(self, theta: Tensor, rows: Tensor, gradient: Tensor, squares: Tensor, noise: Noise) -> Tensor:
         network, size = self.network, rows.shape[1]
-        leaves = network.bind(theta, None, self.layout)
+        network.bind(theta, None, self.layout)
+        leaves = [network.weights.mean[name] for name in self.layout.shapes]
         network.weights.noise = noise  # for dropout
-        with record(network) as calls, torch.enable_grad():
+        with record(network, self.pool.heads) as calls, torch.enable_grad():
             nll, targets = self._targets(rows, noise)
             mean, total = nll.detach().mean(1), nll.sum() / size
             into = self.layout.views(gradient.zero_()).values()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,19 +93,34 @@ class Ray:
         self.variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         self.pending: dict[Any, int] = {}
 
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Say in one line that the cluster's head is lost. Cells that have ended are in the store."""
+        try:
+            yield
+        except (self.ray.exceptions.RayError, OSError, RuntimeError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise EvclError(
+                f"the Ray cluster cannot be reached any more ({why}): give the same command again when it can, or with "
+                "--engine local; cells that have ended are kept"
+            ) from None
+
     def free(self) -> int:
         """Includes a few programs beyond the cluster's capacity, so that a node that joins can start at once."""
-        room = _resources(self.kind)
+        with self._reached():
+            room = _resources(self.kind)
         return max(room + max(room // 4, 2) - len(self.pending), 0)
 
     def start(self, number: int, cells: Sequence[Config], checkpoints: Checkpoints | None = None) -> None:
-        self.pending[self.task.remote(list(cells), checkpoints, self.variables)] = number
+        with self._reached():
+            self.pending[self.task.remote(list(cells), checkpoints, self.variables)] = number
 
     def ended(self, timeout: float) -> list[tuple[int, Outcome]]:
         if not self.pending:
             time.sleep(timeout)
             return []
-        done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=timeout)
+        with self._reached():
+            done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=timeout)
         return [(self.pending.pop(ref), self._outcome(ref)) for ref in done]
 
     def _outcome(self, ref: Any) -> Outcome:
@@ -115,6 +132,7 @@ class Ray:
             return Died(f"Ray gave up after {RETRIES + 1} attempts: {type(error).__name__}: {first}")
 
     def close(self) -> None:
-        for ref in self.pending:
-            self.ray.cancel(ref, force=True)
+        with contextlib.suppress(self.ray.exceptions.RayError, OSError, RuntimeError):  # the head may be lost
+            for ref in self.pending:
+                self.ray.cancel(ref, force=True)
         self.pending = {}

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from evcl._core.bounds import LONGEST_NAME, MOST_LISTS, MOST_RESULT_BYTES
+from evcl._core.bounds import LONGEST_NAME, MOST_LISTS, MOST_NUMBERS, MOST_RESULT_BYTES
 from evcl._core.errors import EvclError
 from evcl._core.files import read_text
 from evcl._core.shown import plain, shown
@@ -344,6 +344,8 @@ def read_result(path: Path) -> Result:
         text = read_text(path, MOST_RESULT_BYTES)
         if text.count("[") + text.count("{") > MOST_LISTS + len(text) // 64:
             raise ValueError("it has more lists than a result has")
+        if text.count(",") > MOST_NUMBERS + len(text) // 32:  # each takes 32 bytes, however short its text is
+            raise ValueError("it has more numbers than a result has")
         schema = msgspec.json.decode(text, type=_Version).schema
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}")

@@ -5,7 +5,7 @@ of classes. The equations are in generative.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -50,8 +50,11 @@ class Statistics:
         """log p(f, c) / T up to a constant, as a linear function of the features: [R, D, C] and [R, C], over the
         classes of all heads. The offset is -inf for a class without rows.
         """
-        self._check()
-        every = torch.cat(list(self.classes.values()), 1)
+        return self.classifier_of(self.classes)
+
+    def classifier_of(self, heads: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """`classifier`, over the classes of these heads."""
+        every = self._joined([self.classes[k] for k in heads])
         count, mean = double(every[:, :, 0]), double(every[:, :, 1:])
         weights, offsets = [], []
         for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
@@ -63,7 +66,7 @@ class Statistics:
     def root(self, r: int) -> Tensor:
         """[D, D]: the Cholesky factor of S, for replica r."""
         scatter = square(double(self.common["scatter"][r]))
-        rows, k = sum(double(one[r, :, 0]).sum() for one in self.classes.values()), ADDED * len(scatter)
+        rows, k = double(torch.cat(list(self.classes.values()), 1)[r, :, 0]).sum(), ADDED * len(scatter)
         spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
         scatter.diagonal().add_(k * spread)
         found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
@@ -78,8 +81,8 @@ class Statistics:
         first = self.common.get("first", torch.full_like(centre[:, :1], centre.shape[1]))
         return Statistics(self.classes, {**self.common, **wider, "first": first})
 
-    def _check(self) -> None:
-        """Files are not trusted: refuse tensors that do not belong together."""
+    def _joined(self, classes: Sequence[Tensor]) -> Tensor:
+        """[R, C, 1 + D]: these classes. Files are not trusted: refuse tensors that do not belong together."""
         width = side_of(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
         sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
         right = self.common.keys() - {"squares", "first"} == {*sizes, "centre"} and all(
@@ -90,13 +93,12 @@ class Statistics:
         if right and (first := self.common.get("first")) is not None:
             right = first.shape == self.common["scale"].shape and bool((first >= 1).all())
             right = right and bool((first <= self.common["centre"].shape[1]).all())
-        shapes = {(one.dim(), one.shape[2:]) for one in self.classes.values()}
-        if (
-            not right
-            or shapes != {(3, torch.Size([1 + width]))}
-            or any(float(t[:, :, 0].min()) < 0 for t in self.classes.values())
-        ):
-            raise EvclError("the statistics of its classes do not fit each other")
+        shapes = {(one.dim(), one.shape[2:]) for one in classes}
+        if right and shapes == {(3, torch.Size([1 + width]))}:
+            found = torch.cat(list(classes), 1)
+            if float(found[:, :, 0].min()) >= 0:
+                return found
+        raise EvclError("the statistics of its classes do not fit each other")
 
     @property
     def temperature(self) -> Tensor:
@@ -216,7 +218,8 @@ def scores(statistics: Statistics, seeds: Sequence[int], x: Tensor, heads: Seque
     weight, offset = statistics.classifier
     found = [x.new_empty(len(seeds), x.shape[1], statistics.classes[k].shape[1]) for k in heads]
     sizes = [one.shape[1] for one in statistics.classes.values()]
-    places = [list(statistics.classes).index(k) for k in heads]
+    order = {k: i for i, k in enumerate(statistics.classes)}
+    places = [order[k] for k in heads]
     for r, first, f in chunks(statistics, x, seeds):
         parts = torch.addmm(offset[r], f, weight[r]).split(sizes, 1)
         for into, place in zip(found, places, strict=True):

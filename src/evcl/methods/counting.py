@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.randomness import generator
 from evcl.methods.class_statistics import (
     CHUNK,
     GRID,
     TEMPERATURES,
     Statistics,
     base,
-    scores,
+    chunks,
     side_of,
     square,
     triangle,
@@ -30,6 +31,7 @@ BLOCK = 256  # columns of the scatter that are computed at a time
 # A task of fewer than MANY rows holds out all of them, one fold at a time; of more, one fold; of few, none
 FOLDS, FEWEST, MANY = 5, 10, 1000
 MOST_HELD = 1000  # rows
+RIVALS = 1000  # classes that a held-out row is predicted among; of more, some are drawn
 
 
 @torch.no_grad()
@@ -67,10 +69,9 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     statistics = replace(statistics, common={**statistics.common, "nll": nll})
     for task, order in zip(tasks, orders, strict=True):
         statistics = added(statistics, task, order, network.classes(task.head), round_.seeds)
-    return Statistics(
-        {k: round_.same(one) for k, one in statistics.classes.items()},
-        {name: round_.same(one) for name, one in statistics.common.items()},
-    )
+    own = {task.head: round_.same(statistics.classes[task.head]) for task in tasks}
+    common = {name: round_.same(one) for name, one in statistics.common.items()}
+    return Statistics({**statistics.classes, **own}, common)
 
 
 def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
@@ -146,12 +147,34 @@ def _certain(nll: Tensor) -> Tensor:
     return found
 
 
-def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Tensor:
-    """[R, temperatures]: the total NLL of these rows among all known classes. The statistics' own T must be 1."""
+def _rivals(statistics: Statistics, head: int, round_: Round) -> list[int]:
+    """The heads whose classes a held-out row of this head is predicted among: all of them or, if they have more than
+    RIVALS classes, some that are drawn: so a round takes no longer with thousands of heads.
+    """
     heads = list(statistics.classes)
+    if sum(one.shape[1] for one in statistics.classes.values()) <= RIVALS:
+        return heads
+    order = torch.randperm(len(heads), generator=generator(0, "rivals", round_.number)).tolist()  # for all seeds
+    found, count = {head}, statistics.classes[head].shape[1]
+    for k in (heads[i] for i in order):
+        count += 0 if k in found else statistics.classes[k].shape[1]
+        if count > RIVALS:
+            break
+        found.add(k)
+    return [k for k in heads if k in found]
+
+
+def _nll(statistics: Statistics, task: TaskData, rows: Tensor, round_: Round) -> Tensor:
+    """[R, temperatures]: the total NLL of these rows among all known classes, or many of them. The statistics' own T
+    must be 1.
+    """
+    heads = _rivals(statistics, task.head, round_)
     start = sum(statistics.classes[k].shape[1] for k in heads[: heads.index(task.head)])
     own = torch.arange(len(rows), device=rows.device).unsqueeze(1) % len(task.x)
-    every = torch.cat(scores(statistics, round_.seeds, task.x[own, rows], heads), 2)
+    weight, offset = statistics.classifier_of(heads)
+    every = task.x.new_empty(*rows.shape, weight.shape[2])
+    for r, first, f in chunks(statistics, task.x[own, rows], round_.seeds):
+        every[r, first : first + len(f)] = torch.addmm(offset[r], f, weight[r])
     y = start + task.y[own, rows]
     found = [
         F.cross_entropy((every / t).flatten(0, 1), y.flatten(), reduction="none").view(y.shape) for t in TEMPERATURES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -99,8 +99,9 @@ def _total(scores: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
 
 
 @torch.no_grad()
-def familiarity(statistics: Statistics, round_: Round) -> dict[int, Tensor]:
-    """[R, 1] for each head whose statistics are known: how far its outputs on the inputs of this round can be trusted.
+def familiarity(statistics: Statistics, round_: Round, heads: Iterable[int]) -> dict[int, Tensor]:
+    """[R, 1] for each of these heads whose statistics are known: how far its outputs on the inputs of this round can be
+    trusted.
 
         1 for d up to 5, 0 from d = 10 on, and a straight line between;
         d = median over rows of min_c (f(x) - m_c)^T S^-1 (f(x) - m_c) / D,    c a class of the head
@@ -109,7 +110,8 @@ def familiarity(statistics: Statistics, round_: Round) -> dict[int, Tensor]:
     vary in directions in which those of earlier tasks did not. If most of their variance is in inputs that hardly
     varied before, the familiarity is 0 as well.
     """
-    if not statistics.classes:
+    known = {k: statistics.classes[k] for k in heads if k in statistics.classes}
+    if not known:
         return {}
     network, mean, replicas = round_.network, round_.posterior.mean, range(len(round_.seeds))
     every = []
@@ -121,13 +123,14 @@ def familiarity(statistics: Statistics, round_: Round) -> dict[int, Tensor]:
     if not every:
         return {}
     x = torch.cat(every, 1)
-    found = torch.stack([_trust(statistics, x[r], round_.n, r, round_.seeds[r]) for r in replicas])
+    classes = list(known.values())
+    found = torch.stack([_trust(statistics, classes, x[r], round_.n, r, round_.seeds[r]) for r in replicas])
     found = round_.same(found.to(mean))
-    return {k: found[:, i : i + 1] for i, k in enumerate(statistics.classes)}
+    return {k: found[:, i : i + 1] for i, k in enumerate(known)}
 
 
-def _trust(statistics: Statistics, x: Tensor, n: int, r: int, seed: int) -> Tensor:
-    """[heads]: the familiarity of n rows, of which x [N, ...] are some, for replica r."""
+def _trust(statistics: Statistics, classes: Sequence[Tensor], x: Tensor, n: int, r: int, seed: int) -> Tensor:
+    """[heads]: the familiarity of n rows, of which x [N, ...] are some, for heads with these classes and replica r."""
     root = statistics.root(r)
 
     def whitened(f: Tensor) -> Tensor:
@@ -135,7 +138,7 @@ def _trust(statistics: Statistics, x: Tensor, n: int, r: int, seed: int) -> Tens
         return found
 
     z, found = whitened(units(x, statistics.common, r, seed)), []
-    for one in statistics.classes.values():
+    for one in classes:
         apart = torch.cdist(z, whitened(one[r, :, 1:])).square().masked_fill(double(one[r, :, 0]) == 0, math.inf)
         found.append(apart.amin(1).median() / z.shape[1])
     trust = ((STRANGE - torch.stack(found)) / (STRANGE - FAMILIAR)).clamp(0, 1)

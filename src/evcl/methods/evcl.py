@@ -46,7 +46,7 @@ from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, factored, penalty, remembered
 from evcl.methods.label_noise import tempering
 from evcl.methods.method import Asked, Fit, Learned, Learning, Method, Newcomer, Round
-from evcl.methods.teacher import DISTILLATION, USUAL, protection, unlearned
+from evcl.methods.teacher import DISTILLATION, USUAL, protection, taught, unlearned
 from evcl.methods.vcl import betas, kl
 from evcl.nn import Gaussian
 
@@ -59,7 +59,8 @@ class Memory(ElasticMemory):
 
 
 def learn(memory: ElasticMemory, round_: Round, s: Settings) -> Learning:
-    familiar = familiarity(memory.classes, round_) if isinstance(memory, Memory) else {}
+    heads = taught(round_.tasks, round_)
+    familiar = familiarity(memory.classes, round_, heads) if isinstance(memory, Memory) else {}
     past, beta = protection(memory.rows, round_, s, familiar), tempering(s, round_)
     to_prior = kl(memory.prior, beta, memory.beta, past, round_, s)
     if memory.factors:

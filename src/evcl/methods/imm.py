@@ -91,9 +91,8 @@ class DropTransfer(Tracker):
 
 def units(network: BayesianNetwork) -> list[list[str]]:
     """The names of the weights into the units of each linear layer and convolution of the trunk: weight and bias."""
-    layers = (layer for layer in network.bayesian_layers() if type(layer) in (Linear, Conv))
-    found = [list(layer.names.values()) for layer in layers if not layer.rows]
-    return [names for names in found if set(names) <= set(network.trunk_names)]
+    layers = (layer for layer in network.trunk_layers() if type(layer) in (Linear, Conv))
+    return [list(layer.names.values()) for layer in layers if not layer.rows]
 
 
 def equal(fitted: Fitted, round_: Round, s: Settings) -> float:

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn.posterior import Extending
 
 M = TypeVar("M")
 Start = Literal["zero", "prior", "posterior"]
@@ -203,18 +204,15 @@ def _class_of(cls: type, name: str) -> Any:
     return found
 
 
-def relaid(memory: M, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[Model], Model]) -> M:
-    """Move the memory to a layout with added weights, which start as their field declares. `grown` extends second
-    networks.
+def relaid(memory: M, extended: Extending, fresh: Fresh, grown: Callable[[Model], Model]) -> M:
+    """Move the memory to a layout with added weights, which start as their field declares. `extended` moves a buffer
+    there (see `Layout.extending`), and `grown` a second network.
     """
-
-    def fill(flat: Tensor, start: Tensor) -> Tensor:
-        return old.extended(flat, new, start)
 
     def change(how: Any, value: Any) -> Any:
         if isinstance(how, Another):
             return grown(value)
-        return _weights(how, value, fresh, fill) if isinstance(how, PerWeight) else value
+        return _weights(how, value, fresh, extended) if isinstance(how, PerWeight) else value
 
     return each(memory, change)
 

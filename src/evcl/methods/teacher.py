@@ -8,8 +8,11 @@ second order, the elastic term on weights is the same loss on the old inputs, wh
 terms complement each other.
 
 A head that no task of the round uses is distilled with w_k = n_k / n, the number of rows it has learned divided by the
-number of rows in the round. A head that is used again has new labels, which may agree with the teacher or contradict
-it. `agreement` measures this on up to 1,000 of the new rows, as fractions of log C nats:
+number of rows in the round. If there are K > 50 such heads, the round draws 50 of them and distils these with K / 50
+times their weights, so that a round takes no longer with thousands of heads.
+
+A head that is used again has new labels, which may agree with the teacher or contradict it. `agreement` measures this
+on up to 1,000 of the new rows, as fractions of log C nats:
 
     knows = 1 - NLL / log C,    surprised = (NLL - H) / log C,
 
@@ -31,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl import curvature
+from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods.data import Minibatch, TaskData
@@ -41,6 +45,7 @@ ASKED = 1000  # maximum number of new rows used to measure whether the teacher a
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
 UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for what a diagonal Fisher misses
 MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
+TAUGHT = 50  # heads that are distilled in a round; of more, this many are drawn
 DOUBTED = 10  # draws of the weights that tell how sure a teacher is of numbers
 COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
 Number = Tensor | float  # one number for all replicas, or [R, 1]
@@ -139,6 +144,15 @@ def others(tasks: Sequence[TaskData], round_: Round) -> list[int]:
     return [k for k in dict.fromkeys(round_.seen) if k not in own]
 
 
+def taught(tasks: Sequence[TaskData], round_: Round) -> dict[int, float]:
+    """The `others` that are distilled, each with the number of heads that it stands for."""
+    heads = others(tasks, round_)
+    if len(heads) <= TAUGHT:
+        return dict.fromkeys(heads, 1.0)
+    drawn = torch.randperm(len(heads), generator=generator(0, "taught", round_.number))[:TAUGHT]  # for all seeds
+    return {heads[i]: len(heads) / TAUGHT for i in sorted(drawn.tolist())}
+
+
 class Agreement(NamedTuple):
     """How well a teacher agrees with the labels of new rows, [R, 1] each: see the top of this file."""
 
@@ -230,16 +244,17 @@ def protection(
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     prior: Number = 1.0
     elastic: Number = 1.0
-    for k in others(round_.tasks, round_):
-        strengths[k] = s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else s.distill
+    total = torch.stack(list(rows.values())).sum(0) if rows else 0.0
+    for k, times in taught(round_.tasks, round_).items():
+        strengths[k] = times * s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else times * s.distill
         if k in familiar and k in rows:
             strengths[k] = familiar[k] * strengths[k]
-            share = whole * (1 - familiar[k]) * rows[k] / torch.stack(list(rows.values())).sum(0)
+            share = times * whole * (1 - familiar[k]) * rows[k] / total
             elastic = elastic + share * (UNTAUGHT - 1)
     if len(round_.tasks) == 1 and head in rows:
         knows, surprised = agreement(round_.tasks[0], round_)
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
-        share = whole * rows[head] / torch.stack(list(rows.values())).sum(0)  # this head's fraction of all earlier rows
+        share = whole * rows[head] / total  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = elastic - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)

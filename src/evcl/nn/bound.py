@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evcl.nn.columns import Columns
 from evcl.nn.film import FilmRows, Mixture, Sites
-from evcl.nn.layer import Grads, Weights
+from evcl.nn.layer import Grads, Named, Weights
 from evcl.nn.posterior import Gaussian, Layout
 
 if TYPE_CHECKING:
@@ -37,12 +37,13 @@ class Bound(nn.Module):
         layout: Layout,
         grads: tuple[Tensor, Tensor | None] | None = None,
         film: FilmRows | PrivateRows | None = None,
-    ) -> list[Tensor]:
-        """Compute with these flat buffers from now on. Returns the leaf tensors to differentiate.
+    ) -> None:
+        """Compute with these flat buffers from now on.
 
-        They are the parts of the means, in the layout's order, then those of the variances. They share memory with the
-        buffers, so the next forward pass uses values updated in place. With `grads`, also flat buffers, a backward pass
-        followed by `collect_gradients` adds the gradients to them. `film`: rows to use instead of the network's own.
+        The leaf tensors to differentiate, `weights.mean` and `weights.variance`, are made when a layer asks for them:
+        there may be thousands of heads. They share memory with the buffers, so the next forward pass uses values
+        updated in place. With `grads`, also flat buffers, a backward pass followed by `collect_gradients` adds the
+        gradients to them. `film`: rows to use instead of the network's own.
         """
         self.weights.replicas = len(mean)
         self.weights.film = film
@@ -51,14 +52,12 @@ class Bound(nn.Module):
             self.weights.film = rows if self.weights.rows is None else rows.of(self.weights.rows)
         self.weights.mean = _leaves(layout, mean)
         self.weights.variance = None if variance is None else _leaves(layout, variance)
-        leaves = [*self.weights.mean.values(), *(self.weights.variance or {}).values()]
         if others := self.at_rest - layout.shapes.keys():
             rest = self.beside.mean if self.weights.rows is None else self.beside.mean[self.weights.rows]
             self.weights.mean |= {name: self.layout.view(rest, name) for name in others}
         self.weights.grads = None
         if grads is not None:
             self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
-        return leaves
 
     def rows(self) -> FilmRows | PrivateRows:
         """The rows of all tasks, as the layers use them."""
@@ -105,9 +104,9 @@ class Bound(nn.Module):
         weights = self.weights
         before = dict(vars(weights))
         weights.replicas, weights.rows, weights.grads = len(rows), rows, None
-        weights.mean = {name: value[rows] for name, value in weights.mean.items()}
+        weights.mean = weights.mean.of(rows)
         if weights.variance is not None:
-            weights.variance = {name: value[rows] for name, value in weights.variance.items()}
+            weights.variance = weights.variance.of(rows)
         if weights.noise is not None:
             weights.noise = weights.noise.of(rows)
         if weights.film is not None:
@@ -135,5 +134,6 @@ class Bound(nn.Module):
         return self.trunk.at_rest(self.trunk_names) if isinstance(self.trunk, Columns) else set()
 
 
-def _leaves(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
-    return {name: view.detach().requires_grad_() for name, view in layout.views(flat.detach()).items()}
+def _leaves(layout: Layout, flat: Tensor) -> Named:
+    flat = flat.detach()
+    return Named(lambda name: layout.view(flat, name).detach().requires_grad_())

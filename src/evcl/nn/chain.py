@@ -102,8 +102,9 @@ def find_chain(network: BayesianNetwork, x: Tensor) -> LayerNames | None:
         return None
     linear, between = modules[::2], modules[1::2]
     plain = all(type(m) is Linear for m in linear) and all(type(m) is nn.ReLU for m in between)
-    hooks = [hook for m in network.modules() for hook in m._forward_hooks.values()]
-    watched = any(m._forward_pre_hooks or m._backward_hooks for m in network.modules())
+    every = [network, *trunk.modules()]
+    hooks = [hook for m in every for hook in m._forward_hooks.values()]
+    watched = any(m._forward_pre_hooks or m._backward_hooks for m in every)
     watched = watched or not all(isinstance(hook, Film) for hook in hooks)
     if not linear or len(linear) != len(between) or not plain or watched:
         return None

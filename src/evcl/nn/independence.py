@@ -146,7 +146,7 @@ def _trace(network: BayesianNetwork, x: Tensor) -> Pass:
     def note(layer: BayesianLayer, args: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append((layer, args[0].clone()))
 
-    layers = [layer for layer in network.bayesian_layers() if layer.batched and not isinstance(layer, FreeParameter)]
+    layers = [layer for layer in network.trunk_layers() if layer.batched and not isinstance(layer, FreeParameter)]
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
         return Pass(calls, network(x.clone()))

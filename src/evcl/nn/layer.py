@@ -63,6 +63,24 @@ class Flips(NamedTuple):
     outs: Tensor  # [R, B, o], 1 or -1
 
 
+class Named(dict[str, Tensor]):
+    """Tensors by name, each of them made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = found = self.make(name)
+        return found
+
+    def of(self, rows: Sequence[int] | Tensor | slice) -> Named:
+        """Those of some replicas."""
+        found = Named(lambda name: self[name][rows])
+        found.update({name: value[rows] for name, value in self.items()})
+        return found
+
+
 class Weights:
     """The weights that the layers of one network currently compute with; all layers share this object."""
 
@@ -74,8 +92,8 @@ class Weights:
         self.passes = 0  # the number of forward passes so far: a draw may serve one of them
         self.recorded = False  # each layer's inputs and outputs are noted, for gradients of single examples
         self.mapped = False  # inside torch.func.vmap over examples: layers must use operations that it knows
-        self.mean: dict[str, Tensor] = {}  # name -> [R, *shape]: means, or drawn weights
-        self.variance: dict[str, Tensor] | None = None  # None: the weights are `mean`, without a draw
+        self.mean = Named(dict[str, Tensor]().__getitem__)  # name -> [R, *shape]: means, or drawn weights
+        self.variance: Named | None = None  # None: the weights are `mean`, without a draw
         self.noise: Noise | None = None  # None: not training, so no dropout and no draws
         self.grads: Grads | None = None  # where a training step adds the gradients; None: autograd returns them
         self.film: FilmRows | PrivateRows | None = None  # the rows of the tasks; None: there are none
@@ -93,9 +111,9 @@ class Weights:
         before, row = dict(vars(self)), slice(r, r + 1)
         self.rows = row if self.rows is None else self.rows[row]  # type: ignore[index]
         self.lane, self.replicas, self.batch = r, 1, self.batch // self.replicas
-        self.mean = {name: value[row] for name, value in self.mean.items()}
+        self.mean = self.mean.of(row)
         if self.variance is not None:
-            self.variance = {name: value[row] for name, value in self.variance.items()}
+            self.variance = self.variance.of(row)
         if self.grads is not None:
             mean, variance = ({k: v[row] for k, v in (some or {}).items()} for some in self.grads)
             self.grads = Grads(mean, None if self.grads.variance is None else variance)

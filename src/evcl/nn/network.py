@@ -97,7 +97,7 @@ class BayesianNetwork(Trunk):
     @property
     def adapters(self) -> list[str]:
         """The names of the adapters' weights (see lora.py). If they are 0, the trunk is the base model."""
-        return [name for la in self.bayesian_layers() if isinstance(la, BayesianUp) for name in la.names.values()]
+        return [name for la in self.trunk_layers() if isinstance(la, BayesianUp) for name in la.names.values()]
 
     @property
     def base_features(self) -> bool:
@@ -166,7 +166,7 @@ class BayesianNetwork(Trunk):
     @property
     def dense(self) -> bool:
         """Whether it has nothing but linear layers: its activations are about as large as its inputs and weights."""
-        layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.bayesian_layers())
+        layers = all(isinstance(layer, (Linear, Dropout)) for layer in self.trunk_layers())
         return layers and self.call.form is None and not any(True for _ in self.trunk.parameters())
 
     def number_head(self, k: int) -> NumberHead:
@@ -186,7 +186,7 @@ class BayesianNetwork(Trunk):
     def with_slots(self, slots: Sequence[Slot]) -> Layout:
         """The layout extended by these slots."""
         added = {name: shape for slot in slots for name, shape in slot.named.items()}
-        return Layout({**self.layout.shapes, **added})
+        return self.layout.with_shapes(added)
 
     def classes(self, k: int) -> int:
         """The number of classes of head k."""
@@ -213,22 +213,36 @@ class BayesianNetwork(Trunk):
 
     def begin(self) -> None:
         """Called when a task begins."""
-        for layer in self.bayesian_layers():
+        for layer in self._with_state():
             layer.begin()
 
     def statistics(self) -> dict[str, Tensor]:
         """The layers' state beside the weights (such as running statistics), by name in the plain module: [R, ...]."""
         return {
             f"{layer.path}.{key}" if layer.path else key: buffer
-            for layer in self.bayesian_layers()
-            for key, buffer in layer.named_buffers(recurse=False)
-            if key in layer._non_persistent_buffers_set
+            for layer in self._with_state()
+            for key, buffer in layer._buffers.items()
+            if buffer is not None and key in layer._non_persistent_buffers_set
         }
 
     def set_statistics(self, values: Mapping[str, Tensor]) -> None:
-        for layer in self.bayesian_layers():
+        for layer in self._with_state():
             for key in layer._non_persistent_buffers_set:
                 setattr(layer, key, values[f"{layer.path}.{key}" if layer.path else key])
 
+    def trunk_layers(self) -> list[BayesianLayer]:
+        """The Bayesian layers without the heads, of which there may be thousands."""
+        parts = [self.trunk, self.owned, *([] if self.direct is None else [self.direct])]
+        return [m for m in dict.fromkeys(m for part in parts for m in part.modules()) if isinstance(m, BayesianLayer)]
+
     def bayesian_layers(self) -> list[BayesianLayer]:
-        return [m for m in self.modules() if isinstance(m, BayesianLayer)]
+        return self.layers_of(range(len(self.heads)))
+
+    def layers_of(self, heads: Sequence[int]) -> list[BayesianLayer]:
+        """The Bayesian layers of the trunk and of these heads."""
+        own: list[Any] = [] if self.whole else [self.heads[k] for k in heads]
+        return [*self.trunk_layers(), *own]
+
+    def _with_state(self) -> list[BayesianLayer]:
+        """The layers that may have state beside their weights: heads have some only for numbers."""
+        return self.bayesian_layers() if self.beside_outputs else self.trunk_layers()

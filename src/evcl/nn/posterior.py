@@ -6,6 +6,7 @@ one shape; P is the number of weights in each.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from evcl._core.devices import double
 from evcl._core.errors import EvclError
 
 Shape = tuple[int, ...]
+Extending = Callable[[Tensor, Tensor], Tensor]  # a buffer, and initial values in the new layout -> the buffer there
 
 
 class Layout:
@@ -29,14 +31,28 @@ class Layout:
 
     def __init__(self, shapes: Mapping[str, Shape], stored: Mapping[str, Shape] | None = None, align: int = 1) -> None:
         """P is rounded up to a multiple of `align`."""
-        self.shapes: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
-        self.stored: dict[str, Shape] = {**self.shapes, **(stored or {})}
+        self.shapes: dict[str, Shape] = {}
+        self.stored: dict[str, Shape] = {}
         self.spans: dict[str, slice] = {}
         self.size = 0
-        for name, shape in self.stored.items():
+        self._add(shapes, stored or {})
+        self.size = -(-self.size // align) * align
+
+    def _add(self, shapes: Mapping[str, Shape], stored: Mapping[str, Shape]) -> None:
+        for name, shape in shapes.items():
+            self.shapes[name] = shape = tuple(shape)
+            self.stored[name] = shape = stored.get(name, shape)
             self.spans[name] = slice(self.size, self.size + prod(shape))
             self.size += prod(shape)
-        self.size = -(-self.size // align) * align
+
+    def with_shapes(self, shapes: Mapping[str, Shape]) -> Layout:
+        """The layout with these names added at its end, or with new shapes for names that it has."""
+        if self.shapes.keys() & shapes.keys():
+            return Layout({**self.shapes, **shapes})
+        found = copy.copy(self)  # not laid out again: there may be thousands of heads
+        found.shapes, found.stored, found.spans = dict(self.shapes), dict(self.stored), dict(self.spans)
+        found._add(shapes, {})
+        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and (list(self.shapes.items()), self.stored) == (
@@ -73,20 +89,28 @@ class Layout:
         for name in part.shapes:
             self.view(flat, name).copy_(part.view(values, name))
 
-    def extended(self, flat: Tensor, new: Layout, start: Tensor) -> Tensor:
-        """Move `flat` [R, P] to a layout in which names were added, grew along some of their axes, or are left out.
-
-        New values come from `start` [R, P'], which has the new layout.
+    def extending(self, new: Layout) -> Extending:
+        """A function that moves buffers [R, P] to a layout in which names were added, grew along some of their axes, or
+        are left out. New values come from its second argument [R, P'], which has the new layout.
         """
-        found = start.clone()
-        for name, shape in self.shapes.items():
-            if name not in new.shapes:
-                continue
-            corner = new.view(found, name)
-            for axis, length in enumerate(shape):
-                corner = corner.narrow(1 + axis, 0, length)
-            corner.copy_(self.view(flat, name))
-        return found
+        # heads are added at the end: then the rest moves in one piece, however many there are
+        kept = self.spans.items() <= new.spans.items() and self.stored.items() <= new.stored.items()
+
+        def extended(flat: Tensor, start: Tensor) -> Tensor:
+            found = start.clone()
+            if kept:
+                found[:, : self.size] = flat
+                return found
+            for name, shape in self.shapes.items():
+                if name not in new.shapes:
+                    continue
+                corner = new.view(found, name)
+                for axis, length in enumerate(shape):
+                    corner = corner.narrow(1 + axis, 0, length)
+                corner.copy_(self.view(flat, name))
+            return found
+
+        return extended
 
 
 @dataclass
@@ -170,10 +194,9 @@ def log_stds(
     if not isinstance(std, str):
         wide = double(std) if isinstance(std, Tensor) else torch.tensor(std, dtype=torch.float64)
         return wide.reshape(-1, 1).log().to(like)
-    found = like.new_empty(1, layout.size)
-    for name, span in layout.spans.items():
-        found[:, span] = math.log(part * scales[name])
-    return found
+    each = torch.tensor([math.log(part * scales[name]) for name in layout.spans], dtype=torch.float64)
+    sizes = torch.tensor([span.stop - span.start for span in layout.spans.values()], dtype=torch.long)
+    return each.repeat_interleave(sizes).to(like).unsqueeze(0)
 
 
 def he_std(fan_in: int) -> float:

@@ -239,7 +239,7 @@ class Fitting:
         if limited(q.mean.device):
             raise EvclError(f"several processes cannot train on {q.mean.device.type} together: use device='cpu'")
         check_batch(self.settings.batch_size, ranks.size)
-        if any(isinstance(layer, BatchNorm) and layer.open for layer in network.bayesian_layers()):
+        if any(isinstance(layer, BatchNorm) and layer.open for layer in network.trunk_layers()):
             raise EvclError(
                 "a BatchNorm measures statistics of whole batches, but each process sees only a part: "
                 "use another norm, or one whose statistics have been measured before"
@@ -279,7 +279,7 @@ class Fitting:
 def _narrowest(network: BayesianNetwork, part: Layout) -> float:
     """The smallest scale of the weights of `part`: that of the layer with the most inputs."""
     outside = FreeParameter, DirectParameters
-    bare = {name for la in network.bayesian_layers() if isinstance(la, outside) for name in la.names.values()}
+    bare = {name for la in network.trunk_layers() if isinstance(la, outside) for name in la.names.values()}
     return min((network.scales[name] for name in part.shapes.keys() - bare), default=1.0)
 
 

@@ -19,6 +19,7 @@ from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
 from evcl.methods.together import ReplicaGroup
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Slot, he_std, he_uniform, head
+from evcl.nn.posterior import Extending
 from evcl.training.replicas import Replicas
 from evcl.training.state import prefix, under
 
@@ -96,10 +97,11 @@ class Growing(Replicas):
     def _relay(self, old: Layout, new: Layout, fresh: Fresh, grown: Callable[[ReplicaGroup, Model], Model]) -> None:
         """Move every buffer from one layout to another. `grown` extends a group's second networks."""
         network = self.network
-        network.posterior = _extended(network.posterior, old, new, fresh.posterior)
+        extended = old.extending(new)
+        network.posterior = _extended(network.posterior, extended, fresh.posterior)
         network.layout = new
         self.memories = tuple(
-            memories.relaid(memory, old, new, self._of(fresh, group), partial(grown, group))
+            memories.relaid(memory, extended, self._of(fresh, group), partial(grown, group))
             for memory, group in zip(self.memories, self.groups, strict=True)
         )
         self._changed()
@@ -111,7 +113,7 @@ class Growing(Replicas):
         seeds = [self.seeds[r] for r in group.replicas]
         fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
         network.layout = new
-        network.posterior = _extended(model.posterior, old, new, fresh)
+        network.posterior = _extended(model.posterior, old.extending(new), fresh)
         return replace(model, posterior=network.posterior)
 
     def _fresh(
@@ -125,15 +127,23 @@ class Growing(Replicas):
     ) -> Fresh:
         """Initial values of the weights of these slots, over the whole new layout; 0 for all other weights."""
         mean, old = network.posterior.mean, network.layout
-        drawn = mean.new_zeros(len(mean), new.size)
+        part = new.part([name for slot in slots for name in slot.named])
+        drawn = mean.new_zeros(len(mean), part.size)
         for slot in slots:
             for name, shape in slot.named.items():
                 network.scales[name] = he_std(slot.fan_in)
                 have = prod(old.shapes[name]) if name in old.shapes else 0
                 sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
                 rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
-                drawn[:, new.spans[name]][:, have:] = torch.stack(rows).to(mean)
-        return self._around(network, torch.zeros_like(drawn), drawn, new, s)
+                drawn[:, part.spans[name]][:, have:] = torch.stack(rows).to(mean)
+
+        def whole(own: Tensor) -> Tensor:
+            found = own.new_zeros(len(own), new.size)
+            new.scatter_(found, part, own)
+            return found
+
+        own = self._around(network, torch.zeros_like(drawn), drawn, part, s)
+        return Fresh(own.prior.map(whole), own.posterior.map(whole))
 
     def switch(self, method: Method, settings: Settings) -> None:
         """Follow this method, with these settings, from now on: the same as before with a memory of examples added or
@@ -183,8 +193,8 @@ def _no_network(field: str, make: Any) -> Model:
     raise EvclError(f"a second network ({field}) cannot be added to a learner that has learned tasks")
 
 
-def _extended(q: Gaussian, old: Layout, new: Layout, start: Gaussian) -> Gaussian:
+def _extended(q: Gaussian, extended: Extending, start: Gaussian) -> Gaussian:
     log_std = None
     if q.log_std is not None and start.log_std is not None:
-        log_std = old.extended(q.log_std, new, start.log_std)
-    return Gaussian(old.extended(q.mean, new, start.mean), log_std)
+        log_std = extended(q.log_std, start.log_std)
+    return Gaussian(extended(q.mean, start.mean), log_std)

@@ -96,8 +96,8 @@ class Session:
         state = self.run.state()
         self._drawn = None
         before = dict(vars(self))
-        self.heads = {name: list(classes) for name, classes in self.heads.items()}
-        self.groups, self.shown, self.domains = dict(self.groups), dict(self.shown), dict(self.domains)
+        self.heads, self.groups = dict(self.heads), dict(self.groups)  # their values are replaced, never changed
+        self.shown, self.domains = dict(self.shown), dict(self.domains)
         try:
             with self.run.network.keeping():
                 moved = [task._replace(x=task.x.to(self.run.network.posterior.mean)) for task in given]
