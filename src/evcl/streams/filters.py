@@ -217,15 +217,17 @@ def inflate(covariance: Array, prior: Array, kept: Array) -> None:
     """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
     row and column are scaled down. What rounding has made lopsided is evened out; forgetting would amplify it.
     """
-    forgetful = [(own, part) for own, part in zip(covariance, kept.tolist(), strict=True) if part < 1]
+    pairs = list(zip(covariance, kept.tolist(), strict=True))
+    forgetful = [(own, part) for own, part in pairs if part < 1]
     for own, part in forgetful:
         matrix = torch.from_numpy(own)
         matrix.add_(matrix.mT.clone(memory_format=torch.contiguous_format)).mul_(0.5 / part)
-    if any((diagonals(own) > SLACK * prior).any() for own, _ in forgetful):
-        for own, _ in forgetful:
+    if forgetful and (diagonals(covariance) > SLACK * prior).any():
+        for own, _ in pairs:
             down = np.minimum(np.sqrt(prior / np.maximum(diagonals(own), 1e-300)), 1.0)
-            own *= down[..., None]
-            own *= down[..., None, :]
+            if (down < 1).any():
+                own *= down[..., None]
+                own *= down[..., None, :]
     for own, part in forgetful:
         diagonals(own)[...] += FLOOR * (1 - part) * prior
 
