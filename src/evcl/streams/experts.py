@@ -92,8 +92,8 @@ class Experts:
                 e = e + (b @ (transposed(b) @ change[..., None]))[..., 0]
                 a, root, failed = solved(look.variance, e, b)
             self.observing.learn(look.f, look.variance, a, b, root, y, self.kept ** len(x))
-            for group, found, moved in zip(self.groups, look.found, self._along(look, a), strict=True):
-                group.filter.mean = group.filter.mean + moved
+            for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
+                group.filter.mean = group.filter.mean + step
                 group.filter.shrink(found, b[group.place], root[group.place])
                 self._reset(group, failed[group.place] | ~np.isfinite(total(group.filter.mean)))
         self.waiting += len(x)

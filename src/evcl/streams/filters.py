@@ -30,14 +30,7 @@ from evcl.streams.arrays import (
     total,
     transposed,
 )
-
-
-class Network(Protocol):
-    """What a filter asks of a network: see jacobian.py."""
-
-    def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
-        """The outputs [R, n, K] for inputs x [n, ...], and J [R, n, K, P]."""
-        ...
+from evcl.streams.jacobian import Network, Perceptron
 
 
 class Reach(Protocol):
@@ -105,7 +98,8 @@ class Dense:
         return (self.jacobian @ weights[:, None, :, None])[..., 0]
 
 
-WAITING = 32  # rows
+WAITING = 32  # rows that a filter keeps apart from its covariance
+EVENED = 8  # a large covariance is evened out every so many times that it forgets
 
 
 class Kept:
@@ -160,13 +154,26 @@ class Full(Kept):
         self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
         self.covariance = np.stack([np.diag(prior)] * len(mean))
         self.waiting, self.used = np.zeros((len(mean), WAITING, len(prior))), 0
+        self.forgotten = 0  # how often
+
+    def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
+        if len(x) > 1 or not isinstance(self.network, Perceptron):
+            return super().look(weights, x)
+        f, layers, a = self.network.backward(weights, x)
+        jacobian = self.network.dense(f.shape[2], layers, a)
+        if f.shape[2] < 2:
+            return f, Dense(jacobian, self.spread(jacobian[:, 0]))
+        return f, Dense(jacobian, self._less(jacobian[:, 0], self.network.times(layers, a, self.covariance)))
 
     def spread(self, jacobian: Array) -> Array:
-        found = product(jacobian, self.covariance)
-        if self.used:
-            waiting = self.waiting[:, : self.used]
-            found -= product(product(jacobian, transposed(waiting)), waiting)
-        return found
+        return self._less(jacobian, product(jacobian, self.covariance))
+
+    def _less(self, jacobian: Array, spread: Array) -> Array:
+        """J S, from J and J C."""
+        if not self.used:
+            return spread
+        waiting = self.waiting[:, : self.used]
+        return spread - product(product(jacobian, transposed(waiting)), waiting)
 
     def shrink(self, found: Dense, b: Array, root: Array) -> None:
         rows = product(root, rooted(b, found.spread))
@@ -187,7 +194,8 @@ class Full(Kept):
 
     def forget(self, kept: Array) -> None:
         self._settle()
-        inflate(self.covariance, self.prior, kept)
+        self.forgotten = (self.forgotten + 1) % EVENED
+        inflate(self.covariance, self.prior, kept, even=not self.forgotten)
 
     def grow(self, mean: Array, prior: Array) -> None:
         self._settle()
@@ -202,26 +210,29 @@ class Full(Kept):
         self.mean[targets], self.covariance[targets] = mean, np.diag(self.prior)
 
     def state(self) -> dict[str, Array]:
-        return {**super().state(), "used": np.array(self.used)}
+        return {**super().state(), "used": np.array(self.used), "forgotten": np.array(self.forgotten)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         super().restore(state)
-        self.used = min(max(int(state["used"]), 0), WAITING)
+        self.used, self.forgotten = min(max(int(state["used"]), 0), WAITING), int(state["forgotten"])
 
 
 SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
 FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it keeps covariances well conditioned
 
 
-def inflate(covariance: Array, prior: Array, kept: Array) -> None:
+def inflate(covariance: Array, prior: Array, kept: Array, even: bool = True) -> None:
     """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
-    row and column are scaled down. What rounding has made lopsided is evened out; forgetting would amplify it.
+    row and column are scaled down. With `even`, what rounding has made lopsided is evened out; forgetting would amplify
+    it.
     """
     pairs = list(zip(covariance, kept.tolist(), strict=True))
     forgetful = [(own, part) for own, part in pairs if part < 1]
     for own, part in forgetful:
         matrix = torch.from_numpy(own)
-        matrix.add_(matrix.mT.clone(memory_format=torch.contiguous_format)).mul_(0.5 / part)
+        if even:
+            matrix.add_(matrix.mT.clone(memory_format=torch.contiguous_format)).mul_(0.5)
+        matrix.div_(part)
     if forgetful and (diagonals(covariance) > SLACK * prior).any():
         for own, _ in pairs:
             down = np.minimum(np.sqrt(prior / np.maximum(diagonals(own), 1e-300)), 1.0)

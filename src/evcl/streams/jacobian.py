@@ -96,16 +96,31 @@ class Perceptron:
 
     def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
         f, layers, a = self.backward(weights, x)
-        r, n, k = f.shape
-        first, size = len(self.start), len(self.row)
-        found = np.zeros((r, n, k, weights.shape[1]))
+        return f, self.dense(f.shape[2], layers, a)
+
+    def dense(self, k: int, layers: list[tuple[Array, Array]], a: Array) -> Array:
+        """J [R, n, K, P], from what `backward` returns."""
+        r, n, size = a.shape
+        first = len(self.start)
+        found = np.zeros((r, n, k, first + k * size))
         for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
             own = found[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
             np.multiply(delta[..., None], below[:, :, None, None], out=own)
         for output in range(k):
             place = first + output * size
             found[:, :, output, place : place + size] = a
-        return f, found
+        return found
+
+    def times(self, layers: list[tuple[Array, Array]], a: Array, matrices: Array) -> Array:
+        """[R, K, P]: J S for a single row and S [R, P, P], without J: one product for each unit and output, rather than
+        one with all of S for each output.
+        """
+        r, _, size = a.shape
+        found = (a[:, None] @ matrices[:, len(self.start) :].reshape(r, -1, size, matrices.shape[2]))[:, :, 0]
+        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
+            own = matrices[:, start : start + units * width].reshape(r, units, width, -1)
+            found += delta[:, 0] @ (below[:, None] @ own)[:, :, 0]
+        return found
 
 
 class Module:

@@ -126,7 +126,8 @@ class Classes(_NoNoise):
         log_p = log(predicted[0], 1e-12)
         softer = POWERS * log_p
         rows = np.arange(len(y))
-        return softer[:, rows, y] - log_of_sum(softer)[..., 0] - log_p[rows, y]
+        found: Array = softer[:, rows, y] - log_of_sum(softer)[..., 0] - log_p[rows, y]
+        return found
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
@@ -170,7 +171,8 @@ class Labels(_NoNoise):
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
-        return total(p * log(p) + (1 - p) * log(1 - p)) - self.log_likelihood(predicted, y)[0]
+        found: Array = total(p * log(p) + (1 - p) * log(1 - p)) - self.log_likelihood(predicted, y)[0]
+        return found
 
 
 class Numbers:
@@ -281,7 +283,8 @@ def _negative_binomial(y: Targets, mean: Array, variance: Array) -> Array:
     """The log of its probability, elementwise; nearly a Poisson where the variance is hardly above the mean."""
     size = mean**2 / np.maximum(variance - mean, 1e-6 * mean)
     more = _lgamma(y + size) - _lgamma(size) - _lgamma(y + 1)
-    return more - size * np.log1p(mean / size) + y * (np.log(mean) - np.log(mean + size))
+    found: Array = more - size * np.log1p(mean / size) + y * (np.log(mean) - np.log(mean + size))
+    return found
 
 
 def _lgamma(a: Array) -> Array:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from evcl.streams.arrays import Array
-from evcl.streams.filters import Diagonal, Network
+from evcl.streams.filters import Diagonal
+from evcl.streams.jacobian import Network
 
 
 class Window(Diagonal):
