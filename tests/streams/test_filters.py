@@ -5,38 +5,48 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import evcl
+from evcl.streams.arrays import Array, inverse_root
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Diagonal, Full, LowRank, solved
-from evcl.streams.jacobian import Module, Perceptron, default, of
+from evcl.streams.jacobian import Module, Network, Perceptron, default, of
 from evcl.streams.observing import Classes, Numbers
 from evcl.streams.units import Units
 from evcl.streams.window import Window
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def drawn(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def linear(filter: type, memories: list[float], noise: float = 0.5, **options: int) -> Experts:
     """A linear model with one target whose noise is known."""
-    network = default(3, 0, 0)
-    found = Experts(network, lambda *given: filter(*given, **options), memories)
-    found.observing = Numbers(len(memories), 1, noise)
+    observing = Numbers(len(memories), 1, noise)
+    found = Experts([default(3, 0, 0)], lambda *given: filter(*given, **options), memories, observing)
     found.grow(1)
     return found
 
 
-def ridge(x: Tensor, y: Tensor, prior: Tensor, noise: float, weights: Tensor) -> tuple[Tensor, Tensor]:
+def classifier(network: Network, filter: type, memories: list[float], outputs: int = 1) -> Experts:
+    found = Experts([network], filter, memories, Classes())
+    found.grow(outputs)
+    return found
+
+
+def wide(x: Array) -> Array:
+    return np.concatenate([x, np.ones((len(x), 1))], 1)
+
+
+def ridge(x: Array, y: Array, prior: Array, noise: float, weights: Array) -> tuple[Array, Array]:
     """The posterior of a linear model, at once; `weights` [n] of the rows."""
-    wide = torch.cat([x, torch.ones(len(x), 1)], 1)
-    precision = torch.diag(1 / prior) + (wide * weights[:, None]).mT @ wide / noise**2
-    covariance = precision.inverse()
-    return covariance @ (wide * weights[:, None]).mT @ y[:, 0] / noise**2, covariance
+    precision = np.diag(1 / prior) + (wide(x) * weights[:, None]).T @ wide(x) / noise**2
+    covariance = np.linalg.inv(precision)
+    return covariance @ (wide(x) * weights[:, None]).T @ y[:, 0] / noise**2, covariance
 
 
 @pytest.mark.parametrize(("filter", "options"), [(Full, {}), (Units, {}), (LowRank, {"rank": 4})])
@@ -47,13 +57,13 @@ def test_a_linear_model_is_the_exact_posterior(filter: type, options: dict[str, 
     experts = linear(filter, [math.inf], **options)
     for i in range(0, 60, batch):
         experts.learn(experts.look(x[i : i + batch]), x[i : i + batch], y[i : i + batch], 1)
-    mean, covariance = ridge(x, y, experts.filter.prior, 0.5, torch.ones(60))
-    assert (experts.filter.mean[0] - mean).abs().max() < 1e-8
+    own = experts.groups[0].filter
+    mean, covariance = ridge(x, y, own.prior, 0.5, np.ones(60))
+    assert np.abs(own.mean[0] - mean).max() < 1e-8
     new = drawn(5, 3, seed=2)
-    wide = torch.cat([new, torch.ones(5, 1)], 1)
-    f, _, w = experts.look(new).predicted.chunk(3, 2)
-    assert (f[0, :, 0] - wide @ mean).abs().max() < 1e-8
-    assert (w[0, :, 0] - (wide @ covariance * wide).sum(1)).abs().max() < 1e-8
+    f, _, w = np.split(experts.look(new).predicted, 3, 2)
+    assert np.abs(f[0, :, 0] - wide(new) @ mean).max() < 1e-8
+    assert np.abs(w[0, :, 0] - (wide(new) @ covariance * wide(new)).sum(1)).max() < 1e-8
 
 
 def test_a_linear_model_that_forgets_weighs_earlier_rows_less() -> None:
@@ -63,43 +73,41 @@ def test_a_linear_model_that_forgets_weighs_earlier_rows_less() -> None:
     experts = linear(LowRank, [memory], rank=4)
     for i in range(0, 400, 8):
         experts.learn(experts.look(x[i : i + 8]), x[i : i + 8], y[i : i + 8], 1)
-    ages = torch.arange(400).flip(0) // 8 + 1
+    ages = np.arange(400)[::-1] // 8 + 1
     kept = (1 - 1 / memory) ** (8 * ages)
-    mean, covariance = ridge(x, y, experts.filter.prior, 0.5, kept)
-    spread = experts.filter.look(experts.filter.mean, x[:9])[1].variance
-    wide = torch.cat([x[:9], torch.ones(9, 1)], 1)
-    assert (spread[0].diagonal() - (wide @ covariance * wide).sum(1)).abs().max() < 1e-3
-    assert (experts.filter.mean[0] - mean).abs().max() < 0.05
+    own = experts.groups[0].filter
+    mean, covariance = ridge(x, y, own.prior, 0.5, kept)
+    spread = own.look(own.mean, x[:9])[1].variance
+    assert np.abs(np.diag(spread[0]) - (wide(x[:9]) @ covariance * wide(x[:9])).sum(1)).max() < 1e-3
+    assert np.abs(own.mean[0] - mean).max() < 0.05
 
 
 def test_independent_weights_learn_the_diagonal_of_the_precision() -> None:
     x, y = drawn(30, 3), drawn(30, 1, seed=1)
     experts = linear(Diagonal, [math.inf])
     experts.learn(experts.look(x), x, y, 1)
-    wide = torch.cat([x, torch.ones(30, 1)], 1)
-    wanted = 1 / (1 / experts.filter.prior + wide.square().sum(0) / 0.25)
-    assert (experts.filter.variance[0] - wanted).abs().max() < 1e-12  # type: ignore[attr-defined]
+    own = experts.groups[0].filter
+    wanted = 1 / (1 / own.prior + (wide(x) ** 2).sum(0) / 0.25)
+    assert np.abs(own.variance[0] - wanted).max() < 1e-12  # type: ignore[attr-defined]
 
 
 def test_mesu_moves_as_its_equations_say() -> None:
-    network = default(3, 0, 0)
-    mean, prior = torch.zeros(2, 4, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64)
-    found = Window(network, mean, prior)
+    found = Window(default(3, 0, 0), np.zeros((2, 4)), np.full(4, 0.5))
     found.mean += 0.3
-    found.variance = torch.full((2, 4), 0.1, dtype=torch.float64)
-    window = torch.tensor([100.0, 1000.0], dtype=torch.float64)
+    found.variance = np.full((2, 4), 0.1)
+    window = np.array([100.0, 1000.0])
     found.forget(1 - 1 / window)
-    sigma, w = math.sqrt(0.1), window.unsqueeze(1)
-    assert torch.allclose(found.mean, 0.3 + 0.1 * (0 - 0.3) / (w * 0.5))
-    assert torch.allclose(found.variance.sqrt(), sigma + sigma * (0.5 - 0.1) / (2 * w * 0.5))
+    sigma, w = math.sqrt(0.1), window[:, None]
+    assert np.allclose(found.mean, 0.3 + 0.1 * (0 - 0.3) / (w * 0.5))
+    assert np.allclose(np.sqrt(found.variance), sigma + sigma * (0.5 - 0.1) / (2 * w * 0.5))
 
 
 def test_a_window_of_any_length_forgets_towards_the_prior() -> None:
-    found = Window(default(3, 0, 0), torch.zeros(1, 4, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64))
+    found = Window(default(3, 0, 0), np.zeros((1, 4)), np.full(4, 0.5))
     found.variance /= 100
     for _ in range(2000):
-        found.forget(torch.tensor([0.9], dtype=torch.float64))
-    assert torch.allclose(found.variance, torch.tensor(0.5, dtype=torch.float64))
+        found.forget(np.array([0.9]))
+    assert np.allclose(found.variance, 0.5)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -113,28 +121,44 @@ def test_derivatives_by_hand_are_those_of_autograd(
     network = Perceptron(widths, activation, skip, drawn(sum(sizes)))
     weights = drawn(2, sum(sizes) + outputs * len(network.row), seed=3)
     x = drawn(6, 4, seed=4)
+
+    def outputs_of(flat: torch.Tensor) -> torch.Tensor:
+        """The network, plainly."""
+        inputs = a = z = wide_tensor(torch.from_numpy(x))
+        for start, units, size in network.groups:
+            z = a @ flat[start : start + units * size].view(units, size).T
+            z = z.tanh() if activation == "tanh" else z.relu()
+            a = wide_tensor(z)
+        a = torch.cat([z, inputs], 1) if skip and network.groups else a
+        return a @ flat[sum(sizes) :].view(outputs, -1).T
+
     f, found = network.jacobian(weights, x)
     for r in range(2):
-        wanted = torch.func.jacrev(lambda one: network.jacobian(one.unsqueeze(0), x)[0][0])(weights[r])
-        assert (found[r] - wanted).abs().max() < 1e-12
+        flat = torch.from_numpy(weights[r])
+        assert np.abs(f[r] - outputs_of(flat).numpy()).max() < 1e-12
+        assert np.abs(found[r] - torch.func.jacrev(outputs_of)(flat).numpy()).max() < 1e-12
     assert f.shape == (2, 6, outputs)
+
+
+def wide_tensor(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x.new_ones(len(x), 1)], 1)
 
 
 def test_an_mlp_is_the_same_by_hand_and_by_torch_func() -> None:
     network, x = evcl.nn.mlp(4, [5, 3]), drawn(6, 4)
-    fast, slow = of(network, x), Module(network, x)
+    fast, slow = of(network, torch.from_numpy(x)), Module(network, torch.from_numpy(x))
     assert isinstance(fast, Perceptron)
     rows = drawn(2, 2 * len(fast.row), seed=1)
-    given = torch.cat([fast.start.expand(2, -1), rows], 1)
+    given = np.concatenate([np.stack([fast.start] * 2), rows], 1)
     f, found = fast.jacobian(given, x)
-    order = torch.cat([_place(layer, network) for layer in network if isinstance(layer, nn.Linear)])
-    order = torch.cat([order, torch.arange(len(order), given.shape[1])])
+    order = np.concatenate([_place(layer, network) for layer in network if isinstance(layer, nn.Linear)])
+    order = np.concatenate([order, np.arange(len(order), given.shape[1])])
     g, other = slow.jacobian(given[:, order], x)
-    assert (f - g).abs().max() < 1e-12
-    assert (found[..., order] - other).abs().max() < 1e-12
+    assert np.abs(f - g).max() < 1e-12
+    assert np.abs(found[..., order] - other).max() < 1e-12
 
 
-def _place(layer: nn.Linear, network: nn.Module) -> Tensor:
+def _place(layer: nn.Linear, network: nn.Module) -> Array:
     """Where the parameters of a layer, weight then bias, are among weights that have the bias of a unit beside it."""
     before = 0
     for one in network:  # type: ignore[attr-defined]
@@ -142,48 +166,61 @@ def _place(layer: nn.Linear, network: nn.Module) -> Tensor:
             break
         before += sum(p.numel() for p in one.parameters())
     units, fan_in = layer.weight.shape
-    grid = before + torch.arange(units * (fan_in + 1)).view(units, fan_in + 1)
-    return torch.cat([grid[:, :-1].flatten(), grid[:, -1]])
+    grid = before + np.arange(units * (fan_in + 1)).reshape(units, fan_in + 1)
+    return np.concatenate([grid[:, :-1].flatten(), grid[:, -1]])
 
 
+def blocks_of(*blocks: Array) -> Array:
+    """A matrix with these along its diagonal."""
+    return torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+
+
+def covariance_of(filter: object, r: int) -> Array:
+    """The whole covariance [P, P] of network r."""
+    if isinstance(filter, Units):
+        return blocks_of(*(block[r, u] for block in filter.blocks for u in range(block.shape[1])))
+    assert isinstance(filter, Full)
+    waiting = filter.waiting[r, : filter.used]
+    return filter.covariance[r] - waiting.T @ waiting
+
+
+@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_blocks_of_units_are_those_of_the_whole_jacobian(outputs: int) -> None:
-    """The filter by units, beside one that has J and a covariance with zeros outside the blocks."""
-    network, x = default(4, 6, 0), drawn(5, 4)
-    y = torch.arange(5) % (outputs + 1)
-    fast = Experts(network, Units, [math.inf, 100.0])
-    fast.observing = Classes()
+@pytest.mark.parametrize("filter", [Full, Units])
+def test_filters_are_the_equations_with_the_whole_jacobian(filter: type, outputs: int, rows: int) -> None:
+    """Several steps of two groups at once, beside the plain equations of the filter for one network at a time."""
+    networks = [default(4, 6, 0), default(4, 0, 0)]
+    fast = Experts(networks, filter, [math.inf, 100.0], Classes())
     fast.grow(outputs)
-    fast.filter.mean += 0.3 * drawn(*fast.filter.mean.shape, seed=5)
-    units = fast.filter
-    assert isinstance(units, Units)
-    for _ in range(2):
-        whole = torch.stack(
-            [torch.block_diag(*(b[r, u] for b in units.blocks for u in range(b.shape[1]))) for r in range(2)]
-        )
-        f, jacobian = network.jacobian(units.mean, x)
-        flat = jacobian.flatten(1, 2)
+    fast.waiting = -(10**6)  # nothing is forgotten
+    for group in fast.groups:
+        group.filter.mean = group.filter.mean + 0.3 * drawn(*group.filter.mean.shape, seed=5)
+    for step in range(3):
+        x, y = drawn(rows, 4, seed=10 + step), (np.arange(rows) + step) % (outputs + 1)
         look = fast.look(x)
-        assert (look.f - f).abs().max() < 1e-12
-        assert (look.found.variance - flat @ whole @ flat.mT).abs().max() < 1e-12
         e, b = fast.observing.derivatives(look.predicted, y)
-        root = torch.stack([torch.block_diag(*one) for one in b])
-        gain = whole @ flat.mT @ root @ (torch.eye(5 * outputs) + root.mT @ look.found.variance @ root).inverse()
-        step = whole @ flat.mT @ e.flatten(1).unsqueeze(2) - gain @ root.mT @ look.found.variance @ e.flatten(
-            1
-        ).unsqueeze(2)
-        wanted = whole - gain @ root.mT @ flat @ whole
-        before = units.mean.clone()
-        fast.waiting = -(10**6)  # nothing is forgotten
+        wanted = []
+        for group in fast.groups:
+            f, jacobian = group.network.jacobian(group.filter.mean, x)
+            assert np.abs(look.f[group.place] - f).max() < 1e-12
+            for r, expert in enumerate(range(group.place.start, group.place.stop)):
+                s, j, root = (
+                    covariance_of(group.filter, r),
+                    jacobian[r].reshape(rows * outputs, -1),
+                    blocks_of(*b[expert]),
+                )
+                v, residual = j @ s @ j.T, e[expert].flatten()
+                assert np.abs(look.variance[expert] - v).max() < 1e-12
+                inner = np.linalg.inv(np.eye(len(v)) + root.T @ v @ root)
+                a = residual - root @ inner @ root.T @ v @ residual
+                wanted.append((group.filter.mean[r] + s @ j.T @ a, s - s @ j.T @ root @ inner @ root.T @ j @ s))
         fast.learn(look, x, y, 1)
-        assert (units.mean - before - step.squeeze(2)).abs().max() < 1e-10
-        place = 0
-        for blocks in units.blocks:
-            for u in range(blocks.shape[1]):
-                size = blocks.shape[2]
-                own = wanted[:, place : place + size, place : place + size]
-                assert (blocks[:, u] - own).abs().max() < 1e-10
-                place += size
+        for group in fast.groups:
+            for r, (mean, covariance) in enumerate(wanted[group.place]):
+                found = covariance_of(group.filter, r)
+                own = np.where(found != 0, covariance, 0) if filter is Units else covariance  # its blocks alone
+                assert np.abs(group.filter.mean[r] - mean).max() < 1e-10
+                assert np.abs(found - own).max() < 1e-10
 
 
 def test_inner_steps_find_the_mode_and_count_a_row_once() -> None:
@@ -192,47 +229,47 @@ def test_inner_steps_find_the_mode_and_count_a_row_once() -> None:
     class AtMean(Classes):
         """Derivatives at the outputs' mean, as Laplace's approximation has them."""
 
-        def predict(self, f: Tensor, w: Tensor) -> Tensor:
+        def predict(self, f: Array, w: Array) -> Array:
             return super().predict(f, 0 * w)
 
     x = drawn(20, 3)
-    y = (x[:, 0] > 0.3).long()
-    network = default(3, 0, 0)
-    experts = Experts(network, Full, [math.inf])
-    experts.observing = AtMean()
+    y = (x[:, 0] > 0.3).astype(int)
+    experts = Experts([default(3, 0, 0)], Full, [math.inf], AtMean())
     experts.grow(1)
-    prior = experts.filter.prior
+    own = experts.groups[0].filter
+    assert isinstance(own, Full)
     experts.learn(experts.look(x), x, y, 30)
-    wide, theta = torch.cat([x, torch.ones(20, 1)], 1), torch.zeros(4, dtype=torch.float64)
+    theta = np.zeros(4)
     for _ in range(50):
-        p = (wide @ theta).sigmoid()
-        precision = torch.diag(1 / prior) + (wide * (p * (1 - p))[:, None]).mT @ wide
-        theta = theta + torch.linalg.solve(precision, wide.mT @ (y - p) - theta / prior)
-    assert (experts.filter.mean[0] - theta).abs().max() < 1e-6
-    assert (experts.filter.covariance[0] - precision.inverse()).abs().max() < 1e-3  # type: ignore[attr-defined]
+        p = 1 / (1 + np.exp(-wide(x) @ theta))
+        precision = np.diag(1 / own.prior) + (wide(x) * (p * (1 - p))[:, None]).T @ wide(x)
+        theta = theta + np.linalg.solve(precision, wide(x).T @ (y - p) - theta / own.prior)
+    assert np.abs(own.mean[0] - theta).max() < 1e-6
+    assert np.abs(own.covariance[0] - np.linalg.inv(precision)).max() < 1e-3
 
 
 def test_a_singular_curvature_needs_no_inverse() -> None:
     """Rows without any information leave everything as it was."""
-    experts = linear(Full, [math.inf])
-    look = experts.look(drawn(3, 3))
-    a, factor, failed = solved(look.found, 0 * look.f, 0 * look.f.unsqueeze(3))
-    assert not bool(a.any())
-    assert torch.equal(factor[0], torch.eye(3, dtype=torch.float64))
-    assert not bool(failed)
+    look = linear(Full, [math.inf]).look(drawn(3, 3))
+    a, root, failed = solved(look.variance, 0 * look.f, 0 * look.f[..., None])
+    assert not a.any()
+    assert np.array_equal(root[0], np.eye(3))
+    assert not failed.any()
 
 
+def test_a_covariance_without_precision_is_named() -> None:
+    matrices = np.stack([np.eye(3), np.diag([1.0, -1.0, 1.0])])
+    assert inverse_root(matrices)[1].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("filter", [Full, Units])
-def test_covariances_stay_symmetric_and_positive_while_they_forget(filter: type) -> None:
-    network = default(3, 6, 0)
-    experts = Experts(network, filter, [30.0])
-    experts.observing = Classes()
-    experts.grow(1)
+def test_covariances_stay_symmetric_and_positive_while_they_forget(filter: type, batch: int) -> None:
+    experts = classifier(default(3, 6, 0), filter, [30.0])
     x = drawn(1600, 3)
-    y = (x[:, 0] * x[:, 1] > 0).long()
-    for i in range(0, 1600, 8):
-        experts.learn(experts.look(x[i : i + 8]), x[i : i + 8], y[i : i + 8], 1)
-    for name, tensor in experts.filter.state().items():
-        if name != "mean":
-            assert (tensor - tensor.mT).abs().max() < 1e-12
-            assert torch.linalg.eigvalsh(tensor).min() > 0
+    y = (x[:, 0] * x[:, 1] > 0).astype(int)
+    for i in range(0, 1600, batch):
+        experts.learn(experts.look(x[i : i + batch]), x[i : i + batch], y[i : i + batch], 1)
+    found = covariance_of(experts.groups[0].filter, 0)
+    assert np.abs(found - found.T).max() < 1e-12
+    assert np.linalg.eigvalsh(found).min() > 0

@@ -266,7 +266,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         ({**about, "format": 99}, tensors),
         ({**about, "classes": [0, 1, 2]}, tensors),
         ({name: value for name, value in about.items() if name != "shape"}, tensors),
-        (about, {**tensors, "bank/0/filter/mean": tensors["bank/0/filter/mean"] * math.nan}),
+        (about, {**tensors, "bank/experts/0/filter/mean": tensors["bank/experts/0/filter/mean"] * math.nan}),
         (about, {name: t for name, t in tensors.items() if name != "scaling/mean"}),
         ({**about, "shape": [10**9]}, tensors),
     ]

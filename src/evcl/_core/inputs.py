@@ -33,12 +33,14 @@ def inputs(x: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     if x.numel() == 0:
         raise EvclError(f"the inputs are empty: shape {tuple(x.shape)}")
     found: Tensor = x.detach().to(device=device, dtype=dtype)
-    start = 0
-    for piece in found.split(max(1, PIECE // found[0].numel())):
-        if not bool(piece.isfinite().all()):
-            row = start + int((~piece.isfinite()).flatten(1).any(1).nonzero()[0])
+    if math.isfinite(found.sum()):  # then each is; a sum may also overflow
+        return found
+    rows = max(1, PIECE * len(found) // found.numel())
+    for start in range(0, len(found), rows):
+        bad = ~found[start : start + rows].isfinite().flatten(1).all(1)
+        if bool(bad.any()):
+            row = start + int(bad.nonzero()[0])
             raise EvclError(f"the inputs contain NaN or infinity (first in example {row}): remove or replace them")
-        start += len(piece)
     return found
 
 

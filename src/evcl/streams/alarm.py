@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from evcl.streams.arrays import Array, total
 from evcl.streams.observing import SOFTER
 
 QUIET = 100  # rows after an alarm without another one, while the learner adapts
@@ -50,20 +50,19 @@ class Detector:
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self.sums = torch.zeros(len(SOFTER), dtype=torch.float64)
-        self.mean = torch.ones(len(SOFTER), dtype=torch.float64)  # of the ratios
-        self.square = torch.ones(len(SOFTER), dtype=torch.float64)
-        self.rows = torch.zeros((), dtype=torch.float64)  # in those means
+        self.sums = np.zeros(len(SOFTER))
+        self.mean = np.ones(len(SOFTER))  # of the ratios
+        self.square = np.ones(len(SOFTER))
+        self.rows = 0.0  # in those means
         self.quiet = 0
 
-    def learn(self, softer: Tensor) -> tuple[int, float] | None:
+    def learn(self, softer: Array) -> tuple[int, float] | None:
         """The row of these at which the alarm is raised, and the mean of the sums; from log q(y) / p(y) [s, n]."""
-        ratios, found = softer.exp(), None
-        count = (self.rows + 1).clamp_max(USUAL)
-        error = ((self.square - self.mean.square()).clamp_min(0) / count).sqrt()
-        usual = (self.mean + error).clamp_min(1.0)
+        ratios, found = np.exp(softer), None
+        error = np.sqrt(np.maximum(self.square - self.mean * self.mean, 0) / min(self.rows + 1, USUAL))
+        usual = np.maximum(self.mean + error, 1.0)
         sums = self.sums.tolist()
-        for i, each in enumerate((ratios / usual.unsqueeze(1)).mT.tolist()):
+        for i, each in enumerate((ratios / usual[:, None]).T.tolist()):
             if self.quiet:
                 self.quiet -= 1
                 continue
@@ -72,23 +71,22 @@ class Detector:
                 found = i, height
                 self.quiet = QUIET
                 sums = [0.0] * len(sums)
-        self.sums = self.sums.new_tensor(sums)
+        self.sums = np.array(sums)
         if not self.quiet:  # just after a change, nothing is as usual
             n = ratios.shape[1]
-            self.rows = (self.rows + n).clamp_max(USUAL)
+            self.rows = min(self.rows + n, USUAL)
             part = n / (self.rows + FIRST)
-            self.mean = self.mean + part * (ratios.mean(1) - self.mean)
-            self.square = self.square + part * (ratios.square().mean(1) - self.square)
+            self.mean = self.mean + part * (total(ratios) / n - self.mean)
+            self.square = self.square + part * (total(ratios * ratios) / n - self.square)
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        names = ("sums", "mean", "square", "rows")
-        return {name: getattr(self, name) for name in names} | {"quiet": torch.tensor(self.quiet)}
+    def state(self) -> dict[str, Array]:
+        found = {"sums": self.sums, "mean": self.mean, "square": self.square}
+        return {**found, "rows": np.array(float(self.rows)), "quiet": np.array(self.quiet)}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        for name in ("sums", "mean", "square", "rows"):
-            setattr(self, name, state[name].clone())
-        self.quiet = int(state["quiet"])
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.sums, self.mean, self.square = (state[name] for name in ("sums", "mean", "square"))
+        self.rows, self.quiet = float(state["rows"]), int(state["quiet"])
 
 
 FIRST = 100  # rows that the first value of the usual ratios counts for
@@ -100,33 +98,33 @@ class Columns:
     """
 
     def __init__(self, columns: int, outputs: int) -> None:
-        self.inputs = torch.zeros(columns, dtype=torch.float64)
-        self.relation = torch.zeros(outputs, columns, dtype=torch.float64)
-        self.expected = torch.zeros(outputs, columns, dtype=torch.float64)  # the variance of `relation`
+        self.inputs = np.zeros(columns)
+        self.relation = np.zeros((outputs, columns))
+        self.expected = np.zeros((outputs, columns))  # the variance of `relation`
 
     def grow(self, outputs: int) -> None:
-        more = self.relation.new_zeros(outputs, len(self.inputs))
-        self.relation, self.expected = torch.cat([self.relation, more]), torch.cat([self.expected, more])
+        more = np.zeros((outputs, len(self.inputs)))
+        self.relation, self.expected = np.concatenate([self.relation, more]), np.concatenate([self.expected, more])
 
-    def learn(self, z: Tensor, e: Tensor, b: Tensor) -> None:
+    def learn(self, z: Array, e: Array, b: Array) -> None:
         """From standardised inputs z [n, D] and the derivatives e [n, K], b [n, K, K] of the prediction."""
         kept = (1 - 1 / RECENT) ** len(z)
-        self.inputs = kept * self.inputs + (1 - kept) * z.mean(0)
-        self.relation = kept * self.relation + e.mT @ z
-        self.expected = kept**2 * self.expected + b.square().sum(2).mT @ z.square()
+        self.inputs = kept * self.inputs + (1 - kept) / len(z) * total(z, 0)
+        self.relation = kept * self.relation + e.T @ z
+        self.expected = kept**2 * self.expected + total(b * b).T @ (z * z)
 
     def moved(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The columns, the clearest first, and whether it was their inputs or their relation to the target."""
-        inputs = self.inputs.abs() * (2 * RECENT) ** 0.5  # z has mean 0 and deviation 1
-        relation = (self.relation.abs() / self.expected.clamp_min(1e-12).sqrt()).amax(0)
+        inputs = np.abs(self.inputs) * (2 * RECENT) ** 0.5  # z has mean 0 and deviation 1
+        relation = (np.abs(self.relation) / np.sqrt(np.maximum(self.expected, 1e-12))).max(0)
         tests = 2 * len(self.inputs) * (1 + len(self.relation))
         least = NormalDist().inv_cdf(1 - CLEAR / tests)
-        height = torch.maximum(inputs, relation)
-        found = [int(i) for i in height.argsort(descending=True) if float(height[i]) > least]
+        height = np.maximum(inputs, relation)
+        found = [int(i) for i in np.argsort(-height) if height[i] > least]
         return tuple(found), tuple("inputs" if inputs[i] >= relation[i] else "relation" for i in found)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {"inputs": self.inputs, "relation": self.relation, "expected": self.expected}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.inputs, self.relation, self.expected = (state[name].clone() for name in self.state())
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.inputs, self.relation, self.expected = (state[name] for name in self.state())

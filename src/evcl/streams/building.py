@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
 
 from evcl._core.errors import EvclError
+from evcl.streams.arrays import Array
 from evcl.streams.bank import Bank
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Diagonal, Filter, Full, LowRank
@@ -24,23 +25,22 @@ FULL = 600  # weights up to which the covariance is stored in full
 NARROWER = 16  # the part of the prior variance that the weights of log rates get
 
 
-def bank_of(stream: Stream, x: Tensor, outputs: int) -> Bank:
+def bank_of(stream: Stream, x: Array, outputs: int) -> Bank:
     """The experts for rows like x [n, ...]."""
     s = stream.settings
     memories = stream.memories or MEMORIES
-    networks = [of(stream.network, x)] if stream.network is not None else defaults(x[0].numel(), s.seed)
+    networks = [of(stream.network, torch.from_numpy(x))] if stream.network is not None else defaults(x[0].size, s.seed)
     if stream.network is None and stream.likelihood == "poisson":
         for network in networks:
             network.row = network.row / NARROWER  # an output is a log: a wide prior of it would be a very wide rate
 
-    def make(network: Network, mean: Tensor, prior: Tensor) -> Filter:
+    def make(network: Network, mean: Array, prior: Array) -> Filter:
         return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
 
-    groups = [Experts(network, make, memories) for network in networks]
-    for group in groups:
-        group.observing = _observing(stream, len(group), outputs)
-        group.grow(outputs)
-    return Bank(groups, blends=stream.likelihood == "categorical")
+    observing = _observing(stream, len(memories) * len(networks), outputs)
+    experts = Experts(networks, make, memories, observing)
+    experts.grow(outputs)
+    return Bank(experts, blends=stream.likelihood == "categorical")
 
 
 def defaults(inputs: int, seed: int) -> list[Network]:
@@ -48,7 +48,7 @@ def defaults(inputs: int, seed: int) -> list[Network]:
     return [default(inputs, UNITS, seed), default(inputs, 0, seed)]
 
 
-def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Tensor, prior: Tensor) -> Filter:
+def filter_of(method: str, covariance: str, rank: int, network: Network, mean: Array, prior: Array) -> Filter:
     """A filter for the weights below the outputs; those of the outputs are added later."""
     if method == "mesu":
         return Window(network, mean, prior)

@@ -1,91 +1,135 @@
-"""Networks of one shape that learn the same rows and differ in how fast they forget."""
+"""Networks that learn the same rows and differ in shape and in how fast they forget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from evcl.streams.arrays import Array, total, transposed
 from evcl.streams.filters import Filter, Reach, of_rows, solved
 from evcl.streams.jacobian import Network
-from evcl.streams.observing import Observing
+from evcl.streams.observing import Observing, Targets
 
 TOGETHER = 8  # rows after which a filter forgets, for all of them at once
-MakeFilter = Callable[[Network, Tensor, Tensor], Filter]  # (network, means [R, P], prior variances [P])
+MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])
+
+
+@dataclass
+class Group:
+    """Experts whose networks have one shape: `place` among all experts, and the means of their weights at first."""
+
+    network: Network
+    filter: Filter
+    start: Array
+    place: slice
 
 
 @dataclass
 class Look:
-    """What the experts know of n rows before they learn them: outputs [R, n, K], their reach, and the predictions."""
+    """What R experts know of n rows before they learn them: outputs [R, n, K], the covariances V [R, m, m] of these,
+    the reach of the rows in each group, and the predictions [R, n, ...].
+    """
 
-    f: Tensor
-    found: Reach
-    predicted: Tensor
+    f: Array
+    variance: Array
+    found: list[Reach]
+    predicted: Array
 
 
 class Experts:
-    """R copies of a network. Expert r remembers about `memories[r]` rows; infinity: it forgets nothing."""
+    """A group for each network, with a copy of it for each memory: expert r remembers about `memories[r]` rows;
+    infinity: it forgets nothing.
+    """
 
-    def __init__(self, network: Network, make: MakeFilter, memories: Sequence[float]) -> None:
-        self.network = network
-        self.memories = list(memories)
-        self.kept = 1 - 1 / torch.tensor(self.memories, dtype=torch.float64)
-        self.start = network.start
-        self.filter = make(network, network.start.expand(len(memories), -1), network.prior)
-        self.observing: Observing
-        self.waiting = 0  # rows that were learned since the filter last forgot
+    def __init__(
+        self, networks: Sequence[Network], make: MakeFilter, memories: Sequence[float], observing: Observing
+    ) -> None:
+        self.observing = observing
+        self.memories = list(memories) * len(networks)
+        self.kept = 1 - 1 / np.array(self.memories, dtype=np.float64)
+        self.groups = []
+        for i, network in enumerate(networks):
+            filter = make(network, np.stack([network.start] * len(memories)), network.prior)
+            place = slice(i * len(memories), (i + 1) * len(memories))
+            self.groups.append(Group(network, filter, network.start, place))
+        self.waiting = 0  # rows that were learned since the filters last forgot
 
     def __len__(self) -> int:
         return len(self.kept)
 
     def grow(self, outputs: int) -> None:
         """Add outputs, whose weights start from 0."""
-        row = self.network.row
-        for _ in range(outputs):
-            self.filter.grow(torch.zeros_like(row), row)
-            self.start = torch.cat([self.start, torch.zeros_like(row)])
+        for group in self.groups:
+            row = group.network.row
+            for _ in range(outputs):
+                group.filter.grow(np.zeros_like(row), row)
+                group.start = np.concatenate([group.start, np.zeros_like(row)])
 
-    def look(self, x: Tensor) -> Look:
-        return self._at(self.filter.mean, x)
+    def look(self, x: Array) -> Look:
+        return self._at([group.filter.mean for group in self.groups], x)
 
-    def _at(self, weights: Tensor, x: Tensor) -> Look:
-        f, found = self.filter.look(weights, x)
-        return Look(f, found, self.observing.predict(f, of_rows(found.variance, len(x))))
+    def _at(self, weights: Sequence[Array], x: Array) -> Look:
+        looks = [group.filter.look(own, x) for group, own in zip(self.groups, weights, strict=True)]
+        f, variance = joined([f for f, _ in looks]), joined([found.variance for _, found in looks])
+        predicted = self.observing.predict(f, of_rows(variance, len(x)))
+        return Look(f, variance, [found for _, found in looks], predicted)
 
-    def learn(self, look: Look, x: Tensor, y: Tensor, inner_steps: int) -> None:
+    def learn(self, look: Look, x: Array, y: Targets, inner_steps: int) -> None:
         """Learn rows that these experts have looked at. Further inner steps linearise at the new weights, but start
         from the weights before the rows.
         """
-        kept = self.kept ** len(x)
         if look.f.shape[2]:
-            first = self.filter.mean
             e, b = self.observing.derivatives(look.predicted, y)
-            a, factor, failed = solved(look.found, e, b)
+            a, root, failed = solved(look.variance, e, b)
             for _ in range(inner_steps - 1):
-                moved = look.found.along(a)
-                look = self._at(first + moved, x)
+                moved = self._along(look, a)
+                look = self._at([group.filter.mean + own for group, own in zip(self.groups, moved, strict=True)], x)
+                change = joined([found.change(own) for found, own in zip(look.found, moved, strict=True)])
                 e, b = self.observing.derivatives(look.predicted, y)
-                e = e + (b @ (b.mT @ look.found.change(moved).unsqueeze(3))).squeeze(3)
-                a, factor, failed = solved(look.found, e, b)
-            self.filter.mean = first + look.found.along(a)
-            self.observing.learn(look.f, look.found.variance, a, b, factor, y, kept)
-            self.filter.shrink(look.found, b, factor)
-            failed |= ~self.filter.mean.sum(1).isfinite()
-            if bool(failed.any()):
-                self.filter.reset(failed, self.start)
+                e = e + (b @ (transposed(b) @ change[..., None]))[..., 0]
+                a, root, failed = solved(look.variance, e, b)
+            self.observing.learn(look.f, look.variance, a, b, root, y, self.kept ** len(x))
+            for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
+                group.filter.mean = group.filter.mean + step
+                group.filter.shrink(found, b[group.place], root[group.place])
+                self._reset(group, failed[group.place] | ~np.isfinite(total(group.filter.mean)))
         self.waiting += len(x)
         if self.waiting >= TOGETHER:
-            self.filter.forget(self.kept**self.waiting)
+            for group in self.groups:
+                group.filter.forget(self.kept[group.place] ** self.waiting)
             self.waiting = 0
 
-    def state(self) -> dict[str, Tensor]:
-        found = {"start": self.start, "waiting": torch.tensor(self.waiting)}
-        found |= {f"filter/{name}": tensor for name, tensor in self.filter.state().items()}
-        return found | {f"observing/{name}": tensor for name, tensor in self.observing.state().items()}
+    def _along(self, look: Look, a: Array) -> list[Array]:
+        return [found.along(a[group.place]) for group, found in zip(self.groups, look.found, strict=True)]
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.start, self.waiting = state["start"].clone(), int(state["waiting"])
-        for part, to in (("filter/", self.filter), ("observing/", self.observing)):
-            to.restore({name.removeprefix(part): t for name, t in state.items() if name.startswith(part)})
+    @staticmethod
+    def _reset(group: Group, failed: NDArray[np.bool_]) -> None:
+        if failed.any():
+            group.filter.reset(failed, group.start)
+
+    def copy(self, target: int, source: int) -> None:
+        """Expert `target` becomes a copy of expert `source` of the same group."""
+        for group in self.groups:
+            if group.place.start <= target < group.place.stop:
+                group.filter.copy(target - group.place.start, source - group.place.start)
+
+    def state(self) -> dict[str, Array]:
+        found = {"waiting": np.array(self.waiting)}
+        for i, group in enumerate(self.groups):
+            found[f"{i}/start"] = group.start
+            found |= {f"{i}/filter/{name}": array for name, array in group.filter.state().items()}
+        return found | {f"observing/{name}": array for name, array in self.observing.state().items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.waiting = int(state["waiting"])
+        for i, group in enumerate(self.groups):
+            group.start = state[f"{i}/start"]
+            group.filter.restore({name: state[f"{i}/filter/{name}"] for name in group.filter.state()})
+        self.observing.restore({name: state[f"observing/{name}"] for name in self.observing.state()})
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -16,28 +16,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-
-class Network(Protocol):
-    """What a filter asks of a network: see jacobian.py."""
-
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs [R, n, K] for inputs x [n, ...], and J [R, n, K, P]."""
-        ...
+from evcl.streams.arrays import (
+    Array,
+    diagonals,
+    eigenvectors,
+    inverse_root,
+    less_squares,
+    product,
+    total,
+    transposed,
+)
+from evcl.streams.jacobian import Network, Perceptron
 
 
 class Reach(Protocol):
     """What rows have to do with the weights. `variance` [R, m, m] is V = J S J'."""
 
-    variance: Tensor
+    variance: Array
 
-    def along(self, a: Tensor) -> Tensor:
+    def along(self, a: Array) -> Array:
         """[R, P]: S J' a, for a [R, n, K]."""
         ...
 
-    def change(self, weights: Tensor) -> Tensor:
+    def change(self, weights: Array) -> Array:
         """[R, n, K]: J times a change of the weights [R, P]."""
         ...
 
@@ -45,26 +50,26 @@ class Reach(Protocol):
 class Filter(Protocol):
     """`mean` [R, P]; `prior` [P] are the variances before any row, which forgetting does not exceed."""
 
-    mean: Tensor
-    prior: Tensor
+    mean: Array
+    prior: Array
 
-    def look(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    def look(self, weights: Array, x: Array) -> tuple[Array, Any]:
         """The outputs [R, n, K] at these weights [R, P] for inputs x [n, ...], and the reach of these rows."""
         ...
 
-    def shrink(self, found: Any, b: Tensor, factor: Tensor) -> None:
-        """Learn the covariance, from B [R, n, K, K] and L [R, m, m] with L L' = I + B' V B."""
+    def shrink(self, found: Any, b: Array, root: Array) -> None:
+        """Learn the covariance, from B [R, n, K, K] and G [R, m, m] with G' G = (I + B' V B)^-1."""
         ...
 
-    def forget(self, kept: Tensor) -> None:
+    def forget(self, kept: Array) -> None:
         """Keep this part [R] of what is known, from 0 to 1."""
         ...
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def grow(self, mean: Array, prior: Array) -> None:
         """Append the weights of an output, independent of the others: means and variances [p]."""
         ...
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         """These networks [R] know nothing again: their weights are N(mean, prior)."""
         ...
 
@@ -72,107 +77,170 @@ class Filter(Protocol):
         """Network `target` becomes a copy of network `source`."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         """Everything that rows change, by name."""
         ...
 
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+    def restore(self, state: Mapping[str, Array]) -> None: ...
 
 
 class Dense:
     """The reach of rows by J [R, n, K, P] and J S [R, m, P]."""
 
-    def __init__(self, jacobian: Tensor, spread: Tensor) -> None:
+    def __init__(self, jacobian: Array, spread: Array) -> None:
         self.jacobian, self.spread = jacobian, spread
-        self.variance = spread @ jacobian.flatten(1, 2).mT
+        self.variance = product(spread, transposed(jacobian.reshape(spread.shape)))
 
-    def along(self, a: Tensor) -> Tensor:
-        return (a.reshape(len(a), 1, -1) @ self.spread).squeeze(1)
+    def along(self, a: Array) -> Array:
+        return (a.reshape(len(a), 1, -1) @ self.spread)[:, 0]
 
-    def change(self, weights: Tensor) -> Tensor:
-        return (self.jacobian @ weights.view(len(weights), 1, -1, 1)).squeeze(3)
+    def change(self, weights: Array) -> Array:
+        return (self.jacobian @ weights[:, None, :, None])[..., 0]
+
+
+WAITING = 32  # rows that a filter keeps apart from its covariance
+EVENED = 8  # a large covariance is evened out every so many times that it forgets
 
 
 class Kept:
-    """A filter whose state is in tensors with R rows, by the names in `names`."""
+    """A filter whose state is in arrays with R rows, by the names in `names`."""
 
     names: Sequence[str] = ("mean",)
-    mean: Tensor
-    prior: Tensor
+    mean: Array
+    prior: Array
     network: Network
 
-    def look(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Dense]:
+    def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
         f, jacobian = self.network.jacobian(weights, x)
-        return f, Dense(jacobian, self.spread(jacobian.flatten(1, 2)))
+        r, n, k, size = jacobian.shape
+        return f, Dense(jacobian, self.spread(jacobian.reshape(r, n * k, size)))
 
-    def spread(self, jacobian: Tensor) -> Tensor:
+    def spread(self, jacobian: Array) -> Array:
         """[R, m, P]: J S, for J [R, m, P]."""
         raise NotImplementedError
 
-    def widen(self, mean: Tensor, prior: Tensor) -> None:
-        self.mean = torch.cat([self.mean, mean.expand(len(self.mean), -1)], 1)
-        self.prior = torch.cat([self.prior, prior])
+    def widen(self, mean: Array, prior: Array) -> None:
+        self.mean = wider(self.mean, mean)
+        self.prior = np.concatenate([self.prior, prior])
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in self.names}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         for name in self.names:
-            setattr(self, name, state[name].clone())
+            setattr(self, name, state[name])
 
     def copy(self, target: int, source: int) -> None:
-        for tensor in self.state().values():
-            tensor[target] = tensor[source]
+        for name in self.names:
+            array = getattr(self, name)
+            array[target] = array[source]
+
+
+def wider(a: Array, columns: Array) -> Array:
+    """a [R, P] with the same further columns [p] in every row."""
+    return np.concatenate([a, np.broadcast_to(columns, (len(a), len(columns)))], 1)
 
 
 class Full(Kept):
-    """The whole covariance, [R, P, P]."""
+    """The whole covariance, C - U' U with C [R, P, P] and the first `used` rows of U [R, WAITING, P].
 
-    names = ("mean", "covariance")
+    What single rows teach waits in U until the filter forgets: to write all of C for every row would take most of the
+    time.
+    """
 
-    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
-        self.network, self.mean, self.prior = network, mean.clone(), prior.clone()
-        self.covariance = torch.diag_embed(prior).expand(len(mean), -1, -1).clone()
+    names = ("mean", "covariance", "waiting")
 
-    def spread(self, jacobian: Tensor) -> Tensor:
-        return jacobian @ self.covariance
+    def __init__(self, network: Network, mean: Array, prior: Array) -> None:
+        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        self.covariance = np.stack([np.diag(prior)] * len(mean))
+        self.waiting, self.used = np.zeros((len(mean), WAITING, len(prior))), 0
+        self.forgotten = 0  # how often
 
-    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
-        reduced = torch.linalg.solve_triangular(factor, rooted(b, found.spread), upper=False)
-        self.covariance.baddbmm_(reduced.mT, reduced, alpha=-1)
+    def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
+        if len(x) > 1 or not isinstance(self.network, Perceptron):
+            return super().look(weights, x)
+        f, layers, a = self.network.backward(weights, x)
+        jacobian = self.network.dense(f.shape[2], layers, a)
+        if f.shape[2] < 2:
+            return f, Dense(jacobian, self.spread(jacobian[:, 0]))
+        return f, Dense(jacobian, self._less(jacobian[:, 0], self.network.times(layers, a, self.covariance)))
 
-    def forget(self, kept: Tensor) -> None:
-        inflate(self.covariance, self.prior, kept)
+    def spread(self, jacobian: Array) -> Array:
+        return self._less(jacobian, product(jacobian, self.covariance))
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def _less(self, jacobian: Array, spread: Array) -> Array:
+        """J S, from J and J C."""
+        if not self.used:
+            return spread
+        waiting = self.waiting[:, : self.used]
+        return spread - product(product(jacobian, transposed(waiting)), waiting)
+
+    def shrink(self, found: Dense, b: Array, root: Array) -> None:
+        rows = product(root, rooted(b, found.spread))
+        more = rows.shape[1]
+        if self.used + more > WAITING:
+            self._settle()
+        if found.jacobian.shape[1] > 1 or more > WAITING:
+            less_squares(self.covariance, rows)
+            return
+        self.waiting[:, self.used : self.used + more] = rows
+        self.used += more
+
+    def _settle(self) -> None:
+        """Write what waits to the covariance."""
+        if self.used:
+            less_squares(self.covariance, self.waiting[:, : self.used])
+            self.used = 0
+
+    def forget(self, kept: Array) -> None:
+        self._settle()
+        self.forgotten = (self.forgotten + 1) % EVENED
+        inflate(self.covariance, self.prior, kept, even=not self.forgotten)
+
+    def grow(self, mean: Array, prior: Array) -> None:
+        self._settle()
         size = len(self.prior)
         self.widen(mean, prior)
-        wide = torch.diag_embed(self.prior).expand(len(self.mean), -1, -1).clone()
+        wide = np.stack([np.diag(self.prior)] * len(self.mean))
         wide[:, :size, :size] = self.covariance
-        self.covariance = wide
+        self.covariance, self.waiting = wide, np.zeros((len(self.mean), WAITING, len(self.prior)))
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
-        self.mean[targets], self.covariance[targets] = mean, torch.diag_embed(self.prior)
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
+        self._settle()
+        self.mean[targets], self.covariance[targets] = mean, np.diag(self.prior)
+
+    def state(self) -> dict[str, Array]:
+        return {**super().state(), "used": np.array(self.used), "forgotten": np.array(self.forgotten)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        self.used, self.forgotten = min(max(int(state["used"]), 0), WAITING), int(state["forgotten"])
 
 
 SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
 FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it keeps covariances well conditioned
 
 
-def inflate(covariance: Tensor, prior: Tensor, kept: Tensor) -> None:
+def inflate(covariance: Array, prior: Array, kept: Array, even: bool = True) -> None:
     """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
-    row and column are scaled down. What rounding has made lopsided is evened out; forgetting would amplify it.
+    row and column are scaled down. With `even`, what rounding has made lopsided is evened out; forgetting would amplify
+    it.
     """
-    if bool((kept == 1).all()):
-        return
-    kept = kept.view(-1, *[1] * (covariance.dim() - 1))
-    covariance.add_(covariance.mT.clone()).mul_(0.5 / kept)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    if bool((variance > SLACK * prior).any()):
-        down = (prior / variance.clamp_min(1e-300)).sqrt_().clamp_(max=1.0)
-        covariance *= down.unsqueeze(-1)
-        covariance *= down.unsqueeze(-2)
-    variance += FLOOR * (1 - kept[..., 0]) * prior
+    pairs = list(zip(covariance, kept.tolist(), strict=True))
+    forgetful = [(own, part) for own, part in pairs if part < 1]
+    for own, part in forgetful:
+        matrix = torch.from_numpy(own)
+        if even:
+            matrix.add_(matrix.mT.clone(memory_format=torch.contiguous_format)).mul_(0.5)
+        matrix.div_(part)
+    if forgetful and (diagonals(covariance) > SLACK * prior).any():
+        for own, _ in pairs:
+            down = np.minimum(np.sqrt(prior / np.maximum(diagonals(own), 1e-300)), 1.0)
+            if (down < 1).any():
+                own *= down[..., None]
+                own *= down[..., None, :]
+    for own, part in forgetful:
+        diagonals(own)[...] += FLOOR * (1 - part) * prior
 
 
 class Diagonal(Kept):
@@ -180,24 +248,24 @@ class Diagonal(Kept):
 
     names = ("mean", "variance")
 
-    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
-        self.network, self.mean, self.prior = network, mean.clone(), prior.clone()
-        self.variance = prior.expand_as(mean).clone()
+    def __init__(self, network: Network, mean: Array, prior: Array) -> None:
+        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        self.variance = np.stack([prior] * len(mean))
 
-    def spread(self, jacobian: Tensor) -> Tensor:
-        return jacobian * self.variance.unsqueeze(1)
+    def spread(self, jacobian: Array) -> Array:
+        return jacobian * self.variance[:, None]
 
-    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
-        self.variance /= 1 + self.variance * (b.mT @ found.jacobian).square().sum((1, 2))
+    def shrink(self, found: Dense, b: Array, root: Array) -> None:
+        self.variance /= 1 + self.variance * ((transposed(b) @ found.jacobian) ** 2).sum((1, 2))
 
-    def forget(self, kept: Tensor) -> None:
-        torch.minimum(self.variance / kept.unsqueeze(1), self.prior, out=self.variance)
+    def forget(self, kept: Array) -> None:
+        self.variance = np.minimum(self.variance / kept[:, None], self.prior)
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def grow(self, mean: Array, prior: Array) -> None:
         self.widen(mean, prior)
-        self.variance = torch.cat([self.variance, prior.expand(len(self.mean), -1)], 1)
+        self.variance = wider(self.variance, prior)
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self.mean[targets], self.variance[targets] = mean, self.prior
 
 
@@ -208,70 +276,74 @@ class LowRank(Kept):
 
     names = ("mean", "precision", "rows")
 
-    def __init__(self, network: Network, mean: Tensor, prior: Tensor, rank: int) -> None:
-        self.network, self.mean, self.prior, self.rank = network, mean.clone(), prior.clone(), rank
-        self.precision = (1 / prior).expand_as(mean).clone()
-        self.rows = mean.new_zeros(len(mean), rank, mean.shape[1])
+    def __init__(self, network: Network, mean: Array, prior: Array, rank: int) -> None:
+        self.network, self.mean, self.prior, self.rank = network, mean.copy(), prior.copy(), rank
+        self.precision = np.stack([1 / prior] * len(mean))
+        self.rows = np.zeros((len(mean), rank, mean.shape[1]))
 
-    def spread(self, jacobian: Tensor) -> Tensor:
+    def spread(self, jacobian: Array) -> Array:
         """By Woodbury's identity, J (diag(u) + W' W)^-1."""
-        scaled = self.rows / self.precision.unsqueeze(1)
-        inner = scaled @ self.rows.mT
-        inner.diagonal(dim1=1, dim2=2).add_(1)
-        found = jacobian / self.precision.unsqueeze(1)
-        less: Tensor = torch.cholesky_solve(scaled @ jacobian.mT, torch.linalg.cholesky(inner))
-        return found - less.mT @ scaled
+        scaled = self.rows / self.precision[:, None]
+        inner = product(scaled, transposed(self.rows))
+        diagonals(inner)[...] += 1
+        root, _ = inverse_root(inner)
+        less = product(product(jacobian, transposed(scaled)), transposed(root))
+        return jacobian / self.precision[:, None] - product(less, product(root, scaled))
 
-    def shrink(self, found: Dense, b: Tensor, factor: Tensor) -> None:
-        every = torch.cat([self.rows, (b.mT @ found.jacobian).flatten(1, 2)], 1)
-        _, vectors = torch.linalg.eigh(every @ every.mT)  # ascending
-        kept = vectors[:, :, -self.rank :].mT @ every
-        self.precision += (every.square().sum(1) - kept.square().sum(1)).clamp_min(0)
+    def shrink(self, found: Dense, b: Array, root: Array) -> None:
+        more = (transposed(b) @ found.jacobian).reshape(found.spread.shape)
+        every = np.concatenate([self.rows, more], 1)
+        vectors = eigenvectors(product(every, transposed(every)))  # ascending
+        kept = product(transposed(vectors[:, :, -self.rank :]), every)
+        self.precision += np.maximum(total(every**2, 1) - total(kept**2, 1), 0)
         self.rows = kept
 
-    def forget(self, kept: Tensor) -> None:
+    def forget(self, kept: Array) -> None:
         """Both parts shrink towards the prior's precision."""
-        part = kept.unsqueeze(1)
+        part = kept[:, None]
         self.precision = part * self.precision + (1 - part) / self.prior
-        self.rows = part.sqrt().unsqueeze(2) * self.rows
+        self.rows = np.sqrt(part)[:, None] * self.rows
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def grow(self, mean: Array, prior: Array) -> None:
         self.widen(mean, prior)
         count = len(self.mean)
-        self.precision = torch.cat([self.precision, (1 / prior).expand(count, -1)], 1)
-        self.rows = torch.cat([self.rows, self.rows.new_zeros(count, self.rank, len(prior))], 2)
+        self.precision = wider(self.precision, 1 / prior)
+        self.rows = np.concatenate([self.rows, np.zeros((count, self.rank, len(prior)))], 2)
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self.mean[targets], self.precision[targets], self.rows[targets] = mean, 1 / self.prior, 0.0
 
 
-def solved(found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """a [R, n, K]; L [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because their
-    covariance has lost its precision. e [R, n, K], b [R, n, K, K].
+def solved(variance: Array, e: Array, b: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """a [R, n, K]; G [R, m, m] with G' G = (I + B' V B)^-1; and which networks [R] could not be computed, because their
+    covariance has lost its precision. V [R, m, m], e [R, n, K], b [R, n, K, K].
     """
     r, n, k = e.shape
     if n * k == 1:  # the same in fewer steps
-        inner = 1 + b[..., 0].square() * found.variance
-        return e / inner, inner.sqrt(), ~(inner.view(r) > 0)
-    half = rooted(b, found.variance)  # B' V
-    inner = rooted(b, half.mT)
+        inner = 1 + b[..., 0] ** 2 * variance
+        return e / inner, 1 / np.sqrt(inner), ~(inner[:, 0, 0] > 0)
+    half = rooted(b, variance)  # B' V
+    inner = rooted(b, transposed(half))
     if k > 1:
-        inner = 0.5 * (inner + inner.mT)
-    inner.diagonal(dim1=1, dim2=2).add_(1)
-    factor, failed = torch.linalg.cholesky_ex(inner)
-    less = torch.cholesky_solve(half @ e.reshape(r, n * k, 1), factor)
-    return e - (b @ less.view(r, n, k, 1)).squeeze(3), factor, failed != 0
+        inner = 0.5 * (inner + transposed(inner))
+    diagonals(inner)[...] += 1
+    root, failed = inverse_root(inner)
+    less = transposed(root) @ (root @ (half @ e.reshape(r, n * k, 1)))
+    return e - (b @ less.reshape(r, n, k, 1))[..., 0], root, failed
 
 
-def rooted(b: Tensor, rows: Tensor) -> Tensor:
+def rooted(b: Array, rows: Array) -> Array:
     """B' rows, for B [R, n, K, K] and rows [R, n K, any]."""
     r, n, k, _ = b.shape
     if k == 1:
-        return b.view(r, n, 1) * rows
-    return (b.mT @ rows.reshape(r, n, k, -1)).view(r, n * k, -1)
+        return b[..., 0] * rows
+    return (transposed(b) @ rows.reshape(r, n, k, -1)).reshape(r, n * k, -1)
 
 
-def of_rows(variance: Tensor, n: int) -> Tensor:
+def of_rows(variance: Array, n: int) -> Array:
     """[R, n, K, K]: the covariance of each row's outputs, from that of all rows [R, m, m]."""
+    if n == 1:
+        return variance[:, None]
     k = variance.shape[1] // n
-    return variance.view(len(variance), n, k, n, k).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+    found: Array = np.einsum("rnknl->rnkl", variance.reshape(-1, n, k, n, k))
+    return found

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from evcl.streams.arrays import Array, log, log_of_sum, total
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Full
 from evcl.streams.observing import Classes
@@ -30,24 +31,31 @@ class Shares:
     """The probability [R] of each expert."""
 
     def __init__(self, experts: int) -> None:
-        self.log = torch.full((experts,), -math.log(experts), dtype=torch.float64)
+        self.log = np.full(experts, -math.log(experts))
 
     @property
-    def shares(self) -> Tensor:
-        return self.log.exp()
+    def shares(self) -> Array:
+        found: Array = np.exp(self.log)
+        return found
 
-    def learn(self, log_likelihood: Tensor) -> None:
+    def learn(self, log_likelihood: Array) -> None:
         """Bayes' rule with the log-likelihoods [R, n] of n rows."""
         r, n = log_likelihood.shape
-        after = (self.log + log_likelihood.sum(1).nan_to_num(LOST)).log_softmax(0).exp()
+        after = self.log + _finite(total(log_likelihood))
         stay = (1 - SWITCH) ** n
-        self.log = (stay * after + (1 - stay) / r).log()
+        self.log = np.log(stay * np.exp(after - log_of_sum(after)) + (1 - stay) / r)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {"log": self.log}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.log = state["log"].clone()
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.log = state["log"]
+
+
+def _finite(log_likelihood: Array) -> Array:
+    if np.isfinite(log_likelihood).all():
+        return log_likelihood
+    return np.nan_to_num(log_likelihood, nan=LOST)
 
 
 class Powers:
@@ -56,25 +64,23 @@ class Powers:
     """
 
     def __init__(self, experts: int) -> None:
-        self.start = torch.full((experts,), 1 / experts, dtype=torch.float64)
-        self.prior = torch.full((experts,), POWERS, dtype=torch.float64)
-        self.row = torch.empty(0, dtype=torch.float64)
+        self.start = np.full(experts, 1 / experts)
+        self.prior = np.full(experts, POWERS)
+        self.row = np.empty(0)
 
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return (x @ weights[0]).unsqueeze(0), x.unsqueeze(0)
+    def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
+        return (x @ weights[0])[None], x[None]
 
     @staticmethod
-    def inputs(p: Tensor) -> Tensor:
+    def inputs(p: Array) -> Array:
         """[n, K, R], from the experts' probabilities p [R, n, K + 1]."""
-        logs = p.clamp_min(LEAST).log()
-        return (logs[..., 1:] - logs[..., :1]).permute(1, 2, 0)
+        logs = log(p, LEAST)
+        return (logs[..., 1:] - logs[..., :1]).transpose(1, 2, 0)
 
 
 def blend(experts: int) -> Experts:
     """Learns the powers of this many experts."""
-    found = Experts(Powers(experts), Full, [MEMORY])
-    found.observing = Classes()
-    return found
+    return Experts([Powers(experts)], Full, [MEMORY], Classes())
 
 
 class Overtaking:
@@ -84,24 +90,24 @@ class Overtaking:
     `comparable` [R, R]: whether the first expert has the shape of the second, and forgets faster.
     """
 
-    def __init__(self, comparable: Tensor) -> None:
+    def __init__(self, comparable: NDArray[np.bool_]) -> None:
         self.comparable = comparable
-        self.ahead = torch.zeros(comparable.shape, dtype=torch.float64)  # [a, b]: how far a is ahead of b
+        self.ahead = np.zeros(comparable.shape)  # [a, b]: how far a is ahead of b
 
-    def learn(self, log_likelihood: Tensor) -> list[tuple[int, int]]:
+    def learn(self, log_likelihood: Array) -> list[tuple[int, int]]:
         """Pairs (slow, fast) in which fast has overtaken slow, from log-likelihoods [R, n] of experts."""
-        total = log_likelihood.sum(1)
-        self.ahead = (self.ahead + total.unsqueeze(1) - total).clamp_min(0) * self.comparable
+        each = total(log_likelihood)
+        self.ahead = np.maximum(self.ahead + each[:, None] - each, 0) * self.comparable
         found = []
         while float(self.ahead.max()) > OVERTAKEN:
-            fast, slow = divmod(int(self.ahead.argmax()), len(total))
+            fast, slow = divmod(int(self.ahead.argmax()), len(each))
             found.append((slow, fast))
             self.ahead[:, slow] = 0
             self.ahead[slow] = 0
         return found
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {"ahead": self.ahead}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.ahead = state["ahead"].clone()
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.ahead = state["ahead"]

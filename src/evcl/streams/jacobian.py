@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
@@ -20,6 +21,7 @@ from torch.func import functional_call, jacrev, vmap
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.nn import MLP
+from evcl.streams.arrays import Array, transposed
 
 HIDDEN, OUT, BIAS = 4.0, 16.0, 4.0  # prior variances: of hidden and of output weights times the fan-in, of biases
 
@@ -29,11 +31,11 @@ class Network(Protocol):
     [features + 1]: the variances of the weights of one output.
     """
 
-    start: Tensor
-    prior: Tensor
-    row: Tensor
+    start: Array
+    prior: Array
+    row: Array
 
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
         """The outputs [R, n, K] for inputs x [n, ...], and their derivatives [R, n, K, P]."""
         ...
 
@@ -44,64 +46,81 @@ class Perceptron:
     Without hidden layers, this is a linear model.
     """
 
-    def __init__(self, widths: Sequence[int], activation: str, skip: bool, start: Tensor) -> None:
+    def __init__(self, widths: Sequence[int], activation: str, skip: bool, start: Array) -> None:
         self.widths, self.activation, self.skip, self.start = list(widths), activation, skip, start
         self.groups: list[tuple[int, int, int]] = []  # of each hidden layer: its first weight, units, weights per unit
         variances, place = [], 0
         for fan_in, units in pairwise(widths):
             self.groups.append((place, units, fan_in + 1))
             place += units * (fan_in + 1)
-            own = start.new_full((units, fan_in + 1), HIDDEN / fan_in)
+            own = np.full((units, fan_in + 1), HIDDEN / fan_in)
             own[:, -1] = BIAS / 4
             variances.append(own.flatten())
-        self.prior = torch.cat(variances) if variances else start.new_empty(0)
+        self.prior = np.concatenate(variances) if variances else np.empty(0)
         inputs, last = widths[0], widths[-1]
-        parts = [start.new_full((last,), OUT / last)] if len(widths) > 1 else []
+        parts = [np.full(last, OUT / last)] if len(widths) > 1 else []
         if skip or len(widths) == 1:
-            parts.append(start.new_full((inputs,), HIDDEN / inputs))
-        self.row = torch.cat([*parts, start.new_full((1,), BIAS)])
+            parts.append(np.full(inputs, HIDDEN / inputs))
+        self.row = np.concatenate([*parts, np.full(1, BIAS)])
 
-    def backward(self, weights: Tensor, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
+    def backward(self, weights: Array, x: Array) -> tuple[Array, list[tuple[Array, Array]], Array]:
         """The outputs [R, n, K]. For each hidden layer, the inputs of its units [R, n, size], the last of which is 1,
         and the derivatives [R, n, K, units] of the outputs by the units' sums. And the inputs of the outputs.
         """
         r, n = len(weights), len(x)
-        ones = x.new_ones(r, n, 1)
-        inputs = torch.cat([x.flatten(1).expand(r, -1, -1), ones], 2)
+        inputs = np.ones((r, n, self.widths[0] + 1))
+        inputs[..., :-1] = x.reshape(n, -1)
         below, slopes, a, z = [], [], inputs, inputs
-        layers = [weights[:, start : start + units * size].view(r, units, size) for start, units, size in self.groups]
+        layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
         for layer in layers:
             below.append(a)
-            z, slope = self.activated(a @ layer.mT)
+            z, slope = self.activated(a @ transposed(layer))
             slopes.append(slope)
-            a = torch.cat([z, ones], 2)
+            a = np.concatenate([z, inputs[..., -1:]], 2)
         if self.skip and layers:
-            a = torch.cat([z, inputs], 2)
-        rows = weights[:, len(self.start) :].view(r, -1, len(self.row))
-        deltas, back = [], rows.unsqueeze(1)  # [R, n, K, units]
-        for layer, slope in zip(layers[::-1], slopes[::-1], strict=True):
-            deltas.append(back[..., : layer.shape[1]] * slope.unsqueeze(2))
-            back = deltas[-1] @ layer.unsqueeze(1)
-        return a @ rows.mT, list(zip(below, deltas[::-1], strict=True)), a
+            a = np.concatenate([z, inputs], 2)
+        rows = weights[:, len(self.start) :].reshape(r, -1, len(self.row))
+        deltas, back = [], rows[:, None]  # [R, n, K, units]
+        for i in range(len(layers) - 1, -1, -1):
+            deltas.append(back[..., : layers[i].shape[1]] * slopes[i][:, :, None])
+            if i:
+                back = deltas[-1] @ layers[i][:, None]
+        return a @ transposed(rows), list(zip(below, deltas[::-1], strict=True)), a
 
-    def activated(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def activated(self, z: Array) -> tuple[Array, Array]:
         """The activation of sums z, and its derivative."""
         if self.activation == "relu":
-            return z.relu(), (z > 0).to(z)
-        h = z.tanh()
-        return h, 1 - h.square()
+            return np.maximum(z, 0), (z > 0).astype(np.float64)
+        h = np.tanh(z)
+        return h, 1 - h * h
 
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
         f, layers, a = self.backward(weights, x)
-        r, n, k = f.shape
+        return f, self.dense(f.shape[2], layers, a)
+
+    def dense(self, k: int, layers: list[tuple[Array, Array]], a: Array) -> Array:
+        """J [R, n, K, P], from what `backward` returns."""
+        r, n, size = a.shape
         first = len(self.start)
-        found = x.new_zeros(r, n, k, weights.shape[1])
-        for (start, units, size), (below, delta) in zip(self.groups, layers, strict=True):
-            own = found[..., start : start + units * size].unflatten(3, (units, size))
-            own.copy_(delta.unsqueeze(4) * below.view(r, n, 1, 1, size))
-        rows = found[..., first:].unflatten(3, (k, len(self.row)))
-        rows.diagonal(dim1=2, dim2=3).copy_(a.unsqueeze(3).expand(-1, -1, -1, k))
-        return f, found
+        found = np.zeros((r, n, k, first + k * size))
+        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
+            own = found[..., start : start + units * width].reshape(r, n, k, units, width)  # a view
+            np.multiply(delta[..., None], below[:, :, None, None], out=own)
+        for output in range(k):
+            place = first + output * size
+            found[:, :, output, place : place + size] = a
+        return found
+
+    def times(self, layers: list[tuple[Array, Array]], a: Array, matrices: Array) -> Array:
+        """[R, K, P]: J S for a single row and S [R, P, P], without J: one product for each unit and output, rather than
+        one with all of S for each output.
+        """
+        r, _, size = a.shape
+        found = (a[:, None] @ matrices[:, len(self.start) :].reshape(r, -1, size, matrices.shape[2]))[:, :, 0]
+        for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
+            own = matrices[:, start : start + units * width].reshape(r, units, width, -1)
+            found += delta[:, 0] @ (below[:, None] @ own)[:, :, 0]
+        return found
 
 
 class Module:
@@ -113,13 +132,13 @@ class Module:
         self.network = network = copy.deepcopy(network).double().eval()
         self.shapes = {name: p.shape for name, p in network.named_parameters() if p.requires_grad}
         own = dict(network.named_parameters())
-        self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)])
+        self.start = torch.cat([own[name].detach().flatten() for name in self.shapes] or [x.new_empty(0)]).numpy()
         fans = [math.prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes.values()]
         each = [
-            x.new_full((shape.numel(),), HIDDEN / f if f else BIAS / 16)
+            np.full(shape.numel(), HIDDEN / f if f else BIAS / 16)
             for f, shape in zip(fans, self.shapes.values(), strict=True)
         ]
-        self.prior = torch.cat(each or [x.new_empty(0)])
+        self.prior = np.concatenate(each or [np.empty(0)])
         try:
             with torch.no_grad():
                 features = self.network(x)
@@ -128,9 +147,10 @@ class Module:
         if not isinstance(features, Tensor) or len(features) != len(x):
             raise EvclError("the network must return one tensor [n, ...] with the features of n rows")
         count = features[0].numel()
-        self.row = torch.cat([x.new_full((count,), OUT / count), x.new_full((1,), BIAS)])
+        self.row = np.concatenate([np.full(count, OUT / count), np.full(1, BIAS)])
 
-    def jacobian(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.inference_mode()
+    def jacobian(self, weights: Array, x: Array) -> tuple[Array, Array]:
         def outputs(flat: Tensor, one: Tensor) -> Any:
             places, parts = 0, {}
             for name, shape in self.shapes.items():
@@ -142,8 +162,8 @@ class Module:
             return f, f
 
         each = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))
-        found, f = vmap(each, in_dims=(0, None))(weights, x)
-        return f, found
+        found, f = vmap(each, in_dims=(0, None))(torch.from_numpy(weights), torch.from_numpy(x))
+        return f.numpy(), found.numpy()
 
 
 def default(inputs: int, hidden: int, seed: int) -> Perceptron:
@@ -151,7 +171,7 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
     rules on single columns need not be found among all of them.
     """
     if not hidden:
-        return Perceptron([inputs], "tanh", True, torch.empty(0, dtype=torch.float64))
+        return Perceptron([inputs], "tanh", True, np.empty(0))
     source = generator(seed, "stream")
     w = GAIN * torch.randn(hidden, inputs, generator=source, dtype=torch.float64) / math.sqrt(inputs)
     for unit in range(hidden // 2):
@@ -160,7 +180,7 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
         alone[some] = torch.randn(len(some), generator=source, dtype=torch.float64) / math.sqrt(len(some))
         w[unit] = SHARP * GAIN * alone
     b = 0.7 * GAIN * torch.randn(hidden, 1, generator=source, dtype=torch.float64)
-    return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten())
+    return Perceptron([inputs, hidden], "tanh", True, torch.cat([w, b], 1).flatten().numpy())
 
 
 SHARP = 2.5  # how much larger it is where a unit looks at few inputs
@@ -175,5 +195,5 @@ def of(network: nn.Module, x: Tensor) -> Network:
         raise EvclError(f"the network takes {network.inputs} numbers per row, not {width}")
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     parts = [torch.cat([one.weight, one.bias.unsqueeze(1)], 1).detach().double().flatten() for one in layers]
-    start = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    start = torch.cat(parts).numpy() if parts else np.empty(0)
     return Perceptron([network.inputs, *network.hidden], "relu", False, start)

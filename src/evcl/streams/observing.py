@@ -8,148 +8,171 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from numpy.typing import NDArray
 
+from evcl.streams.arrays import (
+    Array,
+    diagonal_matrices,
+    diagonals,
+    log,
+    log_of_sum,
+    log_sigmoid,
+    product,
+    sigmoid,
+    total,
+    within,
+)
 from evcl.streams.filters import rooted
 
+Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
 PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sqrt(1 + w pi / 8)) (MacKay, 1992)
 MOST = 30.0  # the largest log rate
 SOFTER = (0.25, 0.5, 0.75)  # softer predictions are proportional to p^(1 - s)
+POWERS = 1 - np.array(SOFTER)[:, None, None]
 SQUARE = 9.0  # the largest squared error, in variances, that counts as evidence of a change
 
 
 class Observing(Protocol):
     """One for each group of R networks. A prediction is a tensor [R, n, ...] whose last axis depends on the kind."""
 
-    def predict(self, f: Tensor, w: Tensor) -> Tensor:
+    def predict(self, f: Array, w: Array) -> Array:
         """[R, n, ...]: the prediction for outputs f [R, n, K] with covariances w [R, n, K, K]."""
         ...
 
-    def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def log_likelihood(self, predicted: Array, y: Targets) -> Array:
         """[R, n]: the log of the predicted probability or density of y."""
         ...
 
-    def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
         """e [R, n, K] and B [R, n, K, K] (see filters.py)."""
         ...
 
-    def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def softer(self, predicted: Array, y: Targets) -> Array:
         """[s, n]: the log of q(y) / p(y) for predictions q less sure than p, one for each of `SOFTER`."""
         ...
 
-    def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def surprise(self, predicted: Array, y: Targets) -> Array:
         """[n]: -log p(y) less its mean under p."""
         ...
 
-    def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
+    def mixed(self, predicted: Array, shares: Array) -> Array:
         """[1, n, ...]: the prediction of experts [R, n, ...] with these shares [R]."""
         ...
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
         `kept` [R] is the part of earlier rows to keep.
         """
         ...
 
-    def state(self) -> dict[str, Tensor]: ...
+    def state(self) -> dict[str, Array]: ...
 
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+    def restore(self, state: Mapping[str, Array]) -> None: ...
+
+
+def mean_of(values: Array, shares: Array) -> Array:
+    """[1, n, ...]: the mean of values [R, n, ...] with these shares [R]."""
+    return total(shares[:, None, None] * values, 0)[None]
 
 
 class _NoNoise:
-    def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
-        return (shares.view(-1, 1, 1) * predicted).sum(0, keepdim=True)
+    def mixed(self, predicted: Array, shares: Array) -> Array:
+        return mean_of(predicted, shares)
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         pass
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         pass
 
 
 class Classes(_NoNoise):
     """One of K + 1 classes: softmax(0, f). Predictions are probabilities [R, n, K + 1]; y [n] are places of classes."""
 
-    def predict(self, f: Tensor, w: Tensor) -> Tensor:
+    def predict(self, f: Array, w: Array) -> Array:
         if f.shape[2] == 1:  # the same in fewer steps
-            odds = f / (1 + PROBIT * w.squeeze(3).clamp_min(0)).sqrt()
-            return torch.cat([-odds, odds], 2).sigmoid()
-        return flattened(F.pad(f, (1, 0)), F.pad(w, (1, 0, 1, 0)))
+            odds = f / np.sqrt(1 + PROBIT * np.maximum(w[..., 0], 0))
+            return sigmoid(np.concatenate([-odds, odds], 2))
+        r, n, k = f.shape
+        padded, wide = np.zeros((r, n, k + 1)), np.zeros((r, n, k + 1, k + 1))
+        padded[..., 1:], wide[..., 1:, 1:] = f, w
+        return flattened(padded, wide)
 
-    def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def log_likelihood(self, predicted: Array, y: Targets) -> Array:
         return log_of(predicted, y)
 
-    def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
         """B B' = diag(p) - p p' for all classes but the first: B = diag(s) - p s' / (1 + sqrt(p_0)), s = sqrt(p)."""
         if predicted.shape[2] == 2:
-            p = predicted[..., 1:].clamp(LEAST, 1 - LEAST)
-            return y.view(-1, 1) - p, (p * (1 - p)).sqrt().unsqueeze(3)
-        p = predicted.clamp_min(LEAST)
-        p = p / p.sum(-1, keepdim=True)
-        first, p = p[..., :1], p[..., 1:]
-        s = p.sqrt()
-        b = torch.diag_embed(s) - p.unsqueeze(-1) * (s / (1 + first.sqrt())).unsqueeze(-2)
-        return F.one_hot(y, p.shape[-1] + 1)[:, 1:] - p, b
+            p = within(predicted[..., 1:], LEAST, 1 - LEAST)
+            return y[:, None] - p, np.sqrt(p * (1 - p))[..., None]
+        p = np.maximum(predicted, LEAST)
+        p = p / total(p)[..., None]
+        s = np.sqrt(p)
+        first, p, s = s[..., :1], p[..., 1:], s[..., 1:]
+        b = -p[..., None] * (s / (1 + first))[..., None, :]
+        diagonals(b)[...] += s
+        return (y[:, None] == np.arange(1, predicted.shape[2])) - p, b
 
-    def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
-        log_p = predicted[0].clamp_min(1e-12).log()
-        found = [((1 - s) * log_p).log_softmax(1) - log_p for s in SOFTER]
-        return torch.stack([one.gather(1, y.unsqueeze(1)).squeeze(1) for one in found])
+    def softer(self, predicted: Array, y: Targets) -> Array:
+        log_p = log(predicted[0], 1e-12)
+        softer = POWERS * log_p
+        rows = np.arange(len(y))
+        found: Array = softer[:, rows, y] - log_of_sum(softer)[..., 0] - log_p[rows, y]
+        return found
 
-    def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
-        expected: Tensor = torch.special.entr(predicted[0]).sum(1)
-        return -log_of(predicted, y)[0] - expected
+    def surprise(self, predicted: Array, y: Targets) -> Array:
+        p = predicted[0]
+        return total(p * log(p)) - log_of(predicted, y)[0]
 
 
-def flattened(f: Tensor, w: Tensor) -> Tensor:
+def flattened(f: Array, w: Array) -> Array:
     """[..., C]: the softmax of outputs N(f, w), f [..., C] and w [..., C, C], about averaged over them: MacKay's
     formula for each pair of classes.
     """
-    v = w.diagonal(dim1=-2, dim2=-1)
-    apart = (v.unsqueeze(-1) + v.unsqueeze(-2) - 2 * w).clamp_min(0)
-    odds = (f.unsqueeze(-2) - f.unsqueeze(-1)) / (1 + PROBIT * apart).sqrt()  # of class j against i, in logs
-    p = (-odds.logsumexp(-1)).exp()
-    return p / p.sum(-1, keepdim=True)
+    v = diagonals(w)
+    apart = np.maximum(v[..., None] + v[..., None, :] - 2 * w, 0)
+    odds = (f[..., None, :] - f[..., None]) / np.sqrt(1 + PROBIT * apart)  # of class j against i, in logs
+    p = np.exp(-log_of_sum(odds)[..., 0])
+    return p / total(p)[..., None]
 
 
-def log_of(p: Tensor, y: Tensor) -> Tensor:
+def log_of(p: Array, y: Targets) -> Array:
     """[R, n]: the log of the probability of y [n] in p [R, n, C]."""
-    own = p.gather(2, y.view(1, -1, 1).expand(len(p), -1, -1)).squeeze(2)
-    return own.clamp_min(torch.finfo(p.dtype).tiny).log()
+    return log(p[:, np.arange(len(y)), y])
 
 
 class Labels(_NoNoise):
     """K yes-or-no labels, y [n, K] of 0 and 1. Predictions are the probabilities of 1 [R, n, K]."""
 
-    def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return (f / (1 + PROBIT * w.diagonal(dim1=2, dim2=3).clamp_min(0)).sqrt()).sigmoid()
+    def predict(self, f: Array, w: Array) -> Array:
+        return sigmoid(f / np.sqrt(1 + PROBIT * np.maximum(diagonals(w), 0)))
 
-    def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
-        own = torch.where(y > 0.5, predicted, 1 - predicted)
-        return own.clamp_min(torch.finfo(own.dtype).tiny).log().sum(2)
+    def log_likelihood(self, predicted: Array, y: Targets) -> Array:
+        return total(log(np.where(y > 0.5, predicted, 1 - predicted)))
 
-    def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        p = predicted.clamp(LEAST, 1 - LEAST)
-        return y - p, torch.diag_embed((p * (1 - p)).sqrt())
+    def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
+        p = within(predicted, LEAST, 1 - LEAST)
+        return y - p, diagonal_matrices(np.sqrt(p * (1 - p)))
 
-    def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
-        odds = torch.logit(predicted[0], 1e-12)
-        right = torch.where(y > 0.5, odds, -odds)
-        found = [F.logsigmoid((1 - s) * right) - F.logsigmoid(right) for s in SOFTER]
-        return torch.stack(found).sum(2)
+    def softer(self, predicted: Array, y: Targets) -> Array:
+        p = within(predicted[0], 1e-12, 1 - 1e-12)
+        odds = np.log(p / (1 - p))
+        right = np.where(y > 0.5, odds, -odds)
+        return total(log_sigmoid(POWERS * right) - log_sigmoid(right))
 
-    def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
-        expected: Tensor = (torch.special.entr(p) + torch.special.entr(1 - p)).sum(1)
-        return -self.log_likelihood(predicted, y)[0] - expected
+        found: Array = total(p * log(p) + (1 - p) * log(1 - p)) - self.log_likelihood(predicted, y)[0]
+        return found
 
 
 class Numbers:
@@ -162,52 +185,52 @@ class Numbers:
 
     def __init__(self, replicas: int, targets: int, noise: float | None) -> None:
         self.known = noise is not None
-        self.noise = torch.full((replicas, targets), 1.0 if noise is None else noise**2, dtype=torch.float64)
-        self.count = torch.full((replicas,), FIRST_ROWS, dtype=torch.float64)
+        self.noise = np.full((replicas, targets), 1.0 if noise is None else noise**2)
+        self.count = np.full(replicas, FIRST_ROWS)
 
-    def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        return torch.cat([f, self.noise.unsqueeze(1).expand_as(f), w.diagonal(dim1=2, dim2=3).clamp_min(0)], 2)
+    def predict(self, f: Array, w: Array) -> Array:
+        return np.concatenate([f, self.noise[:, None] + 0 * f, np.maximum(diagonals(w), 0)], 2)
 
-    def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
-        f, noise, w = predicted.chunk(3, 2)
+    def log_likelihood(self, predicted: Array, y: Targets) -> Array:
+        f, noise, w = parts(predicted, 3)
         v = noise + w
-        return -0.5 * ((y - f).square() / v + v.log() + math.log(2 * math.pi)).sum(2)
+        return -0.5 * total((y - f) ** 2 / v + np.log(v) + math.log(2 * math.pi))
 
-    def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        f, noise, _ = predicted.chunk(3, 2)
-        return (y - f) / noise, torch.diag_embed(noise.rsqrt())
+    def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
+        f, noise, _ = parts(predicted, 3)
+        return (y - f) / noise, diagonal_matrices(1 / np.sqrt(noise))
 
-    def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
-        f, noise, w = predicted[0].chunk(3, 1)
-        square = ((y - f).square() / (noise + w)).clamp_max(SQUARE)  # one outlier is no change
-        return torch.stack([0.5 * (s * square + math.log(1 - s)).sum(1) for s in SOFTER])
+    def softer(self, predicted: Array, y: Targets) -> Array:
+        f, noise, w = parts(predicted[0], 3)
+        square = np.minimum((y - f) ** 2 / (noise + w), SQUARE)  # one outlier is no change
+        return 0.5 * total((1 - POWERS) * square + np.log(POWERS))
 
-    def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
-        f, noise, w = predicted[0].chunk(3, 1)
-        return 0.5 * ((y - f).square() / (noise + w) - 1).sum(1)
+    def surprise(self, predicted: Array, y: Targets) -> Array:
+        f, noise, w = parts(predicted[0], 3)
+        return 0.5 * total((y - f) ** 2 / (noise + w) - 1)
 
-    def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
+    def mixed(self, predicted: Array, shares: Array) -> Array:
         """The mean and variance of the mixture; where experts disagree, their outputs are uncertain."""
-        f, noise, w = ((shares.view(-1, 1, 1) * one).sum(0, keepdim=True) for one in predicted.chunk(3, 2))
-        apart = (shares.view(-1, 1, 1) * (predicted.chunk(3, 2)[0] - f).square()).sum(0, keepdim=True)
-        return torch.cat([f, noise, w + apart], 2)
+        f, noise, w = parts(mean_of(predicted, shares), 3)
+        apart = mean_of((parts(predicted, 3)[0] - f) ** 2, shares)
+        return np.concatenate([f, noise, w + apart], 2)
 
-    def learn(self, f: Tensor, variance: Tensor, a: Tensor, b: Tensor, factor: Tensor, y: Tensor, kept: Tensor) -> None:
+    def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         if self.known:
             return
-        after = f + (variance @ a.reshape(len(a), -1, 1)).view_as(f)
-        less = torch.linalg.solve_triangular(factor, rooted(b, variance), upper=False)
-        left = variance.diagonal(dim1=1, dim2=2) - less.square().sum(1)
-        error = ((y - after).square() + left.view_as(f)).sum(1)
-        total = self.count + y.shape[0]
-        self.noise = ((self.count.unsqueeze(1) * self.noise + error) / total.unsqueeze(1)).clamp_min(1e-12)
-        self.count = (kept * total).clamp_min(FIRST_ROWS)
+        after = f + (variance @ a.reshape(len(a), -1, 1)).reshape(f.shape)
+        less = product(root, rooted(b, variance))
+        left = diagonals(variance) - total(less * less, 1)
+        error = total((y - after) ** 2 + left.reshape(f.shape), 1)
+        rows = self.count + len(y)
+        self.noise = np.maximum((self.count[:, None] * self.noise + error) / rows[:, None], 1e-12)
+        self.count = np.maximum(kept * rows, FIRST_ROWS)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {"noise": self.noise, "count": self.count}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.noise, self.count = state["noise"].clone(), state["count"].clone()
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.noise, self.count = state["noise"], state["count"]
 
 
 FIRST_ROWS = 4.0  # rows that the first value of the noise counts for
@@ -219,46 +242,58 @@ class Counts(_NoNoise):
     """
 
     def __init__(self, targets: int) -> None:
-        self.offset = torch.zeros(targets, dtype=torch.float64)  # the log of the mean of earlier counts
+        self.offset = np.zeros(targets)  # the log of the mean of earlier counts
 
-    def predict(self, f: Tensor, w: Tensor) -> Tensor:
-        v = w.diagonal(dim1=2, dim2=3).clamp(0, MOST)
-        rate = (f + self.offset + 0.5 * v).clamp_max(MOST).exp()
-        return torch.cat([rate, rate + rate.square() * v.expm1()], 2)
+    def predict(self, f: Array, w: Array) -> Array:
+        v = within(diagonals(w), 0, MOST)
+        rate = np.exp(np.minimum(f + self.offset + 0.5 * v, MOST))
+        return np.concatenate([rate, rate + rate**2 * np.expm1(v)], 2)
 
-    def log_likelihood(self, predicted: Tensor, y: Tensor) -> Tensor:
-        return _negative_binomial(y, *predicted.chunk(2, 2)).sum(2)
+    def log_likelihood(self, predicted: Array, y: Targets) -> Array:
+        return total(_negative_binomial(y, *parts(predicted, 2)))
 
-    def derivatives(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rate = predicted.chunk(2, 2)[0]
-        return y - rate, torch.diag_embed(rate.sqrt())
+    def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
+        rate = parts(predicted, 2)[0]
+        return y - rate, diagonal_matrices(np.sqrt(rate))
 
-    def softer(self, predicted: Tensor, y: Tensor) -> Tensor:
-        rate, variance = predicted[0].chunk(2, 1)
-        own = _negative_binomial(y, rate, variance)
-        found = [_negative_binomial(y, rate, variance / (1 - s)) - own for s in SOFTER]
-        most = [0.5 * (s * SQUARE + math.log(1 - s)) for s in SOFTER]  # as for numbers
-        return torch.stack([one.clamp_max(high).sum(1) for one, high in zip(found, most, strict=True)])
+    def softer(self, predicted: Array, y: Targets) -> Array:
+        rate, variance = parts(predicted[0], 2)
+        found = _negative_binomial(y, rate, variance / POWERS) - _negative_binomial(y, rate, variance)
+        most = 0.5 * ((1 - POWERS) * SQUARE + np.log(POWERS))  # as for numbers
+        return total(np.minimum(found, most))
 
-    def surprise(self, predicted: Tensor, y: Tensor) -> Tensor:
+    def surprise(self, predicted: Array, y: Targets) -> Array:
         """As if the counts were Gaussian: their entropy has no closed form."""
-        rate, variance = predicted[0].chunk(2, 1)
-        return 0.5 * ((y - rate).square() / variance - 1).sum(1)
+        rate, variance = parts(predicted[0], 2)
+        return 0.5 * total((y - rate) ** 2 / variance - 1)
 
-    def mixed(self, predicted: Tensor, shares: Tensor) -> Tensor:
-        rate, variance = ((shares.view(-1, 1, 1) * one).sum(0, keepdim=True) for one in predicted.chunk(2, 2))
-        apart = (shares.view(-1, 1, 1) * (predicted.chunk(2, 2)[0] - rate).square()).sum(0, keepdim=True)
-        return torch.cat([rate, variance + apart], 2)
+    def mixed(self, predicted: Array, shares: Array) -> Array:
+        rate, variance = parts(mean_of(predicted, shares), 2)
+        apart = mean_of((parts(predicted, 2)[0] - rate) ** 2, shares)
+        return np.concatenate([rate, variance + apart], 2)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Array]:
         return {"offset": self.offset}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.offset = state["offset"].clone()
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.offset = state["offset"]
 
 
-def _negative_binomial(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _negative_binomial(y: Targets, mean: Array, variance: Array) -> Array:
     """The log of its probability, elementwise; nearly a Poisson where the variance is hardly above the mean."""
-    size = mean.square() / (variance - mean).maximum(1e-6 * mean)
-    more = torch.lgamma(y + size) - torch.lgamma(size) - torch.lgamma(y + 1)
-    return more - size * torch.log1p(mean / size) + y * (mean.log() - (mean + size).log())
+    size = mean**2 / np.maximum(variance - mean, 1e-6 * mean)
+    more = _lgamma(y + size) - _lgamma(size) - _lgamma(y + 1)
+    found: Array = more - size * np.log1p(mean / size) + y * (np.log(mean) - np.log(mean + size))
+    return found
+
+
+def _lgamma(a: Array) -> Array:
+    """log Gamma(a), which numpy does not have."""
+    found: Array = torch.from_numpy(a).lgamma().numpy()
+    return found
+
+
+def parts(predicted: Array, count: int) -> list[Array]:
+    """A prediction [..., count K] as this many parts [..., K]."""
+    k = predicted.shape[-1] // count
+    return [predicted[..., i * k : (i + 1) * k] for i in range(count)]

@@ -34,7 +34,7 @@ class Online:
         self.alarms: list[Any] = []  # it raises none
         self.rows, self.settings = 0, {"inputs": inputs, "classes": classes, "seed": seed, "lr": lr}
         network = default(inputs, UNITS, seed)
-        self.hidden = network.start.view(UNITS, inputs + 1).clone().requires_grad_()
+        self.hidden = torch.from_numpy(network.start).view(UNITS, inputs + 1).clone().requires_grad_()
         self.out = torch.zeros(classes - 1, len(network.row), dtype=torch.float64, requires_grad=True)
         self.optimizer = torch.optim.Adam([self.hidden, self.out], lr)
         self.scaling = Scaling(inputs)
@@ -47,17 +47,18 @@ class Online:
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, None]:
         """Predict, then learn: the probabilities [n, classes] before the rows are learned."""
         x = x.double()
-        logits = self._logits(squashed(self.scaling.scaled(x)))
+        logits = self._logits(torch.from_numpy(squashed(self.scaling.scaled(x.numpy()))))
         self.optimizer.zero_grad()
         cross_entropy(logits, y).backward()
         self.optimizer.step()
-        self.scaling.add(x)
+        self.scaling.add(x.numpy())
         self.rows += len(x)
         return logits.detach().softmax(1), None
 
     def _tensors(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        found = {"hidden": self.hidden.detach(), "out": self.out.detach(), **self.scaling.state()}
+        found = {"hidden": self.hidden.detach(), "out": self.out.detach()}
+        found |= {name: torch.from_numpy(array) for name, array in self.scaling.state().items()}
         for name, parameter in (("hidden", self.hidden), ("out", self.out)):
             state = self.optimizer.state[parameter] or {
                 "step": torch.zeros(()),
@@ -90,6 +91,6 @@ class Online:
             for name, parameter in (("hidden", learner.hidden), ("out", learner.out)):
                 keys = ("step", "exp_avg", "exp_avg_sq")
                 learner.optimizer.state[parameter] = {key: file.get_tensor(f"{name} {key}") for key in keys}
-            learner.scaling.restore({name: file.get_tensor(name) for name in learner.scaling.state()})
+            learner.scaling.restore({name: file.get_tensor(name).numpy() for name in learner.scaling.state()})
             learner.rows = rows
         return learner

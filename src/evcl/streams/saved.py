@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
@@ -78,8 +78,7 @@ def load(path: str | os.PathLike[str], network: nn.Module | None = None) -> Stre
             math.prod(shape) != tensors["scaling/mean"].numel() or min(shape) < 1
         ):  # before anything of that size is made
             raise EvclError("the shape of its rows does not fit")
-        x = torch.zeros((1, *shape), dtype=torch.float64)
-        stream._begin(x, stream._targets or max(0, len(stream.classes) - 1))
+        stream._begin(np.zeros((1, *shape)), stream._targets or max(0, len(stream.classes) - 1))
         stream.alarms = [
             Alarm(a["row"], a["surprise"], tuple(a["columns"]), a["action"], tuple(a["reasons"]))
             for a in saved["alarms"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from evcl.streams.arrays import Array, within
 
 LONGEST = 10_000  # rows: the mean and deviation forget at this rate, so that they follow slow changes
 FARTHEST = 10.0  # deviations: a number counts as if it were at most this far from the mean,
@@ -17,12 +18,12 @@ class Scaling:
     """The running mean and variance of D columns."""
 
     def __init__(self, columns: int) -> None:
-        self.count = torch.zeros((), dtype=torch.float64)
-        self.mean = torch.zeros(columns, dtype=torch.float64)
-        self.variance = torch.zeros(columns, dtype=torch.float64)
-        self.std = torch.ones(columns, dtype=torch.float64)  # 1 for a column that has been constant so far
+        self.count = 0.0
+        self.mean = np.zeros(columns)
+        self.variance = np.zeros(columns)
+        self.std = np.ones(columns)  # 1 for a column that has been constant so far
 
-    def scaled(self, x: Tensor) -> Tensor:
+    def scaled(self, x: Array) -> Array:
         """(x - mean) / std for x [n, D]; before any row, with the mean and deviation of these rows."""
         if not self.count:
             own = Scaling(len(self.mean))
@@ -30,32 +31,34 @@ class Scaling:
             return (x - own.mean) / own.std
         return (x - self.mean) / self.std
 
-    def add(self, x: Tensor) -> None:
+    def add(self, x: Array) -> None:
         """Learn from rows x [n, D]. Of a number far outside what was usual, only a part counts."""
         n = len(x)
         if self.count >= ENOUGH:
-            x = x.clamp(self.mean - FARTHEST * self.std, self.mean + FARTHEST * self.std)
-        part = n / (float(self.count) + n)
-        away = x.mean(0) - self.mean
-        within = away.square() * (1 - part)
+            reach = FARTHEST * self.std
+            x = within(x, self.mean - reach, self.mean + reach)
+        part = n / (self.count + n)
+        away = (x[0] if n == 1 else x.mean(0)) - self.mean
+        inside = away * away * (1 - part)
         if n > 1:
-            within += x.var(0, correction=0)
+            inside += x.var(0)
         self.mean = self.mean + part * away
-        self.variance = (1 - part) * self.variance + part * within
-        self.count = (self.count + n).clamp_max(LONGEST)
+        self.variance = (1 - part) * self.variance + part * inside
+        self.count = min(self.count + n, LONGEST)
         self._set_std()
 
     def _set_std(self) -> None:
-        self.std = torch.where(self.variance > 1e-18 * (1 + self.mean.square()), self.variance, 1.0).sqrt()
+        self.std = np.sqrt(np.where(self.variance > 1e-18 * (1 + self.mean * self.mean), self.variance, 1.0))
 
-    def state(self) -> dict[str, Tensor]:
-        return {"count": self.count, "mean": self.mean, "variance": self.variance}
+    def state(self) -> dict[str, Array]:
+        return {"count": np.array(float(self.count)), "mean": self.mean, "variance": self.variance}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.count, self.mean, self.variance = (state[name].clone() for name in ("count", "mean", "variance"))
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.count, self.mean, self.variance = float(state["count"]), state["mean"], state["variance"]
         self._set_std()
 
 
-def squashed(z: Tensor) -> Tensor:
+def squashed(z: Array) -> Array:
     """Standardised numbers within one deviation hardly change; none is farther than 3."""
-    return FAR * (z / FAR).tanh()
+    found: Array = FAR * np.tanh(z / FAR)
+    return found

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.inputs import Label, inputs, labels, positions
+from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
+from evcl.streams.arrays import Array, within
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
-from evcl.streams.observing import Counts
+from evcl.streams.observing import Counts, Targets, parts
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
 
 SETTINGS: dict[str, Setting] = {
@@ -105,15 +107,14 @@ class Stream:
         self.alarms: list[Alarm] = []
         self._shape: tuple[int, ...] | None = None  # of a row
         self._targets = 0  # the number of targets of a row that are not classes
-        self._last: tuple[Tensor, Looked] | None = None  # the rows predicted last; learning them needs no second look
+        self._last: tuple[Array, Looked] | None = None  # the rows predicted last; learning them needs no second look
         self._detector = Detector(float(self.settings.false_alarms))
 
     def predict_proba(self, x: Rows) -> Any:
         """[n, classes]: the probability of each of `classes`; with likelihood="bernoulli", of each label, [n, D]."""
         if self.likelihood not in ("categorical", "bernoulli"):
             raise EvclError(f"likelihood={self.likelihood!r} has no probabilities: use predictions")
-        found = self._predicted(self._inputs(x))
-        return found if isinstance(x, Tensor) else found.numpy()
+        return _as_given(self._predicted(self._inputs(x)), x)
 
     def predict(self, x: Rows) -> Any:
         """[n]: the most probable class; the expected value of a number or count; [n, D] for several targets."""
@@ -121,10 +122,9 @@ class Stream:
         if self.likelihood == "categorical":
             if not self.classes:
                 raise EvclError("no class is known before the first row is learned")
-            return np.array(self.classes)[found.argmax(1).numpy()]
-        own = (found > 0.5).long() if self.likelihood == "bernoulli" else self._numbers(found).mean
-        own = own[:, 0] if own.shape[1] == 1 else own
-        return own if isinstance(x, Tensor) else own.numpy()
+            return np.array(self.classes)[found.argmax(1)]
+        own = (found > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(found).mean
+        return _as_given(own[:, 0] if own.shape[1] == 1 else own, x)
 
     def predictions(self, x: Rows) -> Numbers:
         """Numbers or counts, with their uncertainty. Before the first row they are 0 and 1."""
@@ -148,7 +148,7 @@ class Stream:
         if self.likelihood in ("gaussian", "poisson"):
             predicted: Any = self._shaped(self._numbers(found), x)
         else:
-            predicted = found if isinstance(x, Tensor) else found.numpy()
+            predicted = _as_given(found, x)
         return predicted, self._learn(checked, target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -169,7 +169,7 @@ class Stream:
         """How probable each memory is now: the number of rows -> the probability of the experts that remember them."""
         if self._shape is None:
             return {}
-        memories = self._bank.memories
+        memories = self._bank.experts.memories
         found = dict.fromkeys(memories, 0.0)
         for memory, share in zip(memories, self._bank.shares.shares.tolist(), strict=True):
             found[memory] += share
@@ -177,14 +177,15 @@ class Stream:
 
     # What follows is the work: inputs are checked first, so that an error leaves the state as it was.
 
-    def _inputs(self, x: Rows) -> Tensor:
+    def _inputs(self, x: Rows) -> Array:
         """[n, ...]: a single row becomes a batch of one."""
         given = x if isinstance(x, Tensor) else np.asarray(x)
         one = given.ndim == 1 if self._shape is None else tuple(given.shape) == self._shape
         checked = inputs(given[None] if one else given, torch.float64, "cpu")
         if self._shape is not None and tuple(checked.shape[1:]) != self._shape:
             raise EvclError(f"a row had the shape {self._shape} at first, but now {tuple(checked.shape[1:])}")
-        return checked
+        found: Array = checked.numpy()
+        return found
 
     def _checked_targets(self, y: Any, rows: int) -> Any:
         """Labels as a list, or targets [n, D]."""
@@ -194,57 +195,57 @@ class Stream:
             found = targets(y, rows, self.likelihood)
             if self._targets and found.shape[1] != self._targets:
                 raise EvclError(f"a row had {self._targets} targets at first, but now {found.shape[1]}")
-            return found
+            return found.numpy()
         given = labels(y, rows)
         if self.classes and type(given[0]) is not type(self.classes[0]):
             kinds = type(self.classes[0]).__name__, type(given[0]).__name__
             raise EvclError(f"labels were of type {kinds[0]} at first, but now {kinds[1]}")
         return given
 
-    def _begin(self, x: Tensor, count: int) -> None:
+    def _begin(self, x: Array, count: int) -> None:
         """Make the networks, for rows like x and this many outputs."""
         self._shape = tuple(x.shape[1:])
-        self._scaling = Scaling(x[0].numel())
+        self._scaling = Scaling(x[0].size)
         self._target_scaling = Scaling(max(1, self._targets))
         self._bank: Bank = bank_of(self, x, count)
-        self._columns = Columns(x[0].numel(), count)
+        self._columns = Columns(x[0].size, count)
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _scaled(self, x: Array) -> Array:
         if not self.settings.standardize:
             return x
-        return self._squashed(x).view_as(x)
+        return self._squashed(x).reshape(x.shape)
 
-    def _squashed(self, x: Tensor) -> Tensor:
-        return squashed(self._scaling.scaled(x.flatten(1)))
+    def _squashed(self, x: Array) -> Array:
+        return squashed(self._scaling.scaled(x.reshape(len(x), -1)))
 
-    def _looked(self, x: Tensor) -> Looked:
-        if self._last is not None and self._last[0].shape == x.shape and bool((self._last[0] == x).all()):
+    def _looked(self, x: Array) -> Looked:
+        if self._last is not None and self._last[0].shape == x.shape and (self._last[0] == x).all():
             return self._last[1]
         found = self._bank.look(self._scaled(x))
-        self._last = x.clone(), found  # a caller may use its memory again
+        self._last = x.copy(), found  # a caller may use its memory again
         return found
 
     def _pieces(self) -> int:
         outputs = max(1, len(self.classes) - 1, self._targets)
         return max(1, MOST // outputs)
 
-    @torch.inference_mode()
-    def _predicted(self, x: Tensor) -> Tensor:
+    @np.errstate(all="ignore")  # numbers that are not finite are found and dealt with where they matter
+    def _predicted(self, x: Array) -> Array:
         """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
         if self._shape is None:
             width = len(self.classes)
-            return torch.full((len(x), width), 1 / max(1, width), dtype=torch.float64)
-        return torch.cat([self._looked(piece).together[0] for piece in x.split(self._pieces())])
+            return np.full((len(x), width), 1 / max(1, width))
+        return np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
 
-    def _numbers(self, found: Tensor) -> Numbers:
+    def _numbers(self, found: Array) -> Numbers:
         """[n, D] each, in the units of the targets."""
         if self._shape is None:
-            return Numbers(found.new_zeros(len(found), 1), found.new_ones(len(found), 1))
+            return Numbers(np.zeros((len(found), 1)), np.ones((len(found), 1)))
         if self.likelihood == "poisson":
-            mean, variance = found.chunk(2, 1)
-            return Numbers(mean, variance.sqrt())
-        mean, noise, uncertain = found.chunk(3, 1)
-        std = (noise + uncertain).sqrt()
+            mean, variance = parts(found, 2)
+            return Numbers(mean, np.sqrt(variance))
+        mean, noise, uncertain = parts(found, 3)
+        std = np.sqrt(noise + uncertain)
         if not self.settings.standardize or not self._target_scaling.count:
             return Numbers(mean, std)
         scale = self._target_scaling.std
@@ -252,11 +253,10 @@ class Stream:
 
     @staticmethod
     def _shaped(found: Numbers, x: Rows) -> Numbers:
-        parts = [one[:, 0] if one.shape[1] == 1 else one for one in found]
-        return Numbers(*(one if isinstance(x, Tensor) else one.numpy() for one in parts))
+        return Numbers(*(_as_given(one[:, 0] if one.shape[1] == 1 else one, x) for one in found))
 
-    @torch.inference_mode()
-    def _learn(self, x: Tensor, y: Any) -> Report:
+    @np.errstate(all="ignore")
+    def _learn(self, x: Array, y: Any) -> Report:
         if self.likelihood == "categorical":
             new = list(dict.fromkeys(label for label in y if label not in self.classes))
             before = len(self.classes)
@@ -265,10 +265,11 @@ class Stream:
                 self._begin(x, len(self.classes) - 1)
             elif new:
                 more = len(self.classes) - max(1, before)
-                self._bank.grow(more)
+                self._bank.experts.grow(more)
                 self._columns.grow(more)
                 self._last = None
-            place = positions(y, self.classes)
+            places = {label: i for i, label in enumerate(self.classes)}
+            place: Targets = np.array([places[label] for label in y])
         else:
             if self._shape is None:
                 self._targets = y.shape[1]
@@ -276,26 +277,27 @@ class Stream:
             place = y
         size = self._pieces()
         surprises, alarm = [], None
-        for piece, own in zip(x.split(size), place.split(size), strict=True):
+        for piece, own in zip(_split(x, size), _split(place, size), strict=True):
             surprise, raised = self._learn_piece(piece, own)
             surprises.append(surprise)
             alarm = alarm or raised
-        return Report(self.rows, float(torch.cat(surprises).mean()), alarm)
+        return Report(self.rows, float(sum(map(np.sum, surprises))) / len(x), alarm)
 
-    def _learn_piece(self, x: Tensor, y: Tensor) -> tuple[Tensor, Alarm | None]:
+    def _learn_piece(self, x: Array, y: Array) -> tuple[Array, Alarm | None]:
         if self.likelihood == "poisson" and not self.rows:
             self._set_offsets(y.mean(0))
         y_scaled = self._scaled_targets(y)
         looked = self._looked(x)
-        observing = self._bank.groups[0].observing
+        observing = self._bank.experts.observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        if looked.looks[0].f.shape[2]:
+        if looked.look.f.shape[2]:
             e, b = observing.derivatives(looked.together, y_scaled)
-            self._columns.learn(looked.x.flatten(1) if self.settings.standardize else self._squashed(x), e[0], b[0])
+            z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
+            self._columns.learn(z, e[0], b[0])
         replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
-        self._scaling.add(x.flatten(1))
+        self._scaling.add(x.reshape(len(x), -1))
         if self._targets:
             self._target_scaling.add(y)
             if self.likelihood == "poisson":
@@ -308,15 +310,15 @@ class Stream:
         self.rows += len(x)
         return surprise, alarm
 
-    def _set_offsets(self, mean: Tensor) -> None:
-        for group in self._bank.groups:
-            assert isinstance(group.observing, Counts)
-            group.observing.offset = mean.clamp_min(0.01).log()
+    def _set_offsets(self, mean: Array) -> None:
+        observing = self._bank.experts.observing
+        assert isinstance(observing, Counts)
+        observing.offset = np.log(np.maximum(mean, 0.01))
 
-    def _scaled_targets(self, y: Tensor) -> Tensor:
+    def _scaled_targets(self, y: Array) -> Array:
         if self.likelihood != "gaussian" or not self.settings.standardize:
             return y
-        return self._target_scaling.scaled(y).clamp(-FARTHEST, FARTHEST)
+        return within(self._target_scaling.scaled(y), -FARTHEST, FARTHEST)
 
     def _parts(self) -> dict[str, Any]:
         """What has a state, each under a prefix for its names."""
@@ -330,10 +332,19 @@ class Stream:
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        return joined(self._parts())
+        return {name: torch.from_numpy(array) for name, array in joined(self._parts()).items()}
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
-        restore(self._parts(), state)
+        restore(self._parts(), {name: tensor.numpy().copy() for name, tensor in state.items()})
+
+
+def _as_given(found: NDArray[Any], x: Rows) -> Any:
+    """A tensor if the rows x are one; otherwise an array."""
+    return torch.from_numpy(found) if isinstance(x, Tensor) else found
+
+
+def _split(rows: NDArray[Any], size: int) -> list[NDArray[Any]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _memories(given: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from evcl.streams.arrays import Array, diagonal_matrices, less_squares, total, transposed
 from evcl.streams.filters import Kept, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
@@ -24,67 +25,68 @@ class Layer:
     size].
     """
 
-    def __init__(self, inputs: Tensor, delta: Tensor, covariance: Tensor) -> None:
+    def __init__(self, inputs: Array, delta: Array, covariance: Array) -> None:
         self.inputs, self.delta = inputs, delta
-        self.spread = inputs.unsqueeze(1) @ covariance
+        self.spread = inputs[:, None] @ covariance
 
-    def variance(self) -> Tensor:
+    def variance(self) -> Array:
         """[R, n, K, n, K]"""
-        kernel = self.spread @ self.inputs.unsqueeze(1).mT  # [R, units, n, n]
+        kernel = self.spread @ transposed(self.inputs)[:, None]  # [R, units, n, n]
         r, n, k, units = self.delta.shape
         if k == 1:
-            d = self.delta.view(r, n, units).mT
-            return (d.unsqueeze(3) * kernel * d.unsqueeze(2)).sum(1).view(r, n, 1, n, 1)
-        left = self.delta.unsqueeze(1) * kernel.permute(0, 3, 2, 1).unsqueeze(3)  # [R, m, n, K, units]
-        found = left.flatten(2, 3) @ self.delta.mT  # [R, m, n K, K]
-        return found.view(r, n, n, k, k).permute(0, 2, 3, 1, 4)
+            d = transposed(self.delta[:, :, 0])
+            return total(d[..., None] * kernel * d[:, :, None], 1).reshape(r, n, 1, n, 1)
+        left = self.delta[:, None] * kernel.transpose(0, 3, 2, 1)[:, :, :, None]  # [R, m, n, K, units]
+        found = left.reshape(r, n, n * k, units) @ transposed(self.delta)  # [R, m, n K, K]
+        return found.reshape(r, n, n, k, k).transpose(0, 2, 3, 1, 4)
 
-    def along(self, a: Tensor) -> Tensor:
+    def along(self, a: Array) -> Array:
         """[R, units * size]"""
-        pulled = (self.delta * a.unsqueeze(3)).sum(2).mT  # [R, units, n]
-        return (pulled.unsqueeze(2) @ self.spread).flatten(1)
+        pulled = transposed(total(self.delta * a[..., None], 2))  # [R, units, n]
+        return (pulled[:, :, None] @ self.spread).reshape(len(a), -1)
 
-    def change(self, weights: Tensor) -> Tensor:
-        sums = self.inputs @ weights.view(len(weights), -1, self.inputs.shape[2]).mT  # [R, n, units]
-        return (self.delta @ sums.unsqueeze(3)).squeeze(3)
+    def change(self, weights: Array) -> Array:
+        sums = self.inputs @ transposed(weights.reshape(len(weights), -1, self.inputs.shape[2]))  # [R, n, units]
+        return (self.delta @ sums[..., None])[..., 0]
 
-    def shrink(self, covariance: Tensor, known: Tensor) -> None:
+    def shrink(self, covariance: Array, known: Array) -> None:
         """S_h - S_h x' (d' known d) x S_h, for known [R, n, K, n, K]."""
         r, n, k, units = self.delta.shape
-        half = known.reshape(r, n * k, n, k).transpose(1, 2) @ self.delta  # [R, m, n K, units]
-        each = (half.view(r, n, n, k, units) * self.delta.unsqueeze(1)).sum(3)  # [R, m, n, units]
-        reduce(covariance, self.spread, each.permute(0, 3, 1, 2))
+        half = known.reshape(r, n * k, n, k).swapaxes(1, 2) @ self.delta  # [R, m, n K, units]
+        each = total(half.reshape(r, n, n, k, units) * self.delta[:, None], 3)  # [R, m, n, units]
+        reduce(covariance, self.spread, each.transpose(0, 3, 1, 2))
 
 
 class Outputs(Layer):
     """The layer of K outputs, where d is 1 for an output itself and 0 for the others."""
 
-    def __init__(self, inputs: Tensor, covariance: Tensor) -> None:
+    def __init__(self, inputs: Array, covariance: Array) -> None:
         self.inputs = inputs
-        self.spread = inputs.unsqueeze(1) @ covariance
+        self.spread = inputs[:, None] @ covariance
 
-    def add_to(self, variance: Tensor) -> None:
-        kernel = self.spread @ self.inputs.unsqueeze(1).mT
-        variance.diagonal(dim1=2, dim2=4).add_(kernel.permute(0, 2, 3, 1))
+    def add_to(self, variance: Array) -> None:
+        kernel = self.spread @ transposed(self.inputs)[:, None]  # [R, K, n, n]
+        np.einsum("rnkmk->rknm", variance)[...] += kernel
 
-    def along(self, a: Tensor) -> Tensor:
-        return (a.mT.unsqueeze(2) @ self.spread).flatten(1)
+    def along(self, a: Array) -> Array:
+        return (transposed(a)[:, :, None] @ self.spread).reshape(len(a), -1)
 
-    def change(self, weights: Tensor) -> Tensor:
-        return self.inputs @ weights.view(len(weights), -1, self.inputs.shape[2]).mT
+    def change(self, weights: Array) -> Array:
+        return self.inputs @ transposed(weights.reshape(len(weights), -1, self.inputs.shape[2]))
 
-    def shrink(self, covariance: Tensor, known: Tensor) -> None:
-        reduce(covariance, self.spread, known.diagonal(dim1=2, dim2=4).permute(0, 3, 1, 2))
+    def shrink(self, covariance: Array, known: Array) -> None:
+        reduce(covariance, self.spread, np.einsum("rnkmk->rknm", known))
 
 
-def reduce(covariance: Tensor, spread: Tensor, known: Tensor) -> None:
+def reduce(covariance: Array, spread: Array, known: Array) -> None:
     """covariance [R, units, size, size] - spread' known spread, in place; spread [R, units, n, size]."""
     if spread.shape[2] == 1:  # a single row: known is a number per unit, and its root keeps the covariance symmetric
-        half = (known.clamp_min(0).sqrt() * spread).flatten(0, 1)
-        covariance.flatten(0, 1).baddbmm_(half.mT, half, alpha=-1)
+        half = np.sqrt(np.maximum(known, 0)) * spread
+        size = half.shape[3]
+        less_squares(covariance.reshape(-1, size, size), half.reshape(-1, 1, size))
         return
-    less = spread.mT @ (known @ spread)
-    covariance -= 0.5 * (less + less.mT)  # rounding must not make it lopsided
+    less = transposed(spread) @ (known @ spread)
+    covariance -= 0.5 * (less + transposed(less))  # rounding must not make it lopsided
 
 
 class Layers:
@@ -93,19 +95,19 @@ class Layers:
     def __init__(self, hidden: list[Layer], outputs: Outputs) -> None:
         self.every: list[Layer] = [*hidden, outputs]
         r, k, n, _ = outputs.spread.shape
-        total = outputs.inputs.new_zeros(r, n, k, n, k)
+        variance = np.zeros((r, n, k, n, k))
         for layer in hidden:
-            total += layer.variance()
-        outputs.add_to(total)
-        self.variance = total.view(r, n * k, n * k)
+            variance += layer.variance()
+        outputs.add_to(variance)
+        self.variance = variance.reshape(r, n * k, n * k)
 
-    def along(self, a: Tensor) -> Tensor:
-        return torch.cat([layer.along(a) for layer in self.every], 1)
+    def along(self, a: Array) -> Array:
+        return np.concatenate([layer.along(a) for layer in self.every], 1)
 
-    def change(self, weights: Tensor) -> Tensor:
-        sizes = [layer.spread.shape[1] * layer.spread.shape[3] for layer in self.every]
-        parts = zip(self.every, weights.split(sizes, 1), strict=True)
-        return torch.stack([layer.change(part) for layer, part in parts]).sum(0)
+    def change(self, weights: Array) -> Array:
+        ends = np.cumsum([layer.spread.shape[1] * layer.spread.shape[3] for layer in self.every])
+        parts = zip(self.every, np.split(weights, ends[:-1], 1), strict=True)
+        return total(np.stack([layer.change(part) for layer, part in parts]), 0)
 
 
 class Units(Kept):
@@ -113,48 +115,52 @@ class Units(Kept):
 
     network: Perceptron
 
-    def __init__(self, network: Perceptron, mean: Tensor, prior: Tensor) -> None:
-        self.network, self.mean, self.prior = network, mean.clone(), prior.clone()
-        self.blocks = [torch.diag_embed(own).expand(len(mean), -1, -1, -1).clone() for own in self._own(prior)]
+    def __init__(self, network: Perceptron, mean: Array, prior: Array) -> None:
+        self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
+        self.blocks = [np.stack([diagonal_matrices(own)] * len(mean)) for own in self._own(prior)]
 
-    def _own(self, weights: Tensor) -> list[Tensor]:
+    def _own(self, weights: Array) -> list[Array]:
         """The weights [P] of each layer, as [units, size]."""
         groups = [*self.network.groups, (len(self.network.start), -1, len(self.network.row))]
         found = []
         for start, units, size in groups:
             end = None if units < 0 else start + units * size
-            found.append(weights[start:end].view(-1, size))
+            found.append(weights[start:end].reshape(-1, size))
         return found
 
-    def look(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Layers]:  # type: ignore[override]
+    def look(self, weights: Array, x: Array) -> tuple[Array, Layers]:  # type: ignore[override]
         f, hidden, last = self.network.backward(weights, x)
         layers = [Layer(a, delta, block) for (a, delta), block in zip(hidden, self.blocks, strict=False)]
         return f, Layers(layers, Outputs(last, self.blocks[-1]))
 
-    def shrink(self, found: Layers, b: Tensor, factor: Tensor) -> None:
+    def shrink(self, found: Layers, b: Array, root: Array) -> None:
         r, n, k, _ = b.shape
-        half = rooted(b.mT, torch.cholesky_inverse(factor))
-        known = rooted(b.mT, half.mT).view(r, n, k, n, k)  # B (I + B' V B)^-1 B'
+        half = rooted(transposed(b), transposed(root) @ root)
+        known = rooted(transposed(b), transposed(half)).reshape(r, n, k, n, k)  # B (I + B' V B)^-1 B'
         for layer, block in zip(found.every, self.blocks, strict=True):
             layer.shrink(block, known)
 
-    def forget(self, kept: Tensor) -> None:
+    def forget(self, kept: Array) -> None:
         for own, block in zip(self._own(self.prior), self.blocks, strict=True):
             inflate(block, own, kept)
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def grow(self, mean: Array, prior: Array) -> None:
         self.widen(mean, prior)
-        new = torch.diag_embed(prior).expand(len(self.mean), 1, -1, -1)
-        self.blocks[-1] = torch.cat([self.blocks[-1], new], 1)
+        new = np.broadcast_to(np.diag(prior), (len(self.mean), 1, len(prior), len(prior)))
+        self.blocks[-1] = np.concatenate([self.blocks[-1], new], 1)
 
-    def reset(self, targets: Tensor, mean: Tensor) -> None:
+    def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self.mean[targets] = mean
         for own, block in zip(self._own(self.prior), self.blocks, strict=True):
-            block[targets] = torch.diag_embed(own)
+            block[targets] = diagonal_matrices(own)
 
-    def state(self) -> dict[str, Tensor]:
+    def copy(self, target: int, source: int) -> None:
+        for array in (self.mean, *self.blocks):
+            array[target] = array[source]
+
+    def state(self) -> dict[str, Array]:
         return {"mean": self.mean, **{f"block {i}": block for i, block in enumerate(self.blocks)}}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.mean = state["mean"].clone()
-        self.blocks = [state[f"block {i}"].clone() for i in range(len(self.blocks))]
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self.mean = state["mean"]
+        self.blocks = [state[f"block {i}"] for i in range(len(self.blocks))]

@@ -12,25 +12,27 @@ stays above 0 for any F. The first part of d mu is the filter's update of the me
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
-from evcl.streams.filters import Diagonal, Network
+from evcl.streams.arrays import Array
+from evcl.streams.filters import Diagonal
+from evcl.streams.jacobian import Network
 
 
 class Window(Diagonal):
     """`forget(kept)` with kept = 1 - rows / w moves mu and sigma towards the prior, `centre` [P] and `prior` [P]."""
 
-    def __init__(self, network: Network, mean: Tensor, prior: Tensor) -> None:
+    def __init__(self, network: Network, mean: Array, prior: Array) -> None:
         super().__init__(network, mean, prior)
-        self.centre = mean[0].clone()
+        self.centre = mean[0].copy()
 
-    def forget(self, kept: Tensor) -> None:
-        part = (1 - kept).unsqueeze(1) / self.prior
+    def forget(self, kept: Array) -> None:
+        part = (1 - kept)[:, None] / self.prior
         less = self.variance * part  # sigma^2 / (w s_0^2)
-        self.mean += less * (self.centre - self.mean)
-        std = self.variance.sqrt() * (1 + 0.5 * (part * self.prior - less))
-        self.variance = std.square().minimum(self.prior)
+        self.mean = self.mean + less * (self.centre - self.mean)
+        std = np.sqrt(self.variance) * (1 + 0.5 * (part * self.prior - less))
+        self.variance = np.minimum(std * std, self.prior)
 
-    def grow(self, mean: Tensor, prior: Tensor) -> None:
+    def grow(self, mean: Array, prior: Array) -> None:
         super().grow(mean, prior)
-        self.centre = self.mean.new_tensor([*self.centre.tolist(), *mean.tolist()])
+        self.centre = np.concatenate([self.centre, mean])

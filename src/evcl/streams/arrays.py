@@ -1,0 +1,103 @@
+"""Small arrays in float64.
+
+A row needs hundreds of operations on a few numbers each. numpy does one of these in about 1 us, torch in 3 to 8. Large
+products and factorisations are torch's: they use as many threads as torch may.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+FEW = 4096  # numbers in the first factor of a product that numpy computes
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def transposed(a: Array) -> Array:
+    return a.swapaxes(-1, -2)
+
+
+def product(a: Array, b: Array) -> Array:
+    """a @ b, where b may be large."""
+    if a.size < FEW and b.size < FEW:
+        return a @ b
+    return _array(torch.from_numpy(a) @ torch.from_numpy(b))
+
+
+def less_squares(matrices: Array, rows: Array) -> None:
+    """matrices [N, P, P] - rows' rows, in place; rows [N, m, P]."""
+    if matrices.size < FEW:
+        matrices -= transposed(rows) @ rows
+        return
+    own = torch.from_numpy(rows)
+    torch.from_numpy(matrices).baddbmm_(own.mT, own, alpha=-1)
+
+
+def inverse_root(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """G [N, m, m] with G' G = M^-1 for symmetric matrices M [N, m, m], and which of these are not positive [N]."""
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
+    one = torch.eye(matrices.shape[1], dtype=torch.float64).expand_as(factor)
+    return _array(torch.linalg.solve_triangular(factor, one, upper=False)), failed.numpy() != 0
+
+
+def eigenvectors(matrices: Array) -> Array:
+    """Those of symmetric matrices [N, m, m], as columns, in ascending order of the eigenvalues."""
+    return _array(torch.linalg.eigh(torch.from_numpy(matrices)).eigenvectors)
+
+
+def diagonals(matrices: Array) -> Array:
+    """[..., P]: the diagonals of matrices [..., P, P], which can be written to."""
+    found: Array = np.einsum("...ii->...i", matrices)
+    return found
+
+
+def diagonal_matrices(diagonals_: Array) -> Array:
+    """[..., P, P], from the diagonals [..., P]."""
+    found = np.zeros((*diagonals_.shape, diagonals_.shape[-1]))
+    diagonals(found)[...] = diagonals_
+    return found
+
+
+def sigmoid(z: Array) -> Array:
+    """1 / (1 + exp(-z)), without an overflow."""
+    found: Array = np.exp(log_sigmoid(z))
+    return found
+
+
+def log_sigmoid(z: Array) -> Array:
+    found: Array = -np.logaddexp(0.0, -z)
+    return found
+
+
+def log_of_sum(z: Array) -> Array:
+    """[..., 1]: log sum exp z, over the last axis."""
+    most = np.maximum.reduce(z, -1, keepdims=True)
+    found: Array = most + np.log(np.add.reduce(np.exp(z - most), -1, keepdims=True))
+    return found
+
+
+def total(a: Array, axis: int = -1) -> Array:
+    """The sum over an axis; less overhead than `a.sum`."""
+    found: Array = np.add.reduce(a, axis)
+    return found
+
+
+def log(p: Array, least: float = TINY) -> Array:
+    """The log of probabilities, none of which counts as less than this."""
+    found: Array = np.log(np.maximum(p, least))
+    return found
+
+
+def within(a: Array, low: Any, high: Any) -> Array:
+    """a, cut at these ends; less overhead than `np.clip`."""
+    found: Array = np.minimum(np.maximum(a, low), high)
+    return found
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    found: Array = tensor.numpy()
+    return found
