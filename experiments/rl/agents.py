@@ -116,8 +116,11 @@ def tried(stream: str) -> list[dict[str, Any]]:
 
 
 def chosen(stream: str, method: str) -> dict[str, float]:
-    """The settings with the best mean; nothing for a method that has none of its own."""
-    mine = [one for one in tried(stream) if one["method"] == method and one["mean"] is not None]
+    """The settings with the best mean; nothing for a method that has none of its own. A stream without a search has
+    those of CartPole.
+    """
+    trials = tried(stream) or tried("cartpole-variants")
+    mine = [one for one in trials if one["method"] == method and one["mean"] is not None]
     return dict(max(mine, key=lambda one: float(one["mean"]))["settings"]) if mine else {}
 
 
@@ -170,11 +173,13 @@ def table(stream: str) -> str:
             texts[2:] = ["-", "-"]
         rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
     one = found["separate"]
-    steps = one["settings"]["steps"] * len(one["returns"][0])
+    tasks, steps = len(one["returns"][0]), one["settings"]["steps"]
     heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %", "chosen")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
     where = f"{one['processor']}, Python {one['python']}, torch {one['torch']}"
-    return "\n".join([f"{stream}, {steps:,} environment steps per seed, one core per method ({where}):", "", *lines])
+    return "\n".join(
+        [f"{stream}, {tasks} tasks of {steps:,} environment steps, {len(one['seeds'])} seeds ({where}):", "", *lines]
+    )
 
 
 def matrices(found: Found) -> list[Any]:

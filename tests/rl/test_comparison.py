@@ -39,7 +39,7 @@ def test_from_the_search_to_the_table(program, tmp_path, monkeypatch):
     program.final(streams, list(rl.METHODS), 1, SMALL, 2)
     lines = program.tables(streams).splitlines()
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(rl.METHODS)
-    assert lines[0].startswith("cartpole-variants, 256 environment steps per seed, one core per method (")
+    assert lines[0].startswith("cartpole-variants, 2 tasks of 128 environment steps, 5 seeds (")
 
 
 def test_every_method_has_as_many_trials(program):
