@@ -17,8 +17,8 @@ from rich.console import Console
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl._core.facts import METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
+from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.cli import app, lists
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
@@ -354,9 +354,14 @@ def test_list_names_everything(evcl):
     status, out, _ = evcl("list")
     assert status == 0
     methods = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset")
-    for name in (*methods, "naive", "joint", "split-mnist", "permuted-digits", "tuned", "paper"):
+    for name in (*methods, "naive", "joint", "clear", "separate", "split-mnist", "permuted-digits", "tuned", "paper"):
         assert f"  {name} " in out
-    ours = {*METHOD_SUMMARIES, *BENCHMARK_SUMMARIES, *experiments.SUMMARIES}  # the tests register others
+    ours = {
+        *METHOD_SUMMARIES,
+        *AGENT_SUMMARIES,
+        *BENCHMARK_SUMMARIES,
+        *experiments.SUMMARIES,
+    }  # the tests register others
     assert all(len(line) <= 80 for line in out.splitlines() if line.split()[0] in ours)
 
 
@@ -383,6 +388,9 @@ def test_list_methods_has_a_line_for_each_in_a_pipe(evcl):
         assert facts.authors in rows[name]
         cost = measured()["costs"][SHOWN][name]
         assert rows[name].split()[-2:] == [f"{cost['step']:.1f}", f"{cost['task']:.1f}"]
+    for name, facts in AGENT_FACTS.items():  # no costs, which are measured on labelled rows
+        assert facts.keeps in rows[name]
+        assert rows[name].split()[-2:] == ["-", "-"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 
 from evcl import benchmarks, rl
 from evcl._core.errors import EvclError
 from evcl.experiments import read_result
+from evcl.experiments.samples import decoded
+from evcl.report.page import page
+from evcl.report.results import by_benchmark, find_results
+from evcl.rl.acting import films
 
 TINY = ("--set", "steps=256", "--set", "envs=4", "--set", "rollout=32", "--set", "episodes=2", "--set", "passes=1")
 
@@ -26,6 +31,28 @@ def test_a_run_writes_returns(evcl, tmp_path):
     assert read_result(tmp_path / "result.json").score == "average_return"
     status, out, _ = evcl(*run)
     assert "already holds this run" in " ".join(out.split())
+
+
+def test_the_report_shows_an_episode_of_each_task(evcl, tmp_path):
+    for method in ("naive", "separate"):
+        out = str(tmp_path / method)
+        run = ("run", "cartpole-variants", "--method", method, "--tasks", "2", "--seeds", "2", "--out", out)
+        status, _, err = evcl(*run, *TINY)
+        assert status == 0, err
+    heights = [
+        struct.unpack(">I", decoded(read_result(tmp_path / method / "result.json").samples)[20:24])[0]
+        for method in ("naive", "separate")
+    ]
+    assert heights == [2 * 62, 62]  # one agent per task: only the last one is left
+    shown = page(by_benchmark(find_results(tmp_path)), "agents")
+    assert "An episode of each task" in shown
+    assert shown.count("data:image/png;base64,") == 2
+
+
+def test_a_film_beside_others_is_that_of_a_seed_alone():
+    agent = rl.Agent(rl.stream("cartpole-variants", 1), "naive", {}, [3, 4])
+    beside, alone = films(agent, 0, 3, [0, 1])[1], rl.frames(agent, 0, 3, replica=1)
+    assert [one.tolist() for one in beside] == [one.tolist() for one in alone]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_from_the_search_to_the_table(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "TRIALS", {"ewc": program.grid(strength=(1.0, 2.0))})
+    monkeypatch.setitem(program.TRIALS, "cartpole-variants", {"ewc": program.grid(strength=(1.0, 2.0))})
     streams = ["cartpole-variants"]
     program.search(streams, 1, SMALL, 2)
     program.search(streams, 1, SMALL, 2)  # it is done already
@@ -36,16 +36,18 @@ def test_from_the_search_to_the_table(program, tmp_path, monkeypatch):
     best = max(tried, key=lambda one: one["mean"])["settings"]
     program.tune()
     assert json.loads((tmp_path / "tuned.json").read_text())[streams[0]]["ewc"] == best
-    program.final(streams, 1, SMALL, 2)
+    program.final(streams, list(rl.METHODS), 1, SMALL, 2)
     lines = program.tables(streams).splitlines()
     assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(rl.METHODS)
-    assert lines[0].startswith("cartpole-variants, 256 environment steps per seed, one core per method (")
+    assert lines[0].startswith("cartpole-variants, 2 tasks of 128 environment steps, 5 seeds (")
 
 
 def test_every_method_has_as_many_trials(program):
-    assert len({len(trials) for trials in program.TRIALS.values()}) == 1
-    for name, trials in program.TRIALS.items():
-        assert all(set(trial) <= set(rl.method(name).known_settings) for trial in trials)
+    assert list(program.TRIALS) == list(rl.STREAMS)
+    for methods in program.TRIALS.values():
+        assert len({len(trials) for trials in methods.values()}) == 1
+        for name, trials in methods.items():
+            assert all(set(trial) <= set(rl.method(name).known_settings) for trial in trials)
 
 
 def test_the_tuned_settings_are_the_best_trials():

@@ -9,7 +9,7 @@ import torch
 from evcl import EvclError, rl
 from evcl.rl.cartpole import LONGEST, moved
 from evcl.rl.environments import Gymnasium
-from evcl.rl.rooms import FORWARD, THINGS, USE, room
+from evcl.rl.rooms import FORWARD, THINGS, USE, Rooms, room
 from evcl.rl.streams import CARTPOLES
 
 CPU = torch.device("cpu")
@@ -99,9 +99,28 @@ def test_what_a_room_shows_turns_with_the_agent():
         np.testing.assert_allclose(after[-4:], np.roll(before[-4:], -1))
 
 
-def test_environments_begin_again_where_they_were():
+@pytest.mark.parametrize("wanted", THINGS)
+def test_rooms_side_by_side_are_those_one_at_a_time(wanted):
+    """Over many episodes, bit by bit, with actions that often go ahead."""
     pytest.importorskip("minigrid")
-    make = lambda: Gymnasium(lambda: room("goal"), [0, 1], 2, "test", CPU)  # noqa: E731
+    many, each = Rooms(wanted, [0, 1], 3, "test", CPU), Gymnasium(lambda: room(wanted), [0, 1], 3, "test", CPU)
+    for actions in torch.tensor([0, 1, 2, 2, 2, 3])[
+        torch.randint(6, (150, 6), generator=torch.Generator().manual_seed(0))
+    ]:
+        assert torch.equal(many.observations, each.observations)
+        for a, b in zip(many.step(actions), each.step(actions), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(many.episodes.number, each.episodes.number)
+    assert int(many.episodes.number.sum()) > 20
+    assert np.array_equal(many.frame(4), each.frame(4))
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda *given: Gymnasium(lambda: room("goal"), *given), lambda *given: Rooms("goal", *given)]
+)
+def test_environments_begin_again_where_they_were(kind):
+    pytest.importorskip("minigrid")
+    make = lambda: kind([0, 1], 2, "test", CPU)  # noqa: E731
     one, g = make(), torch.Generator().manual_seed(0)
     actions = torch.randint(4, (60, 4), generator=g)
     for some in actions[:50]:

@@ -179,6 +179,26 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, method, given):
         assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
 
 
+def test_an_agent_that_goes_on_with_a_later_task_resumes_too(tmp_path):
+    stream = rl.stream("cartpole-variants", 3)
+
+    def gone_on(saver=None, on_progress=lambda *_: None):
+        agent = Agent(stream, "evcl", SMALL, [0])
+        learning = PPO(agent, 0)
+        learning.iterate(0)
+        learning.finish()
+        return rl.learn(stream, "evcl", agent.s, on_progress=on_progress, saver=saver, agent=agent, first=1)
+
+    whole = gone_on()
+    for after in (3, 7):  # in the second task, and in the third
+        with pytest.raises(Killed):
+            gone_on(Saver(Checkpoints(tmp_path, seconds=1e-9, resume=after != 3), [{}], {}), Ends(after))
+    found = gone_on(Saver(Checkpoints(tmp_path, seconds=1e-9, resume=True), [{}], {}))
+    assert torch.equal(found.returns.nan_to_num(-1), whole.returns.nan_to_num(-1))
+    assert torch.equal(found.agent.network.posterior.mean, whole.agent.network.posterior.mean)
+    assert len(found.curves) == len(whole.curves) == 2
+
+
 def test_a_checkpoint_that_does_not_fit_is_an_error(tmp_path):
     stop = Checkpoints(tmp_path, seconds=1e-9, stop=lambda: True)
     with pytest.raises(Stopped):  # it was asked to stop, and saves itself

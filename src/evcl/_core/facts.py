@@ -58,6 +58,10 @@ METHOD_FACTS = {
     "naive": Facts(0, "-", "nothing"),
     "joint": Facts(0, "-", "all examples"),
 }
+AGENT_FACTS = {  # of the methods that only agents have
+    "clear": Facts(2019, "Rolnick et al.", "20,000 steps in all, a value function per task"),
+    "separate": Facts(0, "-", "a network per task"),
+}
 
 
 def measured() -> dict[str, Any]:

@@ -40,6 +40,10 @@ METHOD_SUMMARIES = {
     "naive": "plain training on one task after another",
     "joint": "plain training on all tasks at once",
 }
+AGENT_SUMMARIES = {  # methods that only agents have
+    "clear": "agents: replays kept steps, with V-trace and cloning",
+    "separate": "agents: a new one for every task, as the ceiling",
+}
 BENCHMARK_SUMMARIES = {
     "permuted-mnist": "MNIST, one random pixel order per task, one head",
     "split-mnist": "MNIST, 0/1 2/3 4/5 6/7 8/9, one head per task",

@@ -10,8 +10,8 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError, unknown
-from evcl._core.facts import METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
+from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.cli.options import Plugins, Usage, usage
 from evcl.cli.progress import console, echo, screen
 
@@ -31,11 +31,11 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """List methods, benchmarks, presets and settings."""
-    of_methods, of_benchmarks = METHOD_SUMMARIES, BENCHMARK_SUMMARIES
+    of_methods, of_benchmarks = METHOD_SUMMARIES | AGENT_SUMMARIES, BENCHMARK_SUMMARIES
     if experiments.load_plugins(plugin or []):
         from evcl import benchmarks, methods
 
-        of_methods = {m.name: m.summary for m in methods.METHODS.values()}
+        of_methods = {m.name: m.summary for m in methods.METHODS.values()} | AGENT_SUMMARIES
         of_benchmarks = of_benchmarks | {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
     if method is not None and what != SETTINGS:
         raise Usage(f"evcl list {what} takes nothing more, not {method!r}; evcl list settings {method} may be meant")
@@ -62,16 +62,17 @@ def _settings(name: str) -> None:
     """A table of a method's settings: what --set takes."""
     from rich.table import Table
 
-    from evcl import methods
+    from evcl import methods, rl
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("setting", "default", "values", "meaning"):
         table.add_column(column, no_wrap=column in ("setting", "default"))
-    found = methods.METHODS[name]
+    found = rl.METHODS[name] if name in AGENT_SUMMARIES else methods.METHODS[name]
     known = dict(found.known_settings)
-    with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
-        kept = methods.known_settings(found, {"memory": 0})
-        known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}
+    if name not in AGENT_SUMMARIES:
+        with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
+            kept = methods.known_settings(found, {"memory": 0})
+            known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}
     for key, setting in known.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
         table.add_row(key, default, setting.values, setting.help)
@@ -89,7 +90,7 @@ def _methods(names: list[str]) -> None:
     for i, column in enumerate(("method", "year", "authors", "keeps", "step", "task")):
         table.add_column(column, justify="right" if i > 3 else "left", no_wrap=column != "keeps")
     for name in names:
-        facts, cost = METHOD_FACTS.get(name), found["costs"][SHOWN].get(name)
+        facts, cost = (METHOD_FACTS | AGENT_FACTS).get(name), found["costs"][SHOWN].get(name)
         about = ("-", "-", "-") if facts is None else (str(facts.year or "-"), facts.authors, facts.keeps)
         table.add_row(name, *about, *("--" if cost is None else (f"{cost['step']:.1f}", f"{cost['task']:.1f}")))
     out = console() if console().is_terminal else screen(WIDE)

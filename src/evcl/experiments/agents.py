@@ -19,10 +19,13 @@ from evcl._core.interrupts import deferred
 from evcl.experiments.result import Environment, Result, summarise
 from evcl.experiments.resume import identity, program_name
 from evcl.experiments.run import Config, Event, environment
+from evcl.experiments.samples import film_strips
 from evcl.methods import Method
+from evcl.rl.acting import films
 from evcl.rl.learning import Saver
 from evcl.training import Checkpoints
 
+SHOWN = 8  # pictures of an episode
 OnEvent = Callable[[Sequence[int], Event], object]
 
 
@@ -74,10 +77,10 @@ class Agents:
                     raise
                 if len(cells) > 1:  # find out which of them diverge
                     return [self.execute([cell], on_event, True, None)[0] for cell in cells]
-                return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine)]
+                return [_made(cells[0], np.full((lead.tasks, lead.tasks), np.nan), 0.0, None, machine, None)]
         seconds, size = found.seconds / len(cells), found.agent.memory_bytes()
-        each = zip(cells, found.returns.numpy(), strict=True)
-        return [_made(cell, matrix, seconds, size, machine) for cell, matrix in each]
+        each = zip(cells, found.returns.numpy(), _films(found.agent), strict=True)
+        return [_made(cell, matrix, seconds, size, machine, film) for cell, matrix, film in each]
 
 
 def _check(config: Config) -> None:
@@ -96,13 +99,23 @@ def _note(on_event: OnEvent, some: Sequence[int], now: Callable[[], Event], text
     on_event(some, replace(now(), accuracy=None, note=text))
 
 
+def _films(agent: rl.Agent) -> list[str]:
+    """For each replica, an episode of every task that this agent has learned."""
+    tasks, replicas = len(agent.stream), range(len(agent.seeds))
+    learned = [tasks - 1] if agent.method.needs_task else range(tasks)
+    found = [films(agent, task, SHOWN, replicas) for task in learned]
+    return [film_strips([of_task[r] for of_task in found]) for r in replicas]
+
+
 def _shape(cell: Config) -> dict[str, Any]:
     stream = rl.stream(cell.benchmark, cell.tasks)
     hidden = list(getattr(stream.network(), "hidden", ()))
     return {"tasks": cell.tasks, "hidden": hidden, "precision": cell.precision, "device": cell.device}
 
 
-def _made(cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment) -> Result:
+def _made(
+    cell: Config, matrix: Any, seconds: float, size: int | None, machine: Environment, film: str | None
+) -> Result:
     """The result of a cell, from its matrix of returns."""
     none = summarise([None])
     return Result(
@@ -119,6 +132,7 @@ def _made(cell: Config, matrix: Any, seconds: float, size: int | None, machine: 
         ece=none,
         average_return=summarise([metrics.average_accuracy(matrix)]),
         returns=[[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]],
+        samples=film,
         seconds=round(seconds, 3),
         memory_bytes=size,
         environment=machine,

@@ -185,7 +185,8 @@ class Result(Struct, frozen=True, kw_only=True):
         average_return: of agents: over all tasks after the last one
         returns: as `accuracy`
         samples: of generative models: what the first seed generates, a PNG in base64: a row after each task, with a few
-            samples of each task so far
+            samples of each task so far. Of agents: pictures of an episode, a row for each task, after the last one;
+            with one agent per task, of the last task alone
         prequential: of streams of rows, which have no tasks: how well each row was predicted before it was learned
         seconds: the time it took, summed over the seeds
         memory_bytes: the size of the weights and of what the method keeps beside them, after the last task, for one

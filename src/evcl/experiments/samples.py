@@ -1,4 +1,4 @@
-"""What a generative model generates, as a picture in its result."""
+"""Pictures in a result: what a generative model generates, and episodes of an agent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import base64
 import binascii
 import struct
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MOST_CHARACTERS = 2**23  # of a picture in a result
-EDGE = 2  # pixels between tasks
+EDGE = 2  # pixels between tasks, and between pictures of a film
+HEIGHT = 96  # pixels of a picture of a film, at most
 Bytes = NDArray[np.uint8]
 
 
@@ -29,6 +31,21 @@ def picture(samples: Bytes) -> str:
             images = some.reshape(n, channels, height, width).transpose(1, 2, 0, 3).reshape(channels, height, n * width)
             whole[:, t * down : t * down + height, k * across : k * across + n * width] = images
     return base64.b64encode(png(whole)).decode()
+
+
+def film_strips(films: Sequence[Sequence[Bytes]]) -> str:
+    """Pictures [height, width, 3] of some episodes as a PNG in base64: a row for each episode. Large pictures are
+    thinned out.
+    """
+    step = -(-max(picture.shape[0] for film in films for picture in film) // HEIGHT)
+    small = [[picture[::step, ::step] for picture in film] for film in films]
+    height, width = small[0][0].shape[:2]
+    down, across = height + EDGE, width + EDGE
+    whole = np.full((len(small) * down, max(map(len, small)) * across, 3), 255, np.uint8)
+    for i, film in enumerate(small):
+        for j, picture in enumerate(film):
+            whole[i * down : i * down + height, j * across : j * across + width] = picture
+    return base64.b64encode(png(whole.transpose(2, 0, 1))).decode()
 
 
 def png(image: Bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,17 +74,29 @@ def run(agent: Agent, task: int, weights: Tensor, envs: Environments) -> Tensor:
     return total.view(len(agent.seeds), -1).mean(1).cpu()
 
 
-@torch.no_grad()
 def frames(agent: Agent, task: int, count: int = 8, replica: int = 0) -> list[Any]:
     """Up to this many pictures of one episode, from its first state to its last, equally far apart."""
-    make = agent.stream.tasks[task].make
-    weights, found, ended = agent.network.posterior.mean[replica : replica + 1], [], False
-    envs = make(agent.seeds[replica : replica + 1], 1, "film", agent.device)
-    source = generator(agent.seeds[replica], "film", task)
-    while not ended:
-        found.append(envs.frame(0))
-        noise = agent.policy.noise((1,), agent.stream.actions, source).to(agent.device)
+    return films(agent, task, count, [replica])[0]
+
+
+@torch.no_grad()
+def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[list[Any]]:
+    """The `frames` of each of these replicas, whose episodes run side by side."""
+    seeds, weights = [agent.seeds[r] for r in replicas], agent.network.posterior.mean[list(replicas)]
+    envs = agent.stream.tasks[task].make(seeds, 1, "film", agent.device)
+    sources = [generator(seed, "film", task) for seed in seeds]
+    found: list[list[Any]] = [[] for _ in seeds]
+    going = torch.ones(len(seeds))
+    while bool(going.any()):
+        for row in going.nonzero().flatten().tolist():
+            found[row].append(envs.frame(row))
+        noise = torch.cat([agent.policy.noise((1,), agent.stream.actions, source) for source in sources])
         outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
-        ended = bool(envs.step(agent.policy.act(outputs, noise)).ended)
-    places = torch.linspace(0, len(found) - 1, min(count, len(found))).round().long().tolist()
-    return [found[i] for i in places]
+        going *= 1 - envs.step(agent.policy.act(outputs, noise.to(agent.device))).ended.cpu()
+    return [[film[i] for i in _apart(len(film), count)] for film in found]
+
+
+def _apart(length: int, count: int) -> list[int]:
+    """Up to `count` places of `length`, from the first to the last, equally far apart."""
+    places: list[int] = torch.linspace(0, length - 1, min(count, length)).round().long().tolist()
+    return places

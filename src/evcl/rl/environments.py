@@ -75,6 +75,10 @@ class Episodes:
         r, e = divmod(row, self.envs)
         return generator(self.seeds[r], f"episode {self.purpose}", e, int(self.number[row]))
 
+    def start(self, row: int) -> int:
+        """The seed from which it starts, for gymnasium's `reset`."""
+        return self.source(row).initial_seed() % 2**31
+
 
 class Gymnasium:
     """Environments with gymnasium's interface: `make()` creates one, which cuts off its episodes itself.
@@ -139,7 +143,7 @@ class Gymnasium:
         self.observations = self._stacked(now)
 
     def _begun(self, i: int) -> Any:
-        seen, _ = self.all[i].reset(seed=self.episodes.source(i).initial_seed() % 2**31)
+        seen, _ = self.all[i].reset(seed=self.episodes.start(i))
         return np.asarray(seen, dtype=np.float32)
 
     def _stacked(self, rows: list[Any]) -> Tensor:

@@ -41,7 +41,8 @@ class Found(NamedTuple):
     Attributes:
         agent: the agents; of a method with an agent per task, the last one
         returns: [R, after task t, on task k]: mean returns; NaN if not measured
-        curves: for each task, [R, iterations]: the mean return of the episodes that ended in it; NaN if none did
+        curves: for each task that was learned, [R, iterations]: the mean return of the episodes that ended in it; NaN
+            if none did
         seconds: the time that it took, before it was resumed too
     """
 
@@ -136,7 +137,7 @@ def learn(
     curves: list[Tensor] = []
     start, resumed = first, 0
     if saver is not None and saver.saved is not None:
-        start, resumed, curves = _resume(saver, agent, returns)
+        start, resumed, curves = _resume(saver, agent, returns, first)
     elif first > 0 and not method.needs_task:  # what the agent can do already
         for k in range(count):
             returns[:, first - 1, k] = acting.returns(agent, k, s.episodes)
@@ -173,15 +174,15 @@ def _state(agent: Agent, returns: Tensor, curves: Sequence[Tensor]) -> dict[str,
     return {**found, "returns": returns, **{f"curve of {k}": curve for k, curve in enumerate(curves)}}
 
 
-def _resume(saver: Saver, agent: Agent, returns: Tensor) -> tuple[int, int, list[Tensor]]:
-    """The task and the iteration to resume, and the curves of the tasks before."""
+def _resume(saver: Saver, agent: Agent, returns: Tensor, first: int) -> tuple[int, int, list[Tensor]]:
+    """The task and the iteration to resume, and the curves of the tasks from `first` to the one before."""
     assert saver.saved is not None
     about, tensors = saver.saved.description, saver.saved.tensors
     with _fitting(saver):
         task, iteration = int(about["task"]), int(about["iteration"])
         agent.load({n.removeprefix("agent "): t for n, t in tensors.items() if n.startswith("agent ")})
         returns.copy_(tensors["returns"])
-        return task, iteration, [tensors[f"curve of {k}"] for k in range(task)]
+        return task, iteration, [tensors[f"curve of {k}"] for k in range(task - first)]
 
 
 class _fitting:  # noqa: N801  (a context manager)

@@ -14,7 +14,7 @@ from typing import Any
 
 from evcl._core.errors import unknown
 from evcl._core.settings import BAYESIAN, CORESET, ELASTIC, TRAINING, Setting, Settings, resolve
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.summaries import AGENT_SUMMARIES, METHOD_SUMMARIES
 from evcl.methods import Method
 
 RL: dict[str, Setting] = {
@@ -74,9 +74,9 @@ METHODS: dict[str, Method] = {
         _method("evcl", METHOD_SUMMARIES["evcl"], True, {**_BAYESIAN, **_ELASTIC, "distill": DISTILL}),
         _method("vcl", METHOD_SUMMARIES["vcl"], True, _BAYESIAN),
         _method("ewc", METHOD_SUMMARIES["ewc"], False, _ELASTIC),
-        _method("clear", "plain weights; replays kept steps, with V-trace and cloning", False, _CLEAR),
+        _method("clear", AGENT_SUMMARIES["clear"], False, _CLEAR),
         _method("naive", METHOD_SUMMARIES["naive"], False, {}),
-        _method("separate", "plain weights; a new agent for every task, as the ceiling", False, {}, alone=True),
+        _method("separate", AGENT_SUMMARIES["separate"], False, {}, alone=True),
     )
 }
 """The methods by name, in the order in which they are listed."""
