@@ -31,7 +31,8 @@ ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "experiments" / "paper"
 DOCS = ROOT / "docs"
 DOCUMENTS = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "tutorials").glob("*.md")),
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "tutorials").glob("*.md")),
     *sorted((DOCS / "methods").glob("*.md")),
 ]  # fmt: skip
 DOCUMENTS.remove(DOCS / "integrations.md")  # needs other libraries: tests/integrations/test_document.py
@@ -113,7 +114,7 @@ NUMBER = re.compile(r"([-\d.]*\d)(%?[,:]?)")
 
 
 def assert_printed(found, wanted):
-    """The same words, and numbers within 1 (below 2, within 0.05): another processor may decide an example otherwise."""
+    """The same words, and numbers within 1 (below 2, within 0.05): an example may be decided otherwise elsewhere."""
     for one, other in zip(found.split(), wanted.split(), strict=True):
         claimed, printed = NUMBER.fullmatch(other), NUMBER.fullmatch(one)
         if claimed and printed:
