@@ -175,6 +175,13 @@ def test_the_table_of_costs_is_that_of_the_measuring_program(monkeypatch):
     assert made in (DOCS / "PERFORMANCE.md").read_text("utf-8"), "copy there what python perf/methods.py prints"
 
 
+def test_the_table_of_methods_is_made_from_the_registry(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "field"))
+    filled = runpy.run_path(str(ROOT / "experiments" / "field" / "write_methods.py"))["filled"]
+    text = (DOCS / "methods" / "field.md").read_text("utf-8")
+    assert filled(text) == text, "run python experiments/field/write_methods.py"
+
+
 @pytest.fixture
 def make():
     return runpy.run_path(str(PAPER / "make_tables.py"))

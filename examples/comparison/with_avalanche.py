@@ -2,20 +2,24 @@
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import as_classification_dataset, make_tensor_classification_dataset
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import EWC
 from digits import tasks
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+
+def rows(x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
+    data = TensorDataset(x, y)
+    data.targets = y.tolist()  # type: ignore[attr-defined]
+    return as_classification_dataset(data)
+
 
 torch.manual_seed(0)
-parts = [(task[:2], task[2:]) for task in tasks()]
-train, test = (
-    [as_classification_dataset(make_tensor_classification_dataset(*pair, task_labels=0)) for pair in one]
-    for one in zip(*parts, strict=True)
-)
-benchmark = benchmark_from_datasets(train=train, test=test)
+stream = tasks()
+benchmark = benchmark_from_datasets(train=[rows(*one[:2]) for one in stream], test=[rows(*one[2:]) for one in stream])
 model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 strategy = EWC(
     model=model,
