@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -36,6 +41,8 @@ PARTLY = {  # of these modules, only some names are public, or they cannot be im
     "evcl.integrations.transformers": ["PenaltyCallback"],
     "evcl.training": ["joined"],
 }
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = os.environ.get("EVCL_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 
 
@@ -65,6 +72,115 @@ def test_nothing_is_fetched_while_it_is_read(site):
         assert not loads, page.name
 
 
-def test_the_pages_name_public_modules_only():
+def test_the_pages_name_public_names_only():
+    public = {*MODULES, *PARTLY, *(f"evcl.{name}" for name in importlib.import_module("evcl").__all__)}
     for page in (ROOT / "docs" / "api").glob("*.md"):
-        assert set(re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)) <= {*MODULES, *PARTLY}, page.name
+        assert set(re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)) <= public, page.name
+
+
+@pytest.mark.parametrize("name", ["Learner", "Stream"])
+def test_the_learners_have_all_their_methods_with_types(site, name):
+    """Those that a learner inherits, too."""
+    page = (site / "api" / "evcl.html").read_text("utf-8")
+    made = getattr(importlib.import_module("evcl"), name)
+    methods = [method for method, value in inspect.getmembers(made) if method[0] != "_" and inspect.isroutine(value)]
+    assert "predictions" in methods
+    for method in methods:
+        assert f'id="evcl.{name}.{method}"' in page, method
+        assert inspect.signature(getattr(made, method)).return_annotation is not inspect.Signature.empty, method
+
+
+class Anchors(HTMLParser):
+    """The ids of a page, and what it links to."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.links = set(), set()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids.add(found.get("id"))
+        if tag in ("a", "img", "script", "link"):
+            self.links.add(found.get("href") or found.get("src"))
+
+
+def test_no_link_is_broken(site):
+    pages = {}
+    for path in site.rglob("*.html"):
+        pages[path] = Anchors()
+        pages[path].feed(path.read_text("utf-8"))
+    broken = []
+    for path, page in pages.items():
+        if path.name == "404.html":  # it is shown in place of any page, so its links begin at the root
+            continue
+        for link in filter(None, page.links):
+            address, _, anchor = unquote(link).partition("#")
+            if re.match(r"\w+:", address):
+                continue
+            target = (path.parent / address).resolve() if address else path
+            if not target.exists() or (anchor and target in pages and anchor not in pages[target].ids):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium or Chrome: install one (apt-get install chromium), or name it in EVCL_CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []  # Chromium refuses root without it
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """Open a page of the site from the disk; at the end nothing may have gone wrong or been asked of the network."""
+    contexts, wrong = [], []
+
+    def start(name, width=1400):
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None)
+        page.goto((site / name).as_uri())
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_every_page_opens_without_an_error_and_fits(open_page, site, width):
+    page = open_page("index.html", width)
+    for path in sorted(site.rglob("*.html")):
+        if path.name != "404.html":
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path.name
+
+
+def test_the_search_finds_a_word_without_a_server(open_page):
+    page = open_page("tutorials/table.html")
+    page.click("input.md-search__input")
+    page.keyboard.type("heartbeat")
+    page.wait_for_selector(".md-search-result__item", timeout=30_000)
+    assert "SCALE.html" in page.locator(".md-search-result__item a").first.get_attribute("href")
+
+
+def test_the_table_of_methods_can_be_filtered(open_page):
+    page = open_page("methods/field.html")
+    rows = page.locator("tbody tr:visible")
+    everything = rows.count()
+    page.select_option("#field-filters label:has-text('Scenario') select", index=3)
+    page.select_option("#field-filters label:has-text('Memory') select", index=1)
+    found = {row.split()[0] for row in rows.all_inner_texts()}
+    assert {"evcl", "generative-classifier", "dgr"} <= found
+    assert not found & {"er", "ewc", "naive"}
+    assert page.inner_text("#field-filters [role=status]") == f"{len(found)} of {everything} methods"

@@ -198,7 +198,7 @@ def export(
         str, typer.Option(help="predictive, with its uncertainty, or mean, the mean network.")
     ] = "predictive",
     samples: Annotated[
-        int | None, typer.Option(help="Draws of the weights that the file holds [as many as predictions average].")
+        int | None, typer.Option(help="Draws of the weights to store in the file [as predictions use].")
     ] = None,
 ) -> None:
     """Write a network that predicts without evcl.

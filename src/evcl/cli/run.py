@@ -57,7 +57,7 @@ def run(
         float | None, typer.Option(help="Hold out this fraction of each training set, and measure on it.")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="task (given), domain or class (not given) [the benchmark's own].")
+        str | None, typer.Option(help="What a prediction is told: task, domain or class [the benchmark's own].")
     ] = None,
     memory: Annotated[
         int | None, typer.Option(help="Keep this many examples in all, and rehearse them [none; 200 for er, ...].")

@@ -28,10 +28,10 @@ def stream(
     data: Annotated[list[Path], typer.Argument(help="Files (CSV, Excel, Parquet, Arrow, NumPy, DuckDB).")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
     time: Annotated[str | None, typer.Option(help="The column of dates or numbers that orders the rows.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model file to write, or to go on from (.safetensors).")] = None,
-    delay: Annotated[int, typer.Option(help="Rows that come between a row and its label.")] = 0,
-    batch: Annotated[int, typer.Option(help="Rows that are predicted before any of them is learned.")] = 16,
-    false_alarms: Annotated[float | None, typer.Option(help="False alarms per row, at most [0.0001].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model file to write, or to continue (.safetensors).")] = None,
+    delay: Annotated[int, typer.Option(help="How many rows later the label of a row arrives.")] = 0,
+    batch: Annotated[int, typer.Option(help="Rows per step: all are predicted, then learned.")] = 16,
+    false_alarms: Annotated[float | None, typer.Option(help="Highest rate of false alarms, per row [0.0001].")] = None,
     kind: Annotated[
         str | None, typer.Option(help="What the target is: class, number or count [number if it has fractions].")
     ] = None,

@@ -45,7 +45,7 @@ def sweep(
     engine_name: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try cells again that failed before.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run cells again that failed before.")] = False,
     device: Device = "auto",
     precision: Precision = None,
     plugin: Plugins = None,

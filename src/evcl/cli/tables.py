@@ -27,8 +27,8 @@ Data = Annotated[
     typer.Option(help="A file (CSV, Excel, Parquet, Arrow, NumPy, DuckDB), or a folder with one folder per class."),
 ]
 Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out. May be repeated.")]
-Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [seen in the file].")]
-Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [seen in the file].")]
+Separator = Annotated[str | None, typer.Option(help="What separates columns: ; or tab or space [detected].")]
+Decimal = Annotated[str | None, typer.Option(help="The decimal sign, . or , [detected].")]
 MissingValue = Annotated[
     list[str] | None,
     typer.Option("--missing", metavar="TEXT", help="A text or number that means a missing value. May be repeated."),
@@ -42,7 +42,7 @@ def learn(
     target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None,
     task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None,
     head: Annotated[
-        str | None, typer.Option(help="An earlier task whose head to share, or new [the last task].")
+        str | None, typer.Option(help="Share the head of this earlier task, or new: add one [the last task].")
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)
@@ -65,7 +65,7 @@ def learn(
     ] = None,
     image_side: Annotated[int | None, typer.Option(help="Longest side of images after scaling [64].")] = None,
     unknown: Annotated[
-        str, typer.Option(help="What becomes of new categories and columns: learn, missing or error.")
+        str, typer.Option(help="What to do with new categories and columns: learn, missing or error.")
     ] = "learn",
     separator: Separator = None,
     decimal: Decimal = None,
@@ -180,7 +180,7 @@ def predict(
     task: Annotated[str | None, typer.Option(help="Task whose head predicts, or infer [infer if several].")] = None,
     drop: Drop = None,
     unknown: Annotated[
-        str, typer.Option(help="What becomes of categories and columns that are not known: missing or error.")
+        str, typer.Option(help="What to do with unknown categories and columns: missing or error.")
     ] = "missing",
     separator: Separator = None,
     decimal: Decimal = None,
@@ -197,7 +197,7 @@ def predict(
     ] = False,
     keep_formulas: Annotated[
         bool,
-        typer.Option("--keep-formulas", help="Write texts that begin like a formula of a spreadsheet as they are."),
+        typer.Option("--keep-formulas", help="Write texts that look like spreadsheet formulas unchanged."),
     ] = False,
     device: OneDevice = "cpu",
     as_json: AsJson = False,
