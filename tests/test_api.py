@@ -49,7 +49,7 @@ def members(one: type, public: set[type]) -> list[str]:
     """The public methods and properties of a class, except those of a base that is listed itself."""
     found: dict[str, str] = {}
     for owner in one.__mro__:
-        if not ours(owner) or any(issubclass(base, owner) for base in one.__mro__[1:] if base in public):
+        if not ours(owner) or any(owner in base.__mro__ for base in one.__mro__[1:] if base in public):
             continue
         for name, value in vars(owner).items():
             if name in found or (name.startswith("_") and name not in BUILT_IN):
