@@ -86,8 +86,8 @@ def test_the_source_archive_is_small_and_has_what_a_packager_needs(built, unpack
     top = {path.name for path in unpacked.iterdir()}
     assert top == {
         ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md",
-        "LICENSE", "Makefile", "PKG-INFO", "README.md", "SECURITY.md", "constraints.txt", "docs", "examples", "experiments",
-        "laws", "mkdocs.yml", "perf", "pyproject.toml", "src", "tests",
+        "LICENSE", "Makefile", "PKG-INFO", "README.md", "SECURITY.md", "constraints.txt", "docs", "examples",
+        "experiments", "laws", "mkdocs.yml", "perf", "pyproject.toml", "src", "tests",
     }  # fmt: skip
     assert not list(unpacked.glob("experiments/*/results"))
     for part in ("src", "tests", "docs", "examples", "laws", "perf"):
@@ -145,7 +145,7 @@ def test_the_tests_of_the_source_archive_run(unpacked, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(unpacked / "src"), "OMP_NUM_THREADS": "1"}
     environment.pop("EVCL_PLUGINS", None)
     python = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    some = "test_api.py test_metrics.py test_release.py report/test_report.py experiments/test_presets.py".split()
+    some = ["test_api.py", "test_metrics.py", "test_release.py", "report/test_report.py", "experiments/test_presets.py"]
     parts = [str(unpacked / "tests" / name) for name in some]
     ran = subprocess.run([*python, *parts], cwd=unpacked, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:]
