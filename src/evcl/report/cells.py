@@ -97,7 +97,8 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         heads: list[str] = []
         for title, two in zip(self.titles, spread, strict=True):
-            heads += [title, f"{title}, standard deviation"] if two else [title]
+            name, _, spread_name = title.partition(" ± ")  # as in "difference ± standard error"
+            heads += [name, spread_name or f"{name}, standard deviation"] if two else [title]
         writer.writerow(heads)
         for _, cells in self.rows:
             row: list[str] = []

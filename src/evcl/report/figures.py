@@ -131,7 +131,8 @@ def _legend(figure: Figure, group: Group, below: bool) -> None:
     handles = [
         Line2D(
             [], [], color=line.style.light, marker=line.style.marker, markersize=4 * line.style.size,
-            markeredgecolor="white", markeredgewidth=0.5, linestyle="-" if group.is_stream or np.isfinite(line.curve[0]).sum() > 1 else "",
+            markeredgecolor="white", markeredgewidth=0.5,
+            linestyle="-" if group.is_stream or np.isfinite(line.curve[0]).sum() > 1 else "",
         )
         for line in group.lines
     ]  # fmt: skip

@@ -156,7 +156,7 @@
         const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}`, meta: line.series };
         const beyond = value.mean > high ? 1 : value.mean < low ? -1 : 0;
         const seeds = beyond ? [] : value.seeds.filter((seed) => left <= seed && seed <= right);
-        traces.push({ ...axes, x: seeds, y: seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
+        if (seeds.length) traces.push({ ...axes, x: seeds, y: seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
         const text = `${label(line.series)}<br>${name}: ${spread(value.mean, value.sd, 3)}`;
         traces.push(beyond
           ? { // an arrow at the edge, and the number
@@ -201,8 +201,11 @@
     const layout = { height: wide ? 380 : 320, margin: { l: 44, r: 16, t: 30, b: 44 }, annotations: [] };
     const [low, high, start] = rows.length ? ends({ score: true }, rows) : [0, 1, 0];
     const sizes = rows.map((line) => Math.log10(line.kept));
+    const round = [-4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap((power) => [1, 2, 5].map((first) => Number(`${first}e${power}`)));
+    const inside = round.filter((one) => Math.min(...sizes) <= Math.log10(one) && Math.log10(one) <= Math.max(...sizes));
+    const ticks = inside.length > 1 ? inside : [Math.min(...sizes), Math.max(...sizes)].map((one) => Number((10 ** one).toPrecision(2)));
     const gap = 0.12 * (Math.max(...sizes) - Math.min(...sizes)) + 0.05;
-    layout.xaxis = axis({ type: "log", range: rows.length ? [Math.min(...sizes) - gap, Math.max(...sizes) + 2 * gap] : [0, 1], dtick: "D2", showgrid: false, title: { text: "kept after the last task (MB, logarithmic)", standoff: 8, font: { size: 12 } } });
+    layout.xaxis = axis({ type: "log", range: rows.length ? [Math.min(...sizes) - gap, Math.max(...sizes) + 2 * gap] : [0, 1], tickvals: ticks, ticktext: ticks.map((one) => String(one)), showgrid: false, title: { text: "kept after the last task (MB, logarithmic)", standoff: 8, font: { size: 12 } } });
     layout.yaxis = axis({ range: [low, high], nticks: 6, automargin: true });
     layout.annotations.push({ text: figure.title, xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
     const traces = rows.map((line) => {
