@@ -8,13 +8,14 @@ OTHERPIP := $(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per process: for small matrix products, two threads are slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all test-integrations soak check perf docs format clean
+.PHONY: help demo test test-all test-integrations soak coverage check perf docs format clean
 help:
 	@echo "make demo    train EVCL, VCL, EWC and naive on two streams of five tasks: a table, figures and a page"
 	@echo "make test    the tests, in less than ten minutes on two cores"
 	@echo "make test-all  also the contract tests of every method, the GPU kernels, the documents and the site"
 	@echo "make test-integrations  those with other libraries, such as Avalanche, in an environment of their own"
 	@echo "make soak    the long tests at full size: hours"
+	@echo "make coverage  the tests, and which lines they run: htmlcov/index.html"
 	@echo "make check   lint, format, types and layering"
 	@echo "make perf    measure speed, as ratios"
 	@echo "make docs    build the guides and the API reference as a site: site/index.html"
@@ -42,6 +43,9 @@ test-integrations: $(OTHERS)/ready
 
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest -m soak
+
+coverage: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-report=html
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -107,4 +111,4 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OTHERS) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist htmlcov .coverage*

@@ -187,6 +187,7 @@ def make():
     return runpy.run_path(str(PAPER / "make_tables.py"))
 
 
+@pytest.mark.records
 def test_the_tables_are_made_from_the_result_files(make):
     for path in make["DOCUMENTS"]:
         text = path.read_text("utf-8")
@@ -200,6 +201,7 @@ def shown(path):
     return json.loads(found.text)
 
 
+@pytest.mark.records
 def test_the_figures_are_drawn_from_the_result_files(make, tmp_path):
     groups = make["groups"]("tuned")
     assert {f"{group.slug}.svg" for group in groups} == {path.name for path in make["FIGURES"].glob("*.svg")}
@@ -209,6 +211,7 @@ def test_the_figures_are_drawn_from_the_result_files(make, tmp_path):
         assert shown(drawn) == shown(there), f"run python experiments/paper/make_tables.py: {there.name}"
 
 
+@pytest.mark.records
 def test_a_figure_drawn_before_a_result_changed_is_noticed(make, tmp_path):
     group = make["groups"]("ten-tasks")[0]
     before = shown(make["draw"](group, tmp_path))
@@ -220,6 +223,7 @@ def test_a_figure_drawn_before_a_result_changed_is_noticed(make, tmp_path):
     assert [label for label in before if before[label] != after[label]] == [line.label]
 
 
+@pytest.mark.records
 def test_the_files_behind_the_documents_are_kept_short(make, tmp_path):
     """One line per trial of a search, and per key of a result."""
     for path in make["RESULTS"].rglob(RESULT):

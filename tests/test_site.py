@@ -15,32 +15,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from public_names import MODULES, PARTLY
 
 ROOT = Path(__file__).parent.parent
-MODULES = (
-    "evcl",
-    "evcl.benchmarks",
-    "evcl.callbacks",
-    "evcl.experiments",
-    "evcl.integrations",
-    "evcl.likelihoods",
-    "evcl.methods",
-    "evcl.metrics",
-    "evcl.nn",
-    "evcl.rl",
-    "evcl.sklearn",
-    "evcl.streams",
-    "evcl.streams.sources",
-)
-PARTLY = {  # of these modules, only some names are public, or they cannot be imported everywhere
-    "evcl.integrations.avalanche": ["LearnerStrategy", "PenaltyPlugin", "from_avalanche", "to_avalanche"],
-    "evcl.integrations.continuum": ["from_continuum"],
-    "evcl.integrations.laplace": ["from_laplace"],
-    "evcl.integrations.lightning": ["PenaltyCallback"],
-    "evcl.integrations.river": ["StreamClassifier", "StreamRegressor"],
-    "evcl.integrations.transformers": ["PenaltyCallback"],
-    "evcl.training": ["joined"],
-}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("EVCL_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]

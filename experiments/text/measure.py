@@ -27,8 +27,8 @@ from evcl import benchmarks, data, methods
 from evcl.benchmarks import Benchmark, Examples
 from evcl.experiments import Config, configure, write_result
 from evcl.experiments.compare import chosen
+from evcl.experiments.outcome import environment, result_of
 from evcl.experiments.result import merge
-from evcl.experiments.run import _result, environment
 from evcl.nn import LoRA, minilm, minilm_tokeniser, outputs
 from evcl.nn.bert import BertTop, below
 from evcl.training import Run, learn_stream
@@ -140,7 +140,7 @@ def run_one(texts: Texts, stream: Benchmark, parts: tuple[Tensor, Tensor], confi
         "halves_before": before,
     }  # fmt: skip
     sizes, machine = run.memory_bytes(), environment(args.device)
-    make = partial(_result, found=found, seconds=seconds, machine=machine)
+    make = partial(result_of, found=found, seconds=seconds, machine=machine)
     results = [make(cell, r, shape=shape | {"halves": after}, size=sizes[r]) for r, cell in enumerate(cells)]
     whole = merge(results)
     folder = args.out / short / config.method

@@ -17,6 +17,7 @@ __all__ = [
     "forgetting",
     "learning_accuracy",
     "nll",
+    "reliability",
 ]
 
 Floats = NDArray[np.float64]
@@ -84,8 +85,22 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
     """`sum_b n_b/n |accuracy_b - confidence_b|` over equal-width bins of the largest probability (Guo et al., 2017)."""
-    p, y = _probabilities(probabilities, labels)
-    confidence, correct = p.max(1), p.argmax(1) == y
-    bin_of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    bin_of, confidence, correct = _binned(probabilities, labels, bins)
     gaps = np.bincount(bin_of, weights=correct - confidence, minlength=bins)
-    return float(np.abs(gaps).sum() / len(y))
+    return float(np.abs(gaps).sum() / len(bin_of))
+
+
+def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Floats:
+    """`[bins, 3]`: the number of examples in each bin of the largest probability, the sum of these probabilities, and
+    how many predictions are right. Sums of several sets of examples can be added.
+    """
+    bin_of, *sums = _binned(probabilities, labels, bins)
+    return np.stack([np.bincount(bin_of, weights, bins) for weights in (np.ones(len(bin_of)), *sums)], 1)
+
+
+def _binned(probabilities: ArrayLike, labels: ArrayLike, bins: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """For each example: the bin of its largest probability, that probability, and 1 if the prediction is right."""
+    p, y = _probabilities(probabilities, labels)
+    confidence = p.max(1)
+    bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    return bin_of, confidence, (p.argmax(1) == y).astype(np.float64)

@@ -158,6 +158,7 @@ def test_the_table_compares_seed_by_seed(programs, tmp_path):
     assert joint[7] == "all data"
 
 
+@pytest.mark.records
 def test_what_met_the_test_data_is_what_a_search_chose(programs):
     field, _, _ = programs
     paths = [
@@ -172,6 +173,7 @@ def test_what_met_the_test_data_is_what_a_search_chose(programs):
         assert (found.seeds, found.tasks, found.validation) == (field.FIELD["test_seeds"], wanted.tasks, 0)
 
 
+@pytest.mark.records
 def test_the_document_has_the_tables_of_the_results(programs):
     write_tables = programs[2]
     text = write_tables.DOCUMENT.read_text("utf-8")

@@ -65,6 +65,7 @@ def test_new_classes_are_learned_and_old_ones_kept(programs, tmp_path):
     assert found["evcl"] > found["GaussianNB"] > found["naive"]
 
 
+@pytest.mark.records
 def test_the_table_in_the_documents_is_the_one_of_the_results(programs):
     _, _, write_table = programs
     text = write_table.DOCUMENT.read_text("utf-8")

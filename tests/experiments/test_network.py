@@ -253,6 +253,7 @@ def test_authors_protocols_are_complete_configurations(benchmark, method):
     assert configure(benchmark, method, "authors", [0], given={"network": "20"}).network == "20"
 
 
+@pytest.mark.records
 def test_the_table_of_the_authors_protocols_is_made_from_the_results():
     made = runpy.run_path(str(AUTHORS / "reproduce.py"))
     text = made["DOCUMENT"].read_text("utf-8")

@@ -17,12 +17,14 @@ from evcl.methods.teacher import DISTILLATION
 PAPER = Path(__file__).parents[2] / "experiments" / "paper"
 
 
+@pytest.mark.records
 def test_the_presets_are_what_the_searches_found():
     make = runpy.run_path(str(PAPER / "make_presets.py"))
     text = make["PRESETS"].read_text("utf-8")
     assert make["filled"](text) == text, "run python experiments/paper/make_presets.py"
 
 
+@pytest.mark.records
 def test_a_tuned_run_is_the_chosen_trial_with_everything_that_was_not_searched():
     make = runpy.run_path(str(PAPER / "make_presets.py"))
     found = make["found"]("paper-5-cifar10", "split-cifar10")
@@ -43,6 +45,7 @@ BEFORE = {  # version 0.1's choices
 SEVENTH = {benchmark: f"paper-7-{benchmark}" for benchmark in BEFORE} | {"split-notmnist": "paper-8-split-notmnist"}
 
 
+@pytest.mark.records
 @pytest.mark.parametrize(
     ("folder", "searches"), [("before", BEFORE), ("seeds-20", SEVENTH), ("seeds-20-before", BEFORE)]
 )
@@ -56,6 +59,7 @@ def test_what_met_the_test_data_is_what_a_search_chose(folder, searches):
         assert result.validation == 0
 
 
+@pytest.mark.records
 @pytest.mark.parametrize("folder", ["tuned", "ten-tasks", "with-coresets", "default"])
 def test_what_met_the_test_data_is_the_preset(folder):
     results = [read_result(path) for path in (PAPER / "results" / folder).rglob(RESULT)]

@@ -46,6 +46,12 @@ def result(
     )
 
 
+def with_bins(one, memory=100_000):
+    """The result with reliability bins, whose predictions are 5 points too sure, and with a size."""
+    bins = [(1 / 15, (b + 0.5) / 15, max(0.0, (b + 0.5) / 15 - 0.05)) for b in range(15)]
+    return replace(one, reliability=[bins] * len(one.seeds), memory_bytes=memory)
+
+
 def generative(method="evcl", last=(-90.0, -91.0), tasks=3, score="log_likelihood", **config):
     """A result that is judged by something other than accuracy: every task falls from -80 to `last`."""
     plain = result(method, "characters", [0.5] * len(last), tasks=tasks, **config)

@@ -33,11 +33,14 @@ from evcl.report import (
     tables_markdown,
     write_report,
 )
-from evcl.report.figures import FIGURES, enlarged, matrix
+from evcl.report.cells import best
+from evcl.report.diagnostics import reliability
+from evcl.report.figures import FIGURES, enlarged, limit, matrix
 from evcl.report.published import published
-from evcl.report.results import series
+from evcl.report.results import scenarios, series
 from evcl.report.runs import command
 from evcl.report.styles import BACK, SPARE, STYLES
+from evcl.report.tables import scenario_table
 
 
 def group(*results):
@@ -98,7 +101,8 @@ def test_a_benchmark_is_reported_by_its_own_score(tmp_path, score, label, unit):
     text = (tmp_path / "index.html").read_text()
     assert "accuracy" not in text.partition("<main")[2].partition('id="data"')[0].lower()
     assert f'"title":"{label}"' in text
-    assert len(written) == 11
+    # three figures in three formats; three tables (all benchmarks, this one, matrices) and the differences, twice each
+    assert len(written) == 9 + 8 + 2
 
 
 def test_a_curve_is_the_mean_over_seeds_of_the_average_over_tasks_seen():
@@ -138,6 +142,85 @@ def test_paired_differences_are_over_common_seeds_as_worked_out_by_hand():
     ]
     assert paired_table(group(result("vcl"), result("ewc"))) is None
     assert paired_table(group(result())) is None
+
+
+def test_the_best_values_are_those_within_one_standard_error_of_the_best():
+    """By hand: EVCL minus VCL is 0.01, 0.02, 0.03 (0.02 ± 0.006); EVCL minus SI is -0.01, 0.02, 0.02 (0.01 ± 0.01)."""
+    found = group(
+        result(last=(0.80, 0.82, 0.84)),
+        result("vcl", last=(0.79, 0.80, 0.81)),
+        result("si", last=(0.81, 0.80, 0.82)),
+        result("joint", last=(0.95, 0.95, 0.95)),  # a ceiling, which does not take part
+        result("ewc", last=(0.815,), seeds=(7,)),  # one seed, and none in common: nothing is known of its error
+    )
+    lines = found.lines
+    assert best(lines, lambda line: line.result.average_accuracy, 1) == {"EVCL", "SI"}
+    assert best(lines, lambda line: line.result.nll, -1) == {"EVCL", "SI"}
+    assert best(lines[:1], lambda line: line.result.nll, -1) == set()  # nothing to compare with
+    single = group(result(last=(0.8,)), result("vcl", last=(0.5,)))
+    assert best(single.lines, lambda line: line.result.average_accuracy, 1) == set()
+    assert "**82.00 ± 2.00**" in full_table(found).markdown(mark=True)
+    assert "**" not in full_table(found).markdown()
+
+
+def test_a_table_as_csv_and_latex():
+    found = full_table(
+        group(result(last=(0.80, 0.82, 0.84)), result("joint"), result("=a_b%", last=(0.5,))), every=True
+    )
+    head, first, joint, last = csv.reader(found.csv().splitlines())
+    row = dict(zip(head, first, strict=True))
+    assert row["method"] == "EVCL"
+    assert row["average accuracy (%)"] == "82"
+    assert float(row["average accuracy (%), standard deviation"]) == pytest.approx(2)
+    assert float(row["backward transfer (%)"]) == pytest.approx(-8)
+    assert dict(zip(head, joint, strict=True))["forgetting (%)"] == ""
+    assert last[0] == "'=a_b%"  # no formula of a spreadsheet
+    text = found.latex()
+    assert text.startswith("\\begin{tabular}{lr")
+    assert r"EVCL & 0-2 & \textbf{82.00 $\pm$ 2.00}" in text
+    assert r"$-$16.5" in text
+    assert r"=a\_b\%" in text
+    assert text.count(r" \\") == 4
+
+
+def test_published_values_are_those_of_the_method_that_was_published():
+    found = group(result(), result(coreset="random"), result("vcl-random-coreset", coreset="random"))
+    shown = {row["method"]: row["published"] for row in cells(full_table(found))}
+    assert shown == {"EVCL (coreset=None)": "98.5", "EVCL (coreset=random)": "-", "VCL + random coreset": "96.7"}
+
+
+def test_scenarios_are_not_mixed_but_compared():
+    found = by_benchmark([result(), result(scenario="class", last=(0.3, 0.4)), result("vcl", scenario="class")])
+    assert list(found) == ["split-mnist", "split-mnist, class scenario"]
+    assert [g.has_published for g in found.values()] == [True, False]
+    ((name, some),) = scenarios(found.values()).items()
+    assert name == "split-mnist"
+    assert cells(scenario_table(some)) == [
+        {"method": "EVCL", "own scenario": "82.00 ± 2.00 (98.5)", "class scenario": "35.00 ± 7.07"},
+        {"method": "VCL", "own scenario": "-", "class scenario": "82.00 ± 2.00"},
+    ]
+    assert scenarios(by_benchmark([result(), result("vcl", "split-digits")]).values()) == {}
+
+
+def test_reliability_is_averaged_by_the_number_of_predictions():
+    one = result(last=(0.8, 0.9))
+    bins = [[(0.0, 0.0, 0.0)] * 13 + [(a, 0.9, 0.7), (1 - a, 1.0, 1.0)] for a in (0.2, 0.6)]
+    bins[1][13] = (0.6, 0.9, 0.9)
+    found = reliability(group(replace(one, reliability=bins)).lines[0])
+    np.testing.assert_allclose(found.share, [0.4, 0.6])
+    np.testing.assert_allclose(found.accuracy, [(0.2 * 0.7 + 0.6 * 0.9) / 0.8, 1.0])
+    assert reliability(group(one).lines[0]) is None
+
+
+def test_an_axis_is_not_ruled_by_the_worst():
+    assert limit([0.1, 0.12, 0.2, 2.5]) == pytest.approx(0.48)
+    assert limit([0.1, 0.2]) is None
+    assert limit([]) is None
+    (panel, *_) = FIGURES["-measures"](
+        group(*(result(m, last=(v, v + 0.01)) for m, v in (("evcl", 0.85), ("vcl", 0.84), ("naive", 0.1))))
+    ).axes
+    assert panel.get_xlim()[1] < 30  # forgetting: 4.5, 5.5 and 79.5 %
+    assert "79.5 →" in [text.get_text() for text in panel.texts]
 
 
 # --- names and groups ----------------------------------------------------------------------------------------------
@@ -266,7 +349,8 @@ def test_the_figure_holds_every_curve_and_the_published_ones_dashed():
     figure = FIGURES[""](
         group(result(last=(0.80, 0.84)), result("vcl", last=(0.7,)), result("joint", last=(0.9, 0.92)))
     )
-    lines = {(line.get_color(), line.is_dashed()): line for line in figure.axes[0].lines}
+    drawn = [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+    lines = {(line.get_color(), line.is_dashed()): line for line in drawn}
     own = lines[STYLES["evcl"].light, False].get_ydata()
     np.testing.assert_allclose([own[0], own[-1]], [90, 82])
     for method in ("evcl", "vcl"):
@@ -325,10 +409,18 @@ def test_a_report_is_figures_tables_and_a_page_and_the_same_twice(tmp_path):
     write(tmp_path, result(), result("joint"), result("vcl", "split-digits", tasks=1, last=(0.5,)))
     written = write_report(tmp_path, "A title")
     assert [path.name for path in written[-2:]] == ["tables.md", "index.html"]
-    assert len(written) == 2 * 3 * 3 + 2
+    assert [sum(path.suffix == kind for path in written) for kind in (".svg", ".csv", ".tex")] == [6, 6, 6]
     first = {path: path.read_bytes() for path in written}
     for path, data in first.items():
-        start = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml", ".md": b"# A title", ".html": b"<!doctype"}
+        start = {
+            ".png": b"\x89PNG",
+            ".pdf": b"%PDF",
+            ".svg": b"<?xml",
+            ".md": b"# A title",
+            ".html": b"<!doctype",
+            ".csv": b"EVCL minus" if path.stem.endswith("differences") else b"method",
+            ".tex": rb"\begin{tabular}",
+        }
         assert data.startswith(start[path.suffix]), path
     write_report(tmp_path, "A title")
     assert {path: path.read_bytes() for path in written} == first

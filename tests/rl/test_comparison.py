@@ -50,6 +50,7 @@ def test_every_method_has_as_many_trials(program):
             assert all(set(trial) <= set(rl.method(name).known_settings) for trial in trials)
 
 
+@pytest.mark.records
 def test_the_tuned_settings_are_the_best_trials():
     """Where a search has been made."""
     for stream in rl.STREAMS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,11 +258,12 @@ def write_report_of(folder: Path, title: str) -> None:
     """Write tables, figures and a page from every result below a folder, and print where they are."""
     from evcl.report import write_report
 
-    written = write_report(folder, title)
-    drawn = sum(path.suffix == ".svg" for path in written)
+    written = write_report(folder, title, date.today().isoformat())
+    drawn, tables = (sum(path.suffix == ending for path in written) for ending in (".svg", ".csv"))
     console().print(f"figures: {folder / 'figures'} ({drawn}, each as SVG, PNG and PDF)", soft_wrap=True)
-    for name, path in zip(("tables:", "page:"), written[-2:], strict=True):
-        console().print(f"{name:<8} {path}", soft_wrap=True)
+    beside = f"; {tables} as CSV and LaTeX in {folder / 'tables'}"
+    console().print(f"tables:  {written[-2]}{beside}", soft_wrap=True)
+    console().print(f"page:    {written[-1]}", soft_wrap=True)
 
 
 def print_trials(found: dict[str, Any], count: int = 3) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor
 from evcl import metrics, rl
 from evcl._core.errors import Diverged, EvclError
 from evcl._core.interrupts import deferred
+from evcl.experiments.config import Config
+from evcl.experiments.outcome import environment
 from evcl.experiments.result import Environment, Result, summarise
 from evcl.experiments.resume import identity, program_name
-from evcl.experiments.run import Config, Event, environment
+from evcl.experiments.run import Event
 from evcl.experiments.samples import film_strips
 from evcl.methods import Method
 from evcl.rl.acting import films

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
+from evcl.experiments.config import Config
 from evcl.experiments.engines import Engine, OnEvent, Outcome
 from evcl.experiments.programs import bundle
 from evcl.experiments.result import Result
-from evcl.experiments.run import Config, Event
+from evcl.experiments.run import Event
 from evcl.experiments.store import Claim, Failure, Store, key
 
 MakeEngine = Callable[[OnEvent], Engine]

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from evcl.experiments.config import Config, where
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import score_of
-from evcl.experiments.run import Config, where
 from evcl.experiments.search import (
     Search,
     best_trial,

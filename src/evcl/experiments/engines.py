@@ -31,9 +31,10 @@ import torch
 
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
+from evcl.experiments.config import Config
 from evcl.experiments.plugins import load_plugins
 from evcl.experiments.result import Result
-from evcl.experiments.run import Config, Event, execute_together
+from evcl.experiments.run import Event, execute_together
 from evcl.training import Checkpoints, matmul_precision, streams
 
 REPLICAS, PROGRAMS = 100, 6  # on a GPU: at most per program, and programs at a time

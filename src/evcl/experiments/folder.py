@@ -17,11 +17,12 @@ from evcl._core.files import (
     write_atomically,
     write_once,
 )
-from evcl.experiments.result import RESULT, Result, read_result, to_json
+from evcl.experiments.reading import read_result
+from evcl.experiments.result import RESULT, Result, to_json
 from evcl.experiments.trunk import is_text
 
 if TYPE_CHECKING:
-    from evcl.experiments.run import Config
+    from evcl.experiments.config import Config
 
 LOCK = ".evcl-run.lock"  # in a result's folder while a run works there
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from evcl import benchmarks, methods
 from evcl.experiments.cells import MakeEngine
+from evcl.experiments.config import Config
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
 from evcl.experiments.result import RESULT, Result
-from evcl.experiments.run import Config, Event, network
+from evcl.experiments.run import Event, network
 from evcl.experiments.store import HIDDEN, Store, key
 
 PAPER_BENCHMARKS = ("permuted-mnist", "split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")

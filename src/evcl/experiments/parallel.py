@@ -9,9 +9,10 @@ from functools import partial
 from evcl._core.errors import EvclError
 from evcl._core.ranks import Ranks
 from evcl.experiments.cells import MakeEngine, work
+from evcl.experiments.config import Config
 from evcl.experiments.engines import Inline, local
 from evcl.experiments.result import Result, merge
-from evcl.experiments.run import Config, Event, execute
+from evcl.experiments.run import Event, execute
 from evcl.experiments.store import Failure, NullStore, Store
 from evcl.training import Checkpoints
 

@@ -11,8 +11,8 @@ from evcl import methods
 from evcl._core.settings import BAYESIAN, TRAINING, Setting
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl.benchmarks import BENCHMARKS
+from evcl.experiments.config import Config
 from evcl.experiments.resume import describe
-from evcl.experiments.run import Config
 from evcl.methods.memory import has_models
 from evcl.methods.together import kind
 

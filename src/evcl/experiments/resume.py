@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
 
 if TYPE_CHECKING:
-    from evcl.experiments.run import Config
+    from evcl.experiments.config import Config
     from evcl.training import Checkpoints
 
 FOLDER = "checkpoint"  # beside the result

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec.structs import asdict
 from msgspec.structs import replace as replaced
 from torch import Tensor
 
-import evcl.experiments.streams  # noqa: F401 - adds streams of rows to the benchmarks
-from evcl import benchmarks, methods, metrics, nn
-from evcl._core import bounds
+from evcl import benchmarks, methods, nn
 from evcl._core.errors import EvclError
 from evcl._core.interrupts import deferred
 from evcl._core.ranks import Ranks
-from evcl._core.settings import SEED, VALIDATION, Settings, resolve
 from evcl._core.torchrun import own as own_rank
-from evcl.callbacks.logs import Log
+from evcl.experiments.config import Config
 from evcl.experiments.generated import uncertainty
-from evcl.experiments.presets import preset as get_preset
-from evcl.experiments.result import Environment, Matrices, Result, merge, summarise
+from evcl.experiments.outcome import environment, result_of
+from evcl.experiments.result import Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
-from evcl.experiments.samples import picture
 from evcl.experiments.trunk import is_text, parsed, trunk
 from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.training import (
@@ -43,128 +35,11 @@ from evcl.training import (
     Observers,
     Progress,
     Run,
-    StreamResult,
     learn_stream,
 )
 from evcl.training.session import Undecided
 
-MOST_SEEDS = bounds.MOST_SEEDS
-"""The maximum number of seeds of a run."""
 _drawing = threading.Lock()  # there is one generator for all threads
-
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that determines a result, checked."""
-
-    benchmark: str
-    method: str
-    preset: str
-    seeds: tuple[int, ...]
-    tasks: int
-    settings: Settings  # the method's, and `validation`
-    device: str = "cpu"
-    precision: str = "fp32"
-    network: str = ""  # a network in place of the benchmark's own, as text: see trunk.py
-    scenario: str = ""  # task, domain or class; empty: the benchmark's own
-    log: Log | None = field(default=None, compare=False)  # does not affect the result
-
-    @property
-    def name(self) -> str:
-        return f"{self.benchmark} {self.method}"
-
-    @property
-    def cells(self) -> list[Config]:
-        """One cell per seed: a cell is a configuration of one seed."""
-        return [replace(self, seeds=(seed,)) for seed in self.seeds]
-
-    @property
-    def seed(self) -> int:
-        """The seed, if this is a cell."""
-        (seed,) = self.seeds
-        return seed
-
-
-def configure(
-    benchmark: str,
-    method: str | None = None,
-    preset: str = "tuned",
-    seeds: Sequence[int] = (0, 1, 2),
-    tasks: int | None = None,
-    given: Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    precision: str | None = None,
-) -> Config:
-    """A checked configuration: the preset's settings, overridden by the `given` ones.
-
-    `method`: None: the one that the benchmark names, which is `evcl` for tasks and `ekf` for streams of rows.
-
-    `given` may also contain `network`, such as "400x400" or "resnet18", in place of the benchmark's own (see
-    `experiments.trunk`), and `scenario` (see `benchmarks.scenario`). A preset may name them and a number of tasks, too.
-
-    `precision` is that of matrix products: fp32 (a CPU's default), tf32 (a GPU's) or bf16; all state is float32.
-    """
-    entry = benchmarks.BENCHMARKS[benchmark]
-    method = entry.method if method is None else method
-    chosen = method_of(benchmark, method)
-    count = benchmarks.check_tasks(entry, tasks)
-    if preset in ("paper", "authors") and (entry.kind is not None or entry.score == "log_likelihood"):
-        raise EvclError(f"{benchmark} is not in the paper: leave out --preset", setting="preset")
-    values = {**get_preset(preset, benchmark, chosen, count), **(given or {})}
-    usual = values.pop("tasks", None)
-    count = count if tasks is not None or usual is None else benchmarks.check_tasks(entry, usual)
-    network = str(values.pop("network", ""))
-    if network:
-        parsed(network)
-    scenario = str(values.pop("scenario", ""))
-    if scenario and scenario not in benchmarks.SCENARIOS:
-        known_ones = ", ".join(benchmarks.SCENARIOS)
-        raise EvclError(f"scenario must be one of {known_ones}, not {scenario!r}", setting="scenario")
-    own = methods.known_settings(chosen, values) if entry.kind is None else chosen.known_settings
-    known = {**own, "validation": VALIDATION}
-    if "epochs" in values and "steps" in known and "epochs" not in known:
-        raise EvclError(
-            f"{benchmark} has no epochs: --set steps=N sets the environment steps per task", setting="epochs"
-        )
-    settings = resolve(method, known, values)
-    if not 0 < len(seeds) <= MOST_SEEDS:
-        raise EvclError(f"the number of seeds must be from 1 to {MOST_SEEDS}, not {len(seeds)}", setting="seeds")
-    seeds = tuple(int(SEED.check("seed", seed)) for seed in seeds)
-    if len(set(seeds)) != len(seeds):
-        raise EvclError(f"seeds must be different numbers, not {list(seeds)}", setting="seeds")
-    device = "cpu" if entry.cpu and device == "auto" else device
-    return Config(benchmark, method, preset, seeds, count, settings, *where(device, precision), network, scenario)
-
-
-def method_of(benchmark: str, name: str) -> methods.Method:
-    """The method with the settings that it has on this benchmark."""
-    kind = benchmarks.BENCHMARKS[benchmark].kind
-    if kind is None:
-        return methods.get(name)
-    found: methods.Method = kind.method(name)
-    return found
-
-
-def where(device: str, precision: str | None, elsewhere: bool = False) -> tuple[str, str]:
-    """Check the device and the precision of matrix products, and replace `auto` and None by the actual values.
-
-    `elsewhere`: the cells run on other machines, so this one need not have such a device.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
-        raise EvclError("device cuda cannot be used: torch finds no GPU here")
-    if device == "mps" and elsewhere:
-        raise EvclError("device mps is for this machine only: use --engine local, or another device")
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise EvclError("device mps cannot be used: torch finds no Apple GPU here")
-    known = {"cpu": ("fp32", "bf16"), "cuda": ("tf32", "fp32", "bf16"), "mps": ("fp32",)}
-    if device not in known:
-        raise EvclError(f"device must be auto, cpu, cuda or mps, not {device!r}")
-    precision = known[device][0] if precision is None else precision
-    if precision not in known[device]:
-        raise EvclError(f"precision on {device} must be one of {', '.join(known[device])}, not {precision!r}")
-    return device, precision
 
 
 @dataclass(frozen=True)
@@ -322,9 +197,9 @@ def _side_by_side(
     shape = {"tasks": tasks, **_trunk(streams[0], lead.network), "precision": lead.precision, "device": lead.device}
     if lead.scenario:
         shape["scenario"] = lead.scenario
-    sizes = run.memory_bytes()
+    sizes, names = run.memory_bytes(), [task.name for task in streams[0]]
     unsure = uncertainty(run, streams[0])
-    results = [_result(cell, r, found, shape, seconds, sizes[r], machine) for r, cell in enumerate(cells)]
+    results = [result_of(cell, r, found, shape, seconds, sizes[r], machine, names) for r, cell in enumerate(cells)]
     if not unsure:
         return results
     return [replaced(one, sample_uncertainty=summarise([u])) for one, u in zip(results, unsure, strict=True)]
@@ -378,71 +253,3 @@ def _trunk(stream: benchmarks.Benchmark, text: str) -> dict[str, Any]:
         return {"hidden": list(stream.hidden)}
     name = getattr(stream.network, "__name__", type(stream.network).__name__)
     return {"network": f"own {name}" if is_text(name) else name}
-
-
-def environment(device: str) -> Environment:
-    from evcl import __version__
-
-    return Environment(
-        evcl=__version__,
-        torch=str(torch.__version__),
-        device=torch.cuda.get_device_name() if device == "cuda" else _processor() + " mps" * (device == "mps"),
-        threads=torch.get_num_threads(),
-        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-    )
-
-
-@cache
-def _processor() -> str:
-    """The CPU's name, as far as the platform reports it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "cpu"
-
-
-def _result(
-    cell: Config,
-    r: int,
-    found: StreamResult,
-    shape: Mapping[str, Any],
-    seconds: float,
-    size: int,
-    machine: Environment,
-) -> Result:
-    """The result of a cell, which is replica r of its program and keeps `size` bytes."""
-    matrix = found.accuracy[r].numpy()
-    diverged = bool(np.isnan(matrix[-1]).all())  # its predictions are from before it diverged
-
-    def per_task(measure: Callable[[Any, Any], float]) -> float:
-        """The mean over tasks, after the last one."""
-        each = zip(found.probabilities, found.labels, strict=True)
-        return math.nan if diverged else float(np.mean([measure(p[r].cpu(), y[r % len(y)].cpu()) for p, y in each]))
-
-    matrices: Matrices = [[[value if math.isfinite(value) else None for value in row] for row in matrix.tolist()]]
-    mean, labelled = summarise([metrics.average_accuracy(matrix)]), bool(found.labels)
-    return Result(
-        benchmark=cell.benchmark,
-        method=cell.method,
-        preset=cell.preset,
-        config={**cell.settings, **shape},
-        seeds=list(cell.seeds),
-        accuracy=matrices if labelled else None,
-        average_accuracy=mean if labelled else summarise([None]),
-        log_likelihoods=None if labelled else matrices,
-        log_likelihood=None if labelled else mean,
-        samples=None if found.samples is None or diverged else picture(found.samples[r].numpy()),
-        forgetting=summarise([metrics.forgetting(matrix)]),
-        backward_transfer=summarise([metrics.backward_transfer(matrix)]),
-        nll=summarise([per_task(metrics.nll) if labelled else None]),
-        ece=summarise([per_task(metrics.expected_calibration_error) if labelled else None]),
-        inferred_accuracy={
-            how: summarise([math.nan if diverged else float(each[r])])
-            for how, each in found.inferred.items()
-            if bool(each[r].isfinite())
-        },
-        seconds=seconds,
-        memory_bytes=size,
-        environment=machine,
-    )

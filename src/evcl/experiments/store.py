@@ -39,11 +39,12 @@ from evcl._core.bounds import MOST_STORE_BYTES
 from evcl._core.errors import EvclError
 from evcl._core.files import open_regular, parsed, read_text, write_once
 from evcl.experiments.folder import is_of
-from evcl.experiments.result import RESULT, Result, read_result, to_json
+from evcl.experiments.reading import read_result
+from evcl.experiments.result import RESULT, Result, to_json
 from evcl.experiments.resume import FOLDER, describe
 
 if TYPE_CHECKING:
-    from evcl.experiments.run import Config
+    from evcl.experiments.config import Config
     from evcl.training import Checkpoints
 
 NUMBERS = 8  # the numerical version: increased whenever the same settings give different numbers

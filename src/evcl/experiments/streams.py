@@ -20,7 +20,7 @@ from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import Benchmark, Entry, Request, register
-from evcl.experiments.result import AlarmRow, Environment, Result, prequential, summarise
+from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise
 from evcl.experiments.resume import identity, program_name
 from evcl.methods import Method
 from evcl.streams import SETTINGS, Prequential, Stream
@@ -34,7 +34,7 @@ from evcl.training.checkpoint import DESCRIPTION, DIGEST, FORMAT, clear, digest,
 from evcl.training.checkpointer import check_identity, unfinished
 
 if TYPE_CHECKING:
-    from evcl.experiments.run import Config
+    from evcl.experiments.config import Config
 
 Learner = Stream | Online
 NEITHER: dict[str, Setting | None] = dict.fromkeys((*TRAINING, *BAYESIAN, *CORESET))  # a stream has other settings
@@ -82,7 +82,8 @@ class Rows:
 def _run(
     cell: Config, on_event: Callable[[Any], object], allow_divergence: bool, checkpoints: Checkpoints | None
 ) -> Result:
-    from evcl.experiments.run import Event, environment  # it registers these benchmarks
+    from evcl.experiments.outcome import environment  # it registers these benchmarks
+    from evcl.experiments.run import Event  # it registers these benchmarks
 
     _check(cell)
     source, machine = get(cell.benchmark), environment("cpu")
@@ -210,6 +211,7 @@ def _result(
         backward_transfer=none,
         nll=summarise([measures["nll"]]),
         ece=summarise([measures["ece"]]),
+        reliability=None if scores.reliability is None else binned(scores.reliability),
         prequential=prequential(scores.rows, scores.window, measures, scores.curves, alarms, source.changes),
         seconds=round(seconds, 3),
         memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in state.values()),

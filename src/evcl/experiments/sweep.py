@@ -33,8 +33,8 @@ from msgspec import Meta, Struct
 
 from evcl._core.bounds import MOST_CELLS
 from evcl._core.errors import EvclError
+from evcl.experiments.config import MOST_SEEDS, Config, configure
 from evcl.experiments.config_file import NameList, Seed, Space, Spaces, at_key, checked, read_config
-from evcl.experiments.run import MOST_SEEDS, Config, configure
 from evcl.experiments.search import named_tasks, points
 
 

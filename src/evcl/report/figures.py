@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evcl._core.files import write_atomically
-from evcl.experiments.result import SCORES, Score
+from evcl.experiments.result import SCORES, Score, Summary
 from evcl.report.results import Group, Line
 from evcl.report.styles import INK
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GRID, SOFT = "#dfe3e8", "#57606a"
 WIDTH = 6.75  # inches: the text width of a conference paper
 KINDS = ("svg", "png", "pdf")
+MOST_POINTS = 10  # seeds whose points are drawn
 LONGEST_DRAWN = 48  # characters of a name in a figure
 # The fonts come with matplotlib, so figures look the same everywhere; they are embedded, or drawn as outlines.
 RC: dict[Any, Any] = {
@@ -87,8 +88,8 @@ def measures(group: Group) -> list[Measure]:
 def score_figure(group: Group) -> Figure:
     """The average score over the tasks seen so far, after each task, one line per method; published curves are dashed.
 
-    Bands are one standard deviation. If the better half of the methods lie too close together to be distinguished, a
-    second panel enlarges them.
+    Bands are one standard deviation, small points single seeds. If the better half of the methods lie too close
+    together to be distinguished, a second panel enlarges them.
     """
     from matplotlib.figure import Figure
 
@@ -124,6 +125,9 @@ def _curves(axes: Any, group: Group, published: bool) -> None:
             tasks[known], mean[known], color=line.style.light, marker=line.style.marker, markersize=4 * line.style.size,
             markeredgewidth=0.5, markeredgecolor="white", linewidth=1.8 if depth == 0 else 1.3, zorder=order,
         )  # fmt: skip
+        if len(line.curves) <= MOST_POINTS:
+            for seed in group.score.scale * line.curves if len(line.curves) > 1 else ():
+                axes.plot(tasks[known], seed[known], ".", color=line.style.light, markersize=2, alpha=0.5, zorder=1)
         if np.isfinite(spread[known]).all():
             if alone:
                 bar = {"color": line.style.light, "linewidth": 1, "capsize": 2, "zorder": order}
@@ -149,7 +153,8 @@ def _legend(figure: Figure, group: Group, below: bool) -> None:
     handles = [
         Line2D(
             [], [], color=line.style.light, marker=line.style.marker, markersize=4 * line.style.size,
-            markeredgecolor="white", markeredgewidth=0.5, linestyle="-" if np.isfinite(line.curve[0]).sum() > 1 else "",
+            markeredgecolor="white", markeredgewidth=0.5,
+            linestyle="-" if group.is_stream or np.isfinite(line.curve[0]).sum() > 1 else "",
         )
         for line in group.lines
     ]  # fmt: skip
@@ -227,9 +232,11 @@ def matrix_figure(group: Group) -> Figure:
 
 
 def matrix_range(group: Group) -> tuple[float, float]:
-    """The lowest and the highest mean score of a benchmark, in its unit: the range of the colour scale."""
+    """The range of the colour scale, in the unit of the score: from the lower quartile of all numbers to the largest.
+    So a few bad methods do not make all others one colour.
+    """
     values = np.concatenate([matrix(line).ravel() for line in group.lines])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    low, high = float(np.nanpercentile(values, 25)), float(np.nanmax(values))
     return low, max(high, low + 1e-3)
 
 
@@ -238,6 +245,13 @@ def matrix(line: Line) -> np.ndarray:
     found: np.ndarray = SCORES[line.result.score].scale * line.matrices.mean(0)
     found[np.triu_indices(len(found), 1)] = np.nan
     return found
+
+
+def task_names(line: Line) -> list[str]:
+    """The names of the tasks if they are short, such as 0/1; otherwise their numbers from 1."""
+    names, tasks = line.result.task_names, line.result.tasks
+    short = len(names) == tasks and max(map(len, names)) <= 5
+    return list(names) if short else [str(k + 1) for k in range(tasks)]
 
 
 def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any:
@@ -250,8 +264,9 @@ def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any
     image = panel.imshow(values, cmap=blues, vmin=low, vmax=high)
     panel.set_title(_text(line.label), loc="left", fontsize=8, pad=4)
     places = range(0, tasks, max(1, tasks // 5))
-    panel.set_xticks(places, [str(k + 1) for k in places])
-    panel.set_yticks(places, [str(k + 1) for k in places])
+    names = task_names(line)
+    panel.set_xticks(places, [names[k] for k in places])
+    panel.set_yticks(places, [names[k] for k in places])
     panel.tick_params(length=0, labelsize=7.5)
     panel.grid(False)
     panel.spines[:].set_visible(False)
@@ -284,6 +299,7 @@ def measures_figure(group: Group) -> Figure:
                 )  # fmt: skip
             panel.set_xlabel(title)
             panel.set_xlim(left=min(0, panel.get_xlim()[0]))
+            _cut(panel, [line.result.measure(name) for line in group.lines], scale)
             panel.grid(axis="x")
             panel.spines["left"].set_visible(False)
             panel.tick_params(axis="y", length=0)
@@ -291,6 +307,26 @@ def measures_figure(group: Group) -> Figure:
         panels[0].set_ylim(len(group.lines) - 0.5, -0.5)
         panels[0].set_title(_text(group.name), loc="left", fontweight="bold")
         return _settled(figure)
+
+
+def limit(means: Sequence[float]) -> float | None:
+    """Where an axis from 0 ends: at three times the median, so that the worst methods do not rule it; None if no mean
+    is larger.
+    """
+    end = 3 * float(np.median(means)) if means else 0.0
+    return end if 0 < end < max(means, default=0.0) else None
+
+
+def _cut(panel: Any, summaries: Sequence[Summary], scale: float) -> None:
+    """End the axis at the limit; an arrow and a number stand for each mean beyond it."""
+    end = limit([scale * one.mean for one in summaries if one.mean is not None])
+    if end is None:
+        return
+    low = panel.get_xlim()[0]
+    panel.set_xlim(low, end + 0.04 * (end - low))
+    for place, one in enumerate(summaries):
+        if one.mean is not None and scale * one.mean > end:
+            panel.annotate(f"{scale * one.mean:.3g} →", (end, place), ha="right", va="center", fontsize=7.5)
 
 
 FIGURES = {"": score_figure, "-matrices": matrix_figure, "-measures": measures_figure}

@@ -6,10 +6,13 @@
   const plots = [...document.querySelectorAll(".plot")];
   const switches = [...document.querySelectorAll("[data-switch]")];
   const status = document.getElementById("shown");
+  const MANY = 12; // with more methods than this, a figure has colours for the best few only
+  const FEW = 8;
   let ready = false;
 
   const on = (name) => switches.find((box) => box.dataset.switch === String(name))?.checked ?? true;
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const theme = {}; // the colours of the page, read once for each drawing
+  const css = (name) => (theme[name] ??= getComputedStyle(document.documentElement).getPropertyValue(name).trim());
   const color = (series) => data.series[series][dark.matches ? "dark" : "light"];
   const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
   // plotly reads a little HTML in texts; a name is only a name
@@ -21,13 +24,33 @@
     return { symbol: one.symbol, size: size * Math.sqrt(one.size), color: color(series), line: { width: 1, color: css("--back") } };
   };
 
+  // The series that a figure draws in their colours: all, or the best few and the first.
+  function focus(shown) {
+    if (shown.length <= MANY) return new Set(shown.map((line) => line.series));
+    const best = shown.toSorted((a, b) => a.rank - b.rank).slice(0, FEW);
+    return new Set([shown[0], ...best].map((line) => line.series));
+  }
+  const thin = (line) => ({ meta: line.series, mode: "lines", line: { color: faint(css("--soft"), 0.45), width: 1 }, hoverinfo: "text" });
+  const middle = (values) => values.toSorted((a, b) => a - b)[Math.floor((values.length - 1) / 2)];
+
   function curveTraces(figure, panel) {
     const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}` };
     const traces = [];
     const tasks = figure.lines[0].mean.map((_, t) => t + 1);
-    const shown = figure.lines.filter((line) => on(line.series));
+    const every = figure.lines.filter((line) => on(line.series));
+    const bright = focus(every);
+    const shown = every.filter((line) => bright.has(line.series));
+    for (const line of every.filter((one) => !bright.has(one.series))) {
+      const known = tasks.filter((t) => line.mean[t - 1] !== null);
+      const text = known.map((t) => `${label(line.series)}<br>after task ${t}: ${spread(line.mean[t - 1], line.sd[t - 1], 2)}`);
+      traces.push({ ...axes, ...thin(line), x: known, y: known.map((t) => line.mean[t - 1]), text });
+    }
     for (const line of shown) {
       const known = tasks.filter((t) => line.mean[t - 1] !== null);
+      const x = line.seeds.flatMap(() => known);
+      if (x.length) {
+        traces.push({ ...axes, meta: line.series, x, y: line.seeds.flatMap((seed) => known.map((t) => seed[t - 1])), mode: "markers", marker: { size: 3, color: faint(color(line.series), 0.6) }, hoverinfo: "skip" });
+      }
       if (known.length > 1 && line.sd[known[0] - 1] !== null) {
         const top = known.map((t) => Math.min(figure.most ?? Infinity, line.mean[t - 1] + line.sd[t - 1]));
         const low = known.map((t) => line.mean[t - 1] - line.sd[t - 1]);
@@ -92,6 +115,24 @@
     return [low - margin, high + margin];
   }
 
+  // Where an axis of measures begins and ends: the worst methods do not rule it. A measure that is better the smaller it
+  // is ends at three times the median; a score begins where the distance from the best is four times the median.
+  function ends(figure, values) {
+    const [low, high] = [Math.min(...values.map((v) => v.mean - (v.sd ?? 0))), Math.max(...values.map((v) => v.mean + (v.sd ?? 0)))];
+    const means = values.map((v) => v.mean);
+    if (figure.score) {
+      const best = Math.max(...means);
+      const far = 4 * middle(means.map((mean) => best - mean));
+      const start = far > 0 && Math.min(...means) < best - far ? best - far : low;
+      return [start - 0.05 * (high - start || 1), high + 0.05 * (high - start || 1), start, Infinity];
+    }
+    const limit = 3 * middle(means);
+    const end = limit > 0 && limit < Math.max(...means) ? limit : Infinity;
+    const right = Math.min(end, high);
+    const left = Math.min(0, low);
+    return [left - 0.03 * (right - left || 1), right + 0.06 * (right - left || 1), -Infinity, end];
+  }
+
   function measures(figure, wide) {
     const rows = figure.lines.filter((line) => on(line.series));
     const measured = [...figure.measures.keys()].filter((m) => rows.some((line) => line.values[m] !== null));
@@ -103,7 +144,8 @@
       const name = figure.measures[m];
       const [x, y] = place(panel, panels, wide, 0.04, 50, layout);
       const suffix = panel ? panel + 1 : "";
-      layout[`xaxis${suffix}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: name, standoff: 6, font: { size: 12 } }, nticks: 5, rangemode: "tozero", zeroline: false });
+      const [left, right, low, high] = ends(figure, rows.map((line) => line.values[m]).filter((value) => value !== null));
+      layout[`xaxis${suffix}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: name, standoff: 6, font: { size: 12 } }, nticks: 5, range: [left, right] });
       layout[`yaxis${suffix}`] = axis({
         domain: y, anchor: `x${panel + 1}`, range: [rows.length - 0.4, -0.6], tickvals: rows.map((_, i) => i), ticktext: rows.map((line) => label(line.series)),
         showticklabels: !(wide && panel), automargin: true, showline: false, ticks: "", zeroline: false,
@@ -112,15 +154,73 @@
         const value = line.values[m];
         if (value === null) return;
         const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}`, meta: line.series };
-        traces.push({ ...axes, x: value.seeds, y: value.seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
-        traces.push({
-          ...axes, x: [value.mean], y: [i], mode: "markers", marker: marker(line.series, 9), hoverinfo: "text",
-          text: [`${label(line.series)}<br>${name}: ${spread(value.mean, value.sd, 3)}`],
-          error_x: { array: [value.sd ?? 0], color: color(line.series), thickness: 1.8, width: 0 },
-        });
+        const beyond = value.mean > high ? 1 : value.mean < low ? -1 : 0;
+        const seeds = beyond ? [] : value.seeds.filter((seed) => left <= seed && seed <= right);
+        if (seeds.length) traces.push({ ...axes, x: seeds, y: seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
+        const text = `${label(line.series)}<br>${name}: ${spread(value.mean, value.sd, 3)}`;
+        traces.push(beyond
+          ? { // an arrow at the edge, and the number
+            ...axes, x: [beyond > 0 ? right - 0.02 * (right - left) : left + 0.02 * (right - left)], y: [i], mode: "markers+text", cliponaxis: false, hovertext: [text], hoverinfo: "text",
+            marker: { symbol: beyond > 0 ? "triangle-right" : "triangle-left", size: 9, color: color(line.series) },
+            text: [value.mean.toPrecision(3)], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") },
+          }
+          : {
+            ...axes, x: [value.mean], y: [i], mode: "markers", marker: marker(line.series, 9), hoverinfo: "text", text: [text],
+            error_x: { array: [value.sd ?? 0], color: color(line.series), thickness: 1.8, width: 0 },
+          });
       });
     });
     return [traces, layout];
+  }
+
+  // How often predictions are right against how sure they are.
+  function reliability(figure, wide) {
+    const every = figure.lines.filter((line) => on(line.series));
+    const bright = focus(every);
+    const layout = { height: wide ? 400 : 320, margin: { l: 44, r: 10, t: 30, b: 44 }, annotations: [] };
+    layout.xaxis = axis({ range: figure.range, nticks: 8, showgrid: false, title: { text: "probability of the predicted class (%)", standoff: 8, font: { size: 12 } } });
+    layout.yaxis = axis({ range: [0, 103], nticks: 6, automargin: true });
+    layout.annotations.push({ text: "right predictions (%)", xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
+    layout.shapes = [{ type: "line", x0: 0, y0: 0, x1: 100, y1: 100, line: { color: css("--soft"), width: 1, dash: "4px,3px" } }];
+    const traces = every.toReversed().map((line) => {
+      const text = line.confidence.map((p, i) => `${label(line.series)}<br>${p.toFixed(1)} % sure: ${line.accuracy[i].toFixed(1)} % right<br>${line.share[i].toFixed(1)} % of the predictions`);
+      const data = { x: line.confidence, y: line.accuracy, text };
+      if (!bright.has(line.series)) return { ...thin(line), ...data };
+      const look = marker(line.series, 9);
+      const size = line.share.map((share) => 4 + 0.9 * Math.sqrt(share));
+      return { ...data, meta: line.series, mode: "lines+markers", line: { color: color(line.series), width: 1.6 }, hoverinfo: "text", marker: { ...look, size } };
+    });
+    return [traces, layout, 640];
+  }
+
+  // The score against what a method keeps.
+  function memory(figure, wide) {
+    const rows = figure.lines.filter((line) => on(line.series));
+    // with many points, only those have names that no other beats in both score and size
+    const beaten = (line) => rows.some((one) => one !== line && one.kept <= line.kept && one.mean >= line.mean);
+    const layout = { height: wide ? 380 : 320, margin: { l: 44, r: 16, t: 30, b: 44 }, annotations: [] };
+    const [low, high, start] = rows.length ? ends({ score: true }, rows) : [0, 1, 0];
+    const sizes = rows.map((line) => Math.log10(line.kept));
+    const round = [-4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap((power) => [1, 2, 5].map((first) => Number(`${first}e${power}`)));
+    const inside = round.filter((one) => Math.min(...sizes) <= Math.log10(one) && Math.log10(one) <= Math.max(...sizes));
+    const ticks = inside.length > 1 ? inside : [Math.min(...sizes), Math.max(...sizes)].map((one) => Number((10 ** one).toPrecision(2)));
+    const gap = 0.12 * (Math.max(...sizes) - Math.min(...sizes)) + 0.05;
+    layout.xaxis = axis({ type: "log", range: rows.length ? [Math.min(...sizes) - gap, Math.max(...sizes) + 2 * gap] : [0, 1], tickvals: ticks, ticktext: ticks.map((one) => String(one)), showgrid: false, title: { text: "kept after the last task (MB, logarithmic)", standoff: 8, font: { size: 12 } } });
+    layout.yaxis = axis({ range: [low, high], nticks: 6, automargin: true });
+    layout.annotations.push({ text: figure.title, xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
+    const traces = rows.map((line) => {
+      const beyond = line.mean < start;
+      const named = rows.length <= (wide ? 6 : 4) || !beaten(line);
+      const number = beyond ? ` ${line.mean.toFixed(1)}` : "";
+      return {
+        meta: line.series, x: [line.kept], y: [beyond ? low : line.mean], mode: named || beyond ? "markers+text" : "markers", cliponaxis: false, hoverinfo: "text",
+        hovertext: [`${label(line.series)}<br>${spread(line.mean, line.sd, 2)}<br>${line.kept.toPrecision(3)} MB`],
+        text: [(named ? label(line.series) : "") + number], textposition: "middle right", textfont: { size: 11, color: css("--ink") },
+        marker: beyond ? { ...marker(line.series, 9), symbol: "triangle-down" } : marker(line.series, 9),
+        error_y: beyond ? undefined : { array: [line.sd ?? 0], color: color(line.series), thickness: 1.2, width: 0 },
+      };
+    });
+    return [traces, layout, 840];
   }
 
   // Measures over the rows of a stream, one panel below the other; alarms are triangles below the lines of the first.
@@ -129,6 +229,7 @@
     const tall = wide ? 230 : 220;
     const layout = { height: 60 + panels * tall, margin: { l: 44, r: 10, t: 30, b: 44 }, annotations: [], shapes: [] };
     const shown = figure.lines.filter((line) => on(line.series));
+    const bright = focus(shown);
     const traces = [];
     figure.measures.forEach((name, panel) => {
       const [x, y] = place(panel, panels, false, 0, 34, layout);
@@ -142,6 +243,11 @@
       for (const line of shown.toReversed()) {
         const [mean, sd] = [line.mean[panel], line.sd[panel]];
         const known = mean.flatMap((value, i) => (value === null ? [] : [i]));
+        const text = known.map((i) => `${label(line.series)}<br>up to row ${line.rows[i].toLocaleString("en")}: ${spread(mean[i], sd[i], 3)}`);
+        if (!bright.has(line.series)) {
+          traces.push({ ...axes, ...thin(line), x: known.map((i) => line.rows[i]), y: known.map((i) => mean[i]), text });
+          continue;
+        }
         if (known.length > 1 && sd[known[0]] !== null) {
           const ends = known.map((i) => line.rows[i]);
           traces.push({
@@ -150,13 +256,12 @@
           });
         }
         traces.push({
-          ...axes, meta: line.series, x: known.map((i) => line.rows[i]), y: known.map((i) => mean[i]), mode: "lines", line: { color: color(line.series), width: 1.8 }, hoverinfo: "text",
-          text: known.map((i) => `${label(line.series)}<br>up to row ${line.rows[i].toLocaleString("en")}: ${spread(mean[i], sd[i], 3)}`),
+          ...axes, meta: line.series, x: known.map((i) => line.rows[i]), y: known.map((i) => mean[i]), mode: "lines", line: { color: color(line.series), width: 1.8 }, hoverinfo: "text", text,
         });
       }
+      const [low, high] = better(shown, panel, figure.better[panel]);
+      layout[`yaxis${suffix}`].range = [low - 0.05 * (high - low), high + 0.05 * (high - low)];
       if (panel) return;
-      const values = shown.flatMap((line) => line.mean[0].filter((value) => value !== null));
-      const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
       const step = 0.07 * (high - low || 1);
       const warned = shown.filter((line) => line.alarms.length);
       warned.forEach((line, i) => traces.push({
@@ -167,6 +272,17 @@
       layout.yaxis.range = [low - (warned.length + 1) * step, high + step];
     });
     return [traces, layout];
+  }
+
+  // The range of the better half of a stream's lines, and as much again on either side if there is something there.
+  function better(lines, panel, sign) {
+    const known = lines.map((line) => line.mean[panel].filter((value) => value !== null)).filter((values) => values.length);
+    if (!known.length) return [0, 1];
+    const mean = (values) => values.reduce((a, b) => a + b) / values.length;
+    const half = known.toSorted((a, b) => sign * (mean(b) - mean(a))).slice(0, Math.ceil((known.length + 1) / 2)).flat();
+    const [low, high, all] = [Math.min(...half), Math.max(...half), known.flat()];
+    const found = [Math.max(Math.min(...all), 2 * low - high), Math.min(Math.max(...all), 2 * high - low)];
+    return found[0] < found[1] ? found : [low - 0.5, high + 0.5];
   }
 
   // Side by side on a wide screen, one below the other on a narrow one: [x domain, y domain]. `down` is in pixels.
@@ -181,18 +297,34 @@
     return { gridcolor: css("--line"), linecolor: css("--soft"), showline: true, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: css("--soft"), fixedrange: true, ...more };
   }
 
+  const KINDS = { curves, measures, reliability, memory, stream: streams };
+
   function draw(plot) {
     const figure = data.figures[plot.dataset.figure];
     const wide = plot.clientWidth >= 620;
     const family = getComputedStyle(document.body).fontFamily;
-    const [traces, more, widest] = { curves, measures, stream: streams }[figure.kind](figure, wide);
+    const [traces, more, widest] = KINDS[figure.kind](figure, wide);
     const layout = {
       width: Math.min(plot.clientWidth, widest ?? Infinity), showlegend: false, dragmode: false, hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: 12, color: css("--ink") },
       hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { family, color: css("--ink") }, align: "left" }, ...more,
     };
-    plot.style.minHeight = "0";
+    plot.style.minHeight = `${layout.height}px`;
     return Plotly.react(plot, traces, layout, { displayModeBar: false, doubleClick: false });
+  }
+
+  // Figures are drawn when they come near the window, so that a page with many of them opens at once.
+  const waiting = new Set();
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) drawOnce(entry.target);
+  }, { rootMargin: "600px 0px" });
+
+  function drawOnce(plot) {
+    if (!ready || !waiting.has(plot) || !plot.clientWidth) return; // one that is folded away or hidden has no width
+    waiting.delete(plot);
+    watcher.unobserve(plot);
+    draw(plot);
+    document.documentElement.dataset.drawn = plots.length - waiting.size;
   }
 
   function show() {
@@ -200,21 +332,78 @@
       part.hidden = !part.dataset.series.split(" ").every(on);
     }
     const methods = switches.filter((box) => box.dataset.switch !== "published");
-    status.textContent = `${methods.filter((box) => box.checked).length} of ${methods.length} methods shown`;
-    if (ready) plots.forEach(draw);
+    const count = methods.filter((box) => box.checked).length;
+    status.textContent = `${count} of ${methods.length} methods shown`;
+    for (const part of document.querySelectorAll("[data-any]")) {
+      part.hidden = !part.dataset.any.trim().split(" ").some(on);
+      const shown = part.dataset.any.trim().split(" ").filter(on);
+      const note = part.querySelector(".others");
+      if (!note) continue;
+      note.hidden = shown.length <= MANY;
+      const bright = focus(data.figures[part.querySelector(".plot").dataset.figure].lines.filter((line) => on(line.series)));
+      for (const item of part.querySelectorAll(".key li")) item.classList.toggle("faint", !bright.has(Number(item.dataset.series)));
+    }
+    for (const part of document.querySelectorAll("main > section:not([data-any])")) part.hidden = !count;
+    document.querySelector(".nothing").hidden = count > 0;
+    if (ready) redraw();
+  }
+
+  function redraw() {
+    for (const name in theme) delete theme[name];
+    const heights = plots.map((plot) => {
+      const figure = data.figures[plot.dataset.figure];
+      return KINDS[figure.kind](figure, plot.clientWidth >= 620)[1].height;
+    });
+    plots.forEach((plot, i) => {
+      plot.style.minHeight = `${heights[i]}px`; // so that nothing moves when it is drawn
+      waiting.add(plot);
+    });
+    const near = plots.map((plot) => plot.getBoundingClientRect()).map(({ top, bottom }) => bottom > -200 && top < innerHeight + 200);
+    plots.forEach((plot, i) => {
+      if (near[i]) drawOnce(plot);
+      if (waiting.has(plot)) watcher.observe(plot);
+    });
   }
 
   async function load() {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+    const text = atob(document.getElementById("plotly").textContent);
+    const packed = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
     const script = document.createElement("script");
     script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     document.head.append(script);
     ready = true;
-    for (const plot of plots) {
-      await draw(plot);
-      await new Promise((next) => setTimeout(next)); // the reader sees the first figures while the last are drawn
-    }
-    document.documentElement.dataset.drawn = plots.length;
+    redraw();
+    document.documentElement.dataset.ready = "";
+  }
+
+  // A column is sorted by a button in its head: first the largest numbers, or texts from a to z.
+  function sortable(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    const body = table.tBodies[0];
+    const first = [...body.rows];
+    const value = (row, i) => row.cells[i].textContent.trim().replace("\u2212", "-").replace(/,(?=\d{3})/g, "");
+    heads.forEach((head, i) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      head.setAttribute("aria-sort", "none");
+      button.addEventListener("click", () => {
+        const numbers = first.every((row) => value(row, i) === "-" || /^[-+]?\d+(\.\d+)?([^\d-].*)?$/.test(value(row, i)));
+        const turns = numbers ? ["none", "descending", "ascending"] : ["none", "ascending", "descending"];
+        const now = turns[(turns.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
+        for (const one of heads) one.setAttribute("aria-sort", "none");
+        head.setAttribute("aria-sort", now);
+        const sign = now === "ascending" ? 1 : -1;
+        const order = now === "none" ? first : first.toSorted((a, b) => {
+          const [x, y] = [value(a, i), value(b, i)];
+          if (x === "-" || y === "-") return (x === "-") - (y === "-"); // what was not measured comes last
+          return sign * (numbers ? parseFloat(x) - parseFloat(y) : x.localeCompare(y));
+        });
+        body.append(...order);
+      });
+    });
   }
 
   for (const box of switches) box.addEventListener("change", show);
@@ -225,17 +414,20 @@
     });
   }
   dark.addEventListener("change", show);
-  let waiting, width = innerWidth;
+  for (const table of document.querySelectorAll("table.wide")) sortable(table);
+  addEventListener("beforeprint", () => { for (const plot of [...waiting]) drawOnce(plot); });
+  let pause, width = innerWidth;
   addEventListener("resize", () => {
-    clearTimeout(waiting);
-    if (width !== innerWidth) waiting = setTimeout(() => { width = innerWidth; show(); }, 120);
+    clearTimeout(pause);
+    if (width !== innerWidth) pause = setTimeout(() => { width = innerWidth; show(); }, 120);
   });
   const wideScreen = matchMedia("(min-width: 64rem)");
   const fold = () => { document.querySelector(".switches").open = wideScreen.matches; };
   wideScreen.addEventListener("change", fold);
   fold();
   show();
-  load().catch(() => {
+  const first = () => new Promise((next) => requestAnimationFrame(() => setTimeout(next))); // the tables come first
+  first().then(load).catch(() => {
     for (const plot of plots) plot.textContent = "This browser cannot draw the figure. The tables below hold its numbers.";
   });
 })();

@@ -14,27 +14,39 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from evcl._core.version import __version__
 from evcl.benchmarks import BENCHMARKS
-from evcl.report import figures, runs, streams, tables
-from evcl.report.figures import enlarged, measures
+from evcl.report import diagnostics, figures, runs, streams, tables
+from evcl.report.cells import BEST
+from evcl.report.figures import MOST_POINTS, enlarged, measures
 from evcl.report.published import WHY
-from evcl.report.results import Group, Line, series
+from evcl.report.results import Group, Line, scenarios, series
+
+MANY = 8  # matrices that are shown at once; the others are folded away
 
 
-def page(groups: Mapping[str, Group], title: str) -> str:
-    """The HTML of a page that shows results grouped by benchmark."""
+def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
+    """The HTML of a page that shows results grouped by benchmark. `made`: the date that it shows."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
     styles = series(groups.values())
     numbers = {label: number for number, label in enumerate(styles)}
-    data = {
+    data: dict[str, list[Any]] = {
         "series": [
             {"label": label, "light": s.light, "dark": s.dark, "symbol": s.symbol, "size": s.size}
             for label, s in styles.items()
         ],
-        "figures": [figure for group in groups.values() for figure in _drawn(group, numbers)],
+        "figures": [],
     }
+    places: dict[str, dict[str, int]] = {}  # of a group's figures among all, by their kind
+    compared = scenarios(groups.values())
+    for name, drawn in [
+        *((group.slug, _drawn(group, numbers)) for group in groups.values()),
+        *((f"scenarios {name}", [_scenarios(some, numbers)]) for name, some in compared.items()),
+    ]:
+        places[name] = {one["kind"]: len(data["figures"]) + i for i, one in enumerate(drawn)}
+        data["figures"] += drawn
     script, plotly = _asset("page.js"), get_plotlyjs()
     # Only these two scripts may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
     policy = (
@@ -49,7 +61,14 @@ def page(groups: Mapping[str, Group], title: str) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html.j2")).render(
         title=title,
+        made=made,
+        version=__version__,
         groups=list(groups.values()),
+        places=places,
+        scenarios=compared,
+        diagnostics=diagnostics,
+        best=BEST.replace("**", ""),
+        many=MANY,
         styles=styles,
         numbers=numbers,
         benchmarks=BENCHMARKS,
@@ -80,22 +99,47 @@ def _hash(script: str) -> str:
 
 
 def _drawn(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The two figures of a group."""
-    return streams.page_figures(group, numbers) if group.is_stream else _figures(group, numbers)
+    """The figures of a group."""
+    found = streams.page_figures(group, numbers) if group.is_stream else _figures(group, numbers)
+    if diagnostics.has_reliability(group):
+        found.append(_reliability(group, numbers))
+    if diagnostics.has_memory(group):
+        found.append(_memory(group, numbers))
+    ranks = {numbers[label]: rank for rank, label in enumerate(_ranked(group))}
+    for figure in found:
+        for line in figure["lines"]:
+            line["rank"] = ranks[line["series"]]
+    return found
+
+
+def _ranked(group: Group) -> list[str]:
+    """The labels, the best result first."""
+
+    def place(line: Line) -> float:
+        if group.is_stream:
+            name = streams.measured(group)[0]
+            found, better = streams.block(line).measures.get(name), streams.SHOWN[name].better
+        else:
+            found, better = line.result.measure(line.result.score), 1
+        return math.inf if found is None or found.mean is None else -better * found.mean
+
+    return [line.label for line in sorted(group.lines, key=place)]
 
 
 def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     scale, shown = group.score.scale, measures(group)
-    first = {line.result.method: line.label for line in reversed(group.lines)}
+    first = {line.result.method: line.label for line in reversed([line for line in group.lines if line.published])}
     curves = []
     for line in group.lines:
         mean, spread = line.curve
-        show = line.published is not None and first[line.result.method] == line.label  # only once per method
+        show = first.get(line.result.method) == line.label  # only once per method
+        points = line.curves if 1 < len(line.curves) <= MOST_POINTS else []
         curves.append(
             {
                 "series": numbers[line.label],
                 "mean": _numbers(scale * mean),
                 "sd": _numbers(scale * spread),
+                "seeds": [_numbers(scale * one) for one in points],
                 "published": _numbers([100 * v for v in line.published]) if show and line.published else None,
             }
         )
@@ -114,6 +158,39 @@ def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
         },
         {"kind": "measures", "lines": measured, "measures": [title for _, title, _ in shown]},
     ]
+
+
+def _reliability(group: Group, numbers: Mapping[str, int]) -> dict[str, Any]:
+    lines = []
+    for line in group.lines:
+        found = diagnostics.reliability(line)
+        if found is not None:
+            parts = {name: _numbers(100 * values) for name, values in found._asdict().items()}
+            lines.append({"series": numbers[line.label], **parts})
+    return {"kind": "reliability", "lines": lines, "range": _numbers(diagnostics.confidence_range(group))}
+
+
+def _memory(group: Group, numbers: Mapping[str, int]) -> dict[str, Any]:
+    lines = []
+    for line in group.lines:
+        kept, found = diagnostics.size(line), _measure(line, line.result.score, group.score.scale)
+        if kept is not None and found is not None:
+            lines.append({"series": numbers[line.label], "kept": round(kept, 6), **found})
+    return {"kind": "memory", "lines": lines, "title": group.score.title}
+
+
+def _scenarios(groups: list[Group], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The score in each scenario, a panel each."""
+    labels = dict.fromkeys(line.label for group in groups for line in group.lines)
+    lines = []
+    for label in labels:
+        each = [next((line for line in group.lines if line.label == label), None) for group in groups]
+        values = [
+            None if x is None else _measure(x, x.result.score, g.score.scale) for x, g in zip(each, groups, strict=True)
+        ]
+        lines.append({"series": numbers[label], "values": values, "rank": 0})
+    names = [f"{group.scenario_name}{f' ({group.score.unit})' if group.score.unit else ''}" for group in groups]
+    return {"kind": "measures", "lines": lines, "measures": names, "score": True}
 
 
 def _measure(line: Line, measure: str, scale: float) -> dict[str, Any] | None:

@@ -40,12 +40,17 @@ class Line:
         return np.array(self.result.matrices, dtype=np.float64)
 
     @property
+    def curves(self) -> Floats:
+        """[seed, after task t]: the average score over the tasks seen so far."""
+        return np.array([accuracy_curve(matrix) for matrix in self.matrices])
+
+    @property
     def curve(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation over the seeds, [tasks] each, of the average score after each task.
 
         NaN if not measured (joint training has only its last point); with one seed, the deviation is NaN.
         """
-        rows = np.array([accuracy_curve(matrix) for matrix in self.matrices])
+        rows = self.curves
         spread = rows.std(0, ddof=1) if len(rows) > 1 else np.full(rows.shape[1], np.nan)
         return rows.mean(0), spread
 
@@ -66,6 +71,11 @@ class Group:
     def is_stream(self) -> bool:
         """Whether these are results of a stream of rows, which has no tasks."""
         return self.lines[0].result.prequential is not None
+
+    @property
+    def scenario_name(self) -> str:
+        """'class scenario', or 'own scenario' for the benchmark as it is registered."""
+        return f"{self.lines[0].result.config.get('scenario') or 'own'} scenario"
 
     @property
     def score(self) -> Score:
@@ -144,12 +154,12 @@ def series(groups: Iterable[Group]) -> dict[str, Style]:
     return {line.label: line.style for line in lines}
 
 
-Key = tuple[str, int, float, int]  # benchmark, number of tasks, fraction held out; of a stream, its rows
+Key = tuple[str, int, float, int, str]  # benchmark, number of tasks, fraction held out; of a stream, its rows; scenario
 
 
 def _key(result: Result) -> Key:
     rows = 0 if result.prequential is None else result.prequential.rows
-    return result.benchmark, result.tasks, result.validation, rows
+    return result.benchmark, result.tasks, result.validation, rows, str(result.config.get("scenario", ""))
 
 
 def _place(name: str, order: list[str]) -> tuple[int, str]:
@@ -157,16 +167,18 @@ def _place(name: str, order: list[str]) -> tuple[int, str]:
 
 
 def _name(key: Key) -> str:
-    """The benchmark's name, plus the number of tasks and the held-out fraction if they are not the default; of a
-    stream, plus the number of its rows.
+    """The benchmark's name, plus the number of tasks, the scenario and the held-out fraction if they are not the
+    default; of a stream, plus the number of its rows.
     """
-    benchmark, tasks, validation, rows = key
+    benchmark, tasks, validation, rows, scenario = key
     usual = BENCHMARKS[benchmark].tasks if benchmark in BENCHMARKS else 5
     parts = [benchmark]
     if rows:
         parts.append(f"{rows:,} rows")
     elif tasks != usual:
         parts.append(f"{tasks} task{'s' * (tasks != 1)}")
+    if scenario:
+        parts.append(f"{scenario} scenario")
     if validation:
         parts.append(f"{HELD_OUT} ({validation:g})")
     return ", ".join(parts)
@@ -188,9 +200,24 @@ def file_name(name: str) -> str:
 
 
 def _published(key: Key, result: Result) -> Curve | None:
-    benchmark, tasks, validation, _ = key
+    """The published curve of this method on this benchmark; None if the method is changed by a coreset that the
+    published one did not have, or if the scenario is another.
+    """
+    benchmark, tasks, validation, _, scenario = key
     curve = published().get((benchmark, result.method))
-    return curve if curve and len(curve) == tasks and not validation else None
+    usual = METHODS[result.method].known_settings.get("coreset") if result.method in METHODS else None
+    changed = usual is not None and result.config.get("coreset", usual.default) != usual.default
+    return curve if curve and len(curve) == tasks and not (validation or scenario or changed) else None
+
+
+def scenarios(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """The groups that show one benchmark in several scenarios, by the benchmark's name."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in groups:
+        first = group.lines[0].result
+        if not group.is_stream:
+            found.setdefault((first.benchmark, first.tasks, first.validation), []).append(group)
+    return {some[0].lines[0].result.benchmark: some for some in found.values() if len(some) > 1}
 
 
 def _suffix(result: Result, group: Sequence[Result]) -> str:

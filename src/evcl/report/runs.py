@@ -8,7 +8,7 @@ from typing import Any
 from evcl._core.errors import EvclError
 from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, Result, preset
-from evcl.experiments.run import method_of
+from evcl.experiments.config import method_of
 from evcl.experiments.trunk import is_text
 
 # entries of a configuration that are not settings

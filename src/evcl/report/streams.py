@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evcl.experiments.result import StreamMeasures
+from evcl.report.cells import BEST, Cell, Column, Table, escaped, plus_minus
 from evcl.report.figures import SOFT, WIDTH, _settled, _style, _text
 from evcl.report.results import Group, Line
 from evcl.report.runs import command, machine, seeds
-from evcl.report.tables import Table, _plain, _sentence, plus_minus
+from evcl.report.tables import _cells, _sentence, megabytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,21 +30,24 @@ DEFINITIONS = (
 
 
 class Measure(NamedTuple):
-    """How a measure is shown: its name, its factor and its decimal places."""
+    """How a measure is shown: its name, its factor and its decimal places; and which values are better: 1 the larger,
+    -1 the smaller, 0 neither.
+    """
 
     name: str
     scale: float = 1.0
     places: int = 3
+    better: int = -1
 
 
 SHOWN = {
-    "accuracy": Measure("accuracy (%)", 100.0, 2),
+    "accuracy": Measure("accuracy (%)", 100.0, 2, 1),
     "rmse": Measure("RMSE", places=4),
     "nll": Measure("log-loss (nats)"),
     "brier": Measure("Brier score"),
     "ece": Measure("ECE (%)", 100.0, 2),
-    "kappa": Measure("kappa"),
-    "coverage": Measure("coverage (%)", 100.0, 1),
+    "kappa": Measure("kappa", better=1),
+    "coverage": Measure("coverage (%)", 100.0, 1, 0),
 }
 DRAWN = ("accuracy", "rmse", "nll")  # in this order, as far as they were measured
 
@@ -123,39 +127,37 @@ def _counts(line: Line) -> tuple[str, str, str]:
 
 def stream_table(group: Group) -> Table:
     """All measures of a stream; alarms and seconds are per seed."""
-    names = measured(group)
-    columns = ["method", "seeds", *(SHOWN[one].name for one in names), "alarms", "rows/s", "seconds"]
-    made = []
-    for line in group.lines:
-        found, cells = block(line), [line.label, seeds(line.result)]
-        for one in names:
-            summary, how = found.measures.get(one), SHOWN[one]
-            mean, std = (None, None) if summary is None else (summary.mean, summary.std)
-            cells.append(plus_minus(mean, std, how.places, how.scale))
-        made.append(((line.label,), (*cells, *_counts(line))))
-    return Table(tuple(columns), tuple(made))
+    lines = group.lines
+    columns = [Column("method", [x.label for x in lines]), Column("seeds", [seeds(x.result) for x in lines])]
+    columns += [Column(SHOWN[name].name, _column(lines, name)) for name in measured(group)]
+    counts = [_counts(line) for line in lines]
+    columns += [Column(name, [one[i] for one in counts]) for i, name in enumerate(("alarms", "rows/s", "seconds"))]
+    if any(line.result.memory_bytes is not None for line in lines):
+        columns.insert(-2, Column("MB", [megabytes(line.result) for line in lines]))
+    return Table.of(columns, [line.label for line in lines])
+
+
+def _column(lines: Sequence[Line], name: str) -> list[Cell]:
+    """A measure of each line, the best marked."""
+    how = SHOWN[name]
+    return _cells(lines, lambda line: block(line).measures.get(name), how.better, how.places, how.scale)
 
 
 def overview(groups: list[Group], name: str) -> Table:
     """One measure over all streams: a row per method, a column per stream."""
-    made = []
-    labels = dict.fromkeys(line.label for group in groups for line in group.lines)
-    for label in labels:
-        cells = [label]
-        for group in groups:
-            line = next((line for line in group.lines if line.label == label), None)
-            found = None if line is None else block(line).measures.get(name)
-            how = SHOWN[name]
-            cells.append("-" if found is None else plus_minus(found.mean, found.std, how.places, how.scale))
-        made.append(((label,), tuple(cells)))
-    return Table(("method", *(group.name for group in groups)), tuple(made))
+    labels = list(dict.fromkeys(line.label for group in groups for line in group.lines))
+    columns = [Column("method", labels)]
+    for group in groups:
+        found = dict(zip((line.label for line in group.lines), _column(group.lines, name), strict=True))
+        columns.append(Column(group.name, [found.get(label, Cell("-")) for label in labels]))
+    return Table.of(columns, labels)
 
 
 def streams_markdown(groups: list[Group], title: str) -> str:
     """The tables of streams as Markdown, with definitions of the measures and the command for each run."""
-    parts = [f"# {_plain(title)}", DEFINITIONS]
+    parts = [f"# {escaped(title)}", DEFINITIONS, BEST]
     for group in groups:
-        parts += [f"## {_plain(group.name)}", stream_table(group).markdown(), _sentence(caption(group))]
+        parts += [f"## {escaped(group.name)}", stream_table(group).markdown(mark=True), _sentence(caption(group))]
         parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -240,9 +242,9 @@ def page_figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any
         {"series": numbers[line.label], "values": [_measure(block(line), name) for name in names]}
         for line in group.lines
     ]
-    shown = [SHOWN[name].name for name in drawn(group)]
+    shown, better = [SHOWN[name].name for name in drawn(group)], [SHOWN[name].better for name in drawn(group)]
     return [
-        {"kind": "stream", "lines": lines, "measures": shown, "changes": changes(group)},
+        {"kind": "stream", "lines": lines, "measures": shown, "changes": changes(group), "better": better},
         {"kind": "measures", "lines": measures, "measures": [SHOWN[name].name for name in names]},
     ]
 

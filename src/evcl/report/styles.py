@@ -33,8 +33,8 @@ class Style:
 # the tables.
 STYLES = {
     "evcl": Style("#0068B8", "#4B9EFC", "o", "circle", "●"),
-    "vcl": Style("#CF811A", "#F9DB1F", "s", "square", "■"),
-    "vcl-random-coreset": Style("#C5430A", "#DF9514", "^", "triangle-up", "▲"),
+    "vcl": Style("#CF811A", "#EBA346", "s", "square", "■"),
+    "vcl-random-coreset": Style("#C5430A", "#C7825A", "^", "triangle-up", "▲"),
     "vcl-kcenter-coreset": Style("#8A1420", "#DC3700", "v", "triangle-down", "▼"),
     "ewc": Style("#3DA37F", "#9BD3A4", "D", "diamond", "◆"),
     "random-coreset": Style("#004C66", "#407B74", "P", "cross", "✚"),
@@ -86,6 +86,8 @@ SPARE = (
     Style("#D0349B", "#FF7AC8", "<", "triangle-left", "◀"),
     Style("#7A5230", "#C49A6C", ">", "triangle-right", "▶"),
     Style("#5E6B7E", "#93A4BC", "d", "diamond-tall", "♦"),
+    Style("#0A7F8C", "#4FC3D0", "H", "hexagon2", "⬣"),
+    Style("#8E44C4", "#C48CF0", "8", "octagon", "◉"),
 )
 
 

@@ -1,15 +1,14 @@
-"""Tables with text cells, for a terminal, for Markdown and for the page."""
+"""The tables of results of tasks, for a terminal, for Markdown and for the page."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from evcl.experiments import Result, Summary
 from evcl.experiments.result import SCORES
+from evcl.report.cells import BEST, Cell, Column, Find, Table, best, escaped, paired, plus_minus
 from evcl.report.published import WHY
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
@@ -19,7 +18,8 @@ DEFINITIONS = (
     "Average accuracy is the mean over the tasks seen so far, each measured again after every task; tables show it "
     "after the last task. Forgetting is how far the accuracy on a task has dropped from its best. NLL is the mean "
     "negative log-likelihood and ECE the expected calibration error (15 bins), both averaged over the tasks after the "
-    "last one. MB is the size of the weights and of all that a method keeps beside them after the last task. "
+    "last one. Backward transfer is how the accuracy on a task has changed since it was learned. MB is the size of the "
+    "weights and of all that a method keeps beside them after the last task. "
     "Accuracies, forgetting and ECE are in per cent, the NLL in nats; ± is one standard deviation over the seeds "
     "(n - 1). Task inferred: the average accuracy if the task is not given, and each example is predicted by the head "
     "with the largest likelihood of it, or with the smallest entropy. Joint training sees all tasks at once: a "
@@ -38,16 +38,9 @@ PAIRED = (
 )
 
 
-def percent(summary: Summary, places: int = 2) -> str:
+def percent(summary: Summary, places: int = 2) -> Cell:
     """'83.12 ± 2.04': a fraction's mean and standard deviation in per cent."""
     return plus_minus(summary.mean, summary.std, places, 100)
-
-
-def plus_minus(mean: float | None, spread: float | None, places: int, scale: float = 1) -> str:
-    if mean is None:
-        return "-"
-    text = f"{round(scale * mean, places) + 0.0:.{places}f}"  # + 0.0: no "-0.0"
-    return text if spread is None else f"{text} ± {scale * spread:.{places}f}"
 
 
 def signed(value: float, places: int) -> str:
@@ -103,85 +96,106 @@ def caption(group: Group) -> str:
     return f"{tasks}; {'' if one else 'mean ± standard deviation over '}{over}, on {data}; {machines}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows; each row has the labels of the results it shows, and its cells."""
+def full_table(group: Group, every: bool = False) -> Table:
+    """All measures of a benchmark, with published values and the differences from them if there are any; with `every`,
+    also those that documents leave out.
+    """
+    lines, score_ = group.lines, group.score
+    name = "average accuracy" if group.classified else score_.title
+    columns = [Column("method", [line.label for line in lines]), Column("seeds", [seeds(x.result) for x in lines])]
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    def add(title: str, measure: str, better: int, unit: str = score_.unit, scale: float = score_.scale,
+            places: int = score_.places) -> None:  # fmt: skip
+        columns.append(Column(title, _cells(lines, lambda x: x.result.measure(measure), better, places, scale), unit))
 
-    def markdown(self) -> str:
-        lines = [tuple(map(_plain, self.columns)), ("---",) + ("---:",) * (len(self.columns) - 1)]
-        texts = [*lines, *(tuple(_plain(cell) for cell in cells) for _, cells in self.rows)]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in texts) + "\n"
-
-
-def _plain(text: str) -> str:
-    """The text with Markdown's special characters escaped."""
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(text.split()))
-
-
-def full_table(group: Group) -> Table:
-    """All measures of a benchmark, with published values and the differences from them if there are any."""
-    shown = group.has_published
-    name = "average accuracy" if group.classified else group.score.title
-    columns = ["method", "seeds", name, *(["published", "difference"] if shown else [])]
-    sized = any(line.result.memory_bytes is not None for line in group.lines)
-    inferred = any(line.result.inferred_accuracy for line in group.lines)
-    generated = any(line.result.sample_uncertainty is not None for line in group.lines)
-    more = [*(["task inferred"] if inferred else []), *(["uncertainty of samples"] if generated else [])]
-    more += ["MB"] if sized else []
-    columns += ["forgetting", *(["NLL", "ECE"] if group.classified else []), *more, "seconds"]
-    made = []
-    for line in group.lines:
-        cells = [line.label, seeds(line.result), score(line)]
-        if shown:
-            cells += _beside_published(line)
-        nll = line.result.nll
-        cells += [
-            score(line, "forgetting"),
-            *([plus_minus(nll.mean, nll.std, 3), percent(line.result.ece)] if group.classified else []),
-            *([_inferred(line)] if inferred else []),
-            *([_plus_minus(line.result.measure("sample_uncertainty"))] if generated else []),
-            *([megabytes(line.result)] if sized else []),
-            f"{line.result.seconds:.1f}",
-        ]
-        made.append(((line.label,), tuple(cells)))
-    return Table(tuple(columns), tuple(made))
+    add(name, lines[0].result.score, 1, score_.unit if group.classified else "")
+    if group.has_published:
+        for i, title in enumerate(("published", "difference")):
+            columns.append(Column(title, [_beside_published(line)[i] for line in lines], ("%", "points")[i]))
+    add("forgetting", "forgetting", -1)
+    if every:
+        add("backward transfer", "backward_transfer", 1)
+    if group.classified:
+        add("NLL", "nll", -1, "nats", 1.0, 3)
+        add("ECE", "ece", -1, "%", 100.0, 2)
+    if any(line.result.inferred_accuracy for line in lines):
+        columns.append(Column("task inferred", [_inferred(line) for line in lines], "%"))
+    if any(line.result.sample_uncertainty is not None for line in lines):
+        add("uncertainty of samples", "sample_uncertainty", -1, "nats", 1.0, 2)
+    if any(line.result.memory_bytes is not None for line in lines):
+        columns.append(Column("MB", [megabytes(line.result) for line in lines]))
+    columns.append(Column("seconds", [f"{line.result.seconds:.1f}" for line in lines]))
+    return Table.of(columns, [line.label for line in lines])
 
 
-def _plus_minus(summary: Summary) -> str:
-    return plus_minus(summary.mean, summary.std, 2)
+def _cells(lines: Sequence[Line], find: Find, better: int, places: int, scale: float) -> list[Cell]:
+    """A measure of each line, the best marked."""
+    marked, cells = best(lines, find, better), []
+    for line in lines:
+        found = find(line) or Summary(None, None, [])
+        cells.append(plus_minus(found.mean, found.std, places, scale, line.label in marked))
+    return cells
 
 
 def _inferred(line: Line) -> str:
     """The accuracy if the task is inferred, and how: by likelihood if the method has one, otherwise by entropy."""
     found = line.result.inferred_accuracy
     how = next((one for one in ("likelihood", "entropy") if one in found), None)
-    return "-" if how is None else f"{percent(found[how])} ({how})"
+    if how is None:
+        return "-"
+    cell = percent(found[how])
+    return Cell(f"{cell} ({how})", cell.mean, cell.std)
 
 
-def _beside_published(line: Line) -> list[str]:
+def _beside_published(line: Line) -> tuple[str, str]:
     mean = line.result.average_accuracy.mean
     if line.published is None or mean is None:
-        return ["-", "-"]
+        return "-", "-"
     last = line.published[-1]
-    return [f"{100 * last:.1f}", signed(100 * (mean - last), 1)]
+    return f"{100 * last:.1f}", signed(100 * (mean - last), 1)
 
 
 def main_table(groups: Iterable[Group]) -> Table:
     """The score after the last task, published values in brackets: a row per method, a column per benchmark."""
     groups = list(groups)
+    labels = list(series(groups))
+    columns = [Column("method", labels)]
+    for group in groups:
+        kind, lines = group.score, {line.label: line for line in group.lines}
+        found = _cells(group.lines, lambda x: x.result.measure(x.result.score), 1, kind.places, kind.scale)
+        shown = {line.label: _bracketed(line, cell) for line, cell in zip(group.lines, found, strict=True)}
+        name = group.name if group.classified else f"{group.name}: {kind.title}"
+        unit = kind.unit if group.classified else ""
+        columns.append(Column(name, [shown[label] if label in lines else Cell("-") for label in labels], unit))
+    return Table.of(columns, labels)
+
+
+def _bracketed(line: Line, cell: Cell) -> Cell:
+    if not line.published:
+        return cell
+    return Cell(f"{cell} ({100 * line.published[-1]:.1f})", cell.mean, cell.std, cell.best)
+
+
+def scenario_table(groups: Sequence[Group]) -> Table:
+    """The score after the last task in each scenario of one benchmark: a row per method, a column per scenario."""
+    found = main_table(groups)
+    return Table(("method", *(group.scenario_name for group in groups)), found.rows, found.units)
+
+
+def matrix_table(group: Group) -> Table:
+    """The score on each task after each task: a row per method, task learned and task measured."""
     made = []
-    for label in series(groups):
-        cells = [label]
-        for group in groups:
-            line = next((line for line in group.lines if line.label == label), None)
-            cell = "-" if line is None else score(line)
-            cells.append(f"{cell} ({100 * line.published[-1]:.1f})" if line and line.published else cell)
-        made.append(((label,), tuple(cells)))
-    names = [group.name if group.classified else f"{group.name}: {group.score.title}" for group in groups]
-    return Table(("method", *names), tuple(made))
+    for line in group.lines:
+        values = group.score.scale * line.matrices
+        spread = values.std(0, ddof=1) if len(values) > 1 else None
+        names = line.result.task_names or [str(k + 1) for k in range(group.tasks)]
+        for t, k in zip(*np.tril_indices(group.tasks), strict=True):
+            mean = float(values[:, t, k].mean())
+            if np.isfinite(mean):
+                std = None if spread is None else float(spread[t, k])
+                cell = plus_minus(mean, std, group.score.places)
+                made.append(((line.label,), (line.label, str(names[t]), str(names[k]), cell)))
+    return Table(("method", "after task", "on task", group.score.of_task), tuple(made), ("", "", "", group.score.unit))
 
 
 def main_title(groups: Iterable[Group]) -> str:
@@ -203,20 +217,8 @@ def reference(group: Group) -> Line | None:
 
 
 def paired_difference(a: Line, b: Line) -> tuple[list[int], float, float | None]:
-    """(common seeds, mean difference, its standard error) of the score, a minus b; accuracies are fractions.
-
-    The error is sd / sqrt(n) of the seeds' differences (n - 1 in the deviation); None for a single seed.
-    """
-    values = [
-        {seed: value for seed, value in zip(r.seeds, r.measure(r.score).per_seed, strict=True) if value is not None}
-        for r in (a.result, b.result)
-    ]
-    common = sorted(values[0].keys() & values[1].keys())
-    differences = np.array([values[0][seed] - values[1][seed] for seed in common])
-    if not common:
-        return common, float("nan"), None
-    error = float(differences.std(ddof=1) / np.sqrt(len(common))) if len(common) > 1 else None
-    return common, float(differences.mean()), error
+    """(common seeds, mean difference, its standard error) of the score, a minus b; accuracies are fractions."""
+    return paired(a, b, lambda line: line.result.measure(line.result.score))
 
 
 def paired_table(group: Group) -> Table | None:
@@ -231,7 +233,8 @@ def paired_table(group: Group) -> Table | None:
         scale, places = group.score.scale, group.score.places
         text = "no common seed" if not common else signed(scale * mean, places)
         text += "" if error is None else f" ± {scale * error:.{places}f}"
-        made.append(((first.label, line.label), (line.label, text, str(len(common)))))
+        cell = Cell(text, scale * mean if common else None, None if error is None else scale * error)
+        made.append(((first.label, line.label), (line.label, cell, str(len(common)))))
     return Table((f"{first.label} minus", "difference ± standard error", "common seeds"), tuple(made))
 
 
@@ -240,20 +243,25 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
     groups = list(groups)
     some = any(group.has_published for group in groups)
     parts = [
-        f"# {_plain(title)}",
+        f"# {escaped(title)}",
         definitions(groups),
         f"## {main_title(groups)}",
-        main_table(groups).markdown(),
+        main_table(groups).markdown(mark=True),
+        BEST,
     ]
     parts += [BRACKETS] if some else []
     for group in groups:
-        parts += [f"## {_plain(group.name)}", full_table(group).markdown(), _sentence(caption(group))]
+        parts += [
+            f"## {escaped(group.name)}",
+            full_table(group, every=True).markdown(mark=True),
+            _sentence(caption(group)),
+        ]
         paired, first = paired_table(group), reference(group)
         if paired is not None and first is not None:
             parts += [
-                f"### {_plain(first.label)} against the others",
+                f"### {escaped(first.label)} against the others",
                 paired.markdown(),
-                paired_note(group, _plain(first.label)),
+                paired_note(group, escaped(first.label)),
             ]
         parts += ["```\n" + "\n".join(" ".join(command(line.result).split()) for line in group.lines) + "\n```"]
     if some:
@@ -262,4 +270,4 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    return _plain(text[0].upper() + text[1:] + ".")
+    return escaped(text[0].upper() + text[1:] + ".")

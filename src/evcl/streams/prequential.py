@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evcl._core.errors import EvclError
+from evcl.metrics import reliability
 
 __all__ = ["CLASS_MEASURES", "NUMBER_MEASURES", "Prequential", "class_measures", "number_measures", "window_of"]
 
@@ -127,6 +128,7 @@ class Prequential:
         self._labels: dict[Any, int] = {}  # label -> its place in the sums
         width = FIRST if kind == "classes" else 4
         self._windows, self._decayed = np.zeros((0, width)), np.zeros(width)
+        self._bins = np.zeros((BINS, 3))  # see `evcl.metrics.reliability`
 
     # --- rows come ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +145,10 @@ class Prequential:
         places = [self._labels[label] for label in classes]
         if places != list(range(len(places))):
             p = _moved(p, places, len(self._labels))
-        self._add(class_rows(p, [self._labels[label] for label in labels], len(self._labels)))
+        own = [self._labels[label] for label in labels]
+        self._add(class_rows(p, own, len(self._labels)))
+        if own and p.shape[1]:
+            self._bins += reliability(p, own, BINS)
 
     def add_numbers(self, mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> None:
         """Score predictions of numbers: Gaussians with this mean and standard deviation, [n]."""
@@ -195,6 +200,14 @@ class Prequential:
         """The names of the measures."""
         return CLASS_MEASURES if self.kind == "classes" else NUMBER_MEASURES
 
+    @property
+    def reliability(self) -> Floats | None:
+        """`[bins, 3]` over all rows, as `evcl.metrics.reliability`; None for numbers, and for scores of a file that was
+        saved without it.
+        """
+        known = self.kind == "classes" and self._bins[:, 0].sum() >= self.rows - 1  # the first row has no prediction
+        return self._bins.copy() if known else None
+
     def _measures(self, sums: Floats) -> dict[str, float]:
         return class_measures(sums) if self.kind == "classes" else number_measures(sums)
 
@@ -209,6 +222,7 @@ class Prequential:
             "asked": self._asked,
             "fading": self.fading,
             "labels": list(self._labels),
+            "bins": self._bins.ravel().tolist(),
         }
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
@@ -222,12 +236,18 @@ class Prequential:
             windows, decayed = (np.asarray(arrays[name], dtype=np.float64) for name in ("windows", "decayed"))
             width = FIRST + 2 * len(found._labels) if found.kind == "classes" else 4
             points = -(-found.rows // max(1, found.window))
+            bins = np.array(told.get("bins", [0.0] * 3 * BINS), dtype=np.float64).reshape(BINS, 3)
             fits = windows.shape == (points, width) and decayed.shape == (width,) and found.window > 0
-            if not fits or len(found._labels) != len(told["labels"]) or not np.isfinite(windows).all():
+            if (
+                not fits
+                or len(found._labels) != len(told["labels"])
+                or not (np.isfinite(windows).all() and np.isfinite(bins).all())
+            ):
                 raise EvclError("its sizes do not fit")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EvclError(f"these are no scores ({type(error).__name__} {error})") from error
         found._windows, found._decayed = windows.copy(), decayed.copy()
+        found._bins = bins
         return found
 
 

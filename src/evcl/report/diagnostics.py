@@ -1,0 +1,116 @@
+"""Two more figures of a benchmark: a reliability diagram, and the score against what a method keeps in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evcl.report.figures import SOFT, WIDTH, _legend, _settled, _style, _text
+from evcl.report.results import Group, Line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+LEAST = 0.002  # bins with a smaller share of the predictions are left out: they say little
+
+
+class Reliability(NamedTuple):
+    """Of each bin of the probability of the predicted class: its share of the predictions, their mean probability,
+    and the fraction of them that is right; means over the seeds, weighted by the shares.
+    """
+
+    share: Floats
+    confidence: Floats
+    accuracy: Floats
+
+
+def reliability(line: Line) -> Reliability | None:
+    """The bins of a result; None if it has none."""
+    if line.result.reliability is None:
+        return None
+    share, confidence, accuracy = np.moveaxis(np.array(line.result.reliability, dtype=np.float64), 2, 0)
+    whole = share.sum(0)
+    weights = share / np.maximum(whole, 1e-12)
+    kept = share.mean(0) >= LEAST
+    found = (share.mean(0), (weights * confidence).sum(0), (weights * accuracy).sum(0))
+    return Reliability(*(values[kept] for values in found))
+
+
+def has_reliability(group: Group) -> bool:
+    return any(line.result.reliability is not None for line in group.lines)
+
+
+def size(line: Line) -> float | None:
+    """What the method keeps, in MB."""
+    found = line.result.memory_bytes
+    return None if not found else found / 1e6
+
+
+def has_memory(group: Group) -> bool:
+    """Whether at least two results differ in their size, so that there is something to compare."""
+    sizes = {size(line) for line in group.lines} - {None}
+    return not group.is_stream and len(sizes) > 1
+
+
+def reliability_figure(group: Group) -> Figure | None:
+    """How often predictions are right, against how sure they are; None if no result has it."""
+    from matplotlib.figure import Figure
+
+    if not has_reliability(group):
+        return None
+    with _style():
+        figure = Figure(figsize=(0.75 * WIDTH, 3.0), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([0, 100], [0, 100], color=SOFT, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
+        for line in group.lines:
+            found = reliability(line)
+            if found is not None:
+                axes.plot(
+                    100 * found.confidence, 100 * found.accuracy, color=line.style.light, marker=line.style.marker,
+                    markersize=4 * line.style.size, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.1,
+                )  # fmt: skip
+        axes.set_xlabel("probability of the predicted class (%)")
+        axes.set_ylabel("right predictions (%)")
+        axes.set_xlim(*confidence_range(group))
+        axes.set_ylim(0, 102)
+        axes.set_title(_text(group.name), loc="left", fontweight="bold")
+        _legend(figure, group, below=False)
+        return _settled(figure)
+
+
+def confidence_range(group: Group) -> tuple[float, float]:
+    """The probabilities that occur, in per cent: they start at one divided by the number of classes."""
+    found = [one.confidence.min() for one in map(reliability, group.lines) if one is not None and len(one.confidence)]
+    return max(0.0, 100 * float(min(found, default=0.0)) - 3), 102
+
+
+def memory_figure(group: Group) -> Figure | None:
+    """The score after the last task against what the method keeps; None if there is nothing to compare."""
+    from matplotlib.figure import Figure
+
+    if not has_memory(group):
+        return None
+    with _style():
+        figure = Figure(figsize=(0.75 * WIDTH, 2.8), layout="constrained")
+        axes = figure.subplots()
+        for line in group.lines:
+            kept, found = size(line), line.result.measure(line.result.score)
+            if kept is not None and found.mean is not None:
+                scale = group.score.scale
+                axes.errorbar(
+                    kept, scale * found.mean, yerr=scale * (found.std or 0), color=line.style.light, linewidth=1.0,
+                    marker=line.style.marker, markersize=5 * line.style.size, markeredgecolor="white",
+                    markeredgewidth=0.5,
+                )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel("kept after the last task (MB, logarithmic)")
+        axes.set_ylabel(group.score.title)
+        axes.set_title(_text(group.name), loc="left", fontweight="bold")
+        _legend(figure, group, below=False)
+        return _settled(figure)
+
+
+DIAGNOSTICS = {"-reliability": reliability_figure, "-memory": memory_figure}
