@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import evcl
+from evcl.likelihoods import CATEGORICAL
+from evcl.methods import Round, TaskData
+from evcl.methods.teacher import taught
 from evcl.nn import BayesianNetwork, Layout
 from evcl.training import Run
 
@@ -71,3 +74,37 @@ def test_heads_are_inferred_in_one_pass_a_draw(draws):
     for task in ("0", "29"):  # as each head says alone
         rows = found.tasks == task
         np.testing.assert_allclose(found.probabilities[rows], learner.predict_proba(x, task)[rows], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["naive", "ewc", "vcl"])
+def test_a_task_touches_no_head_but_its_own(method, monkeypatch):
+    """So its time does not grow with the number of heads."""
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    learner = evcl.Learner(evcl.nn.mlp(4, [8]), method, epochs=1)
+    made = counted(monkeypatch, (Layout, "view"), (torch.nn.Module, "named_modules"))
+    each = []
+    for _ in range(12):
+        made.clear()
+        learner.learn(x, x[:, 0] > 0)
+        each.append(dict(made))
+    assert each[2] == each[-1]
+
+
+def test_of_many_heads_some_are_distilled():
+    learner = evcl.Learner(evcl.nn.mlp(2, [3]), "lwf", epochs=1)
+    x, y = np.zeros((4, 2), np.float32), np.arange(4) % 2
+    learner.learn(x, y)
+    network, data = learner._run.network, TaskData(torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long), 0)
+
+    def asked(heads, number=7, seeds=(0,)):
+        posterior = network.posterior
+        return taught([data], Round(number, [data], network, posterior, range(heads), seeds, CATEGORICAL))
+
+    assert asked(51) == dict.fromkeys(range(1, 51), 1.0)
+    found = asked(101)
+    assert len(found) == 50
+    assert set(found.values()) == {2.0}  # each stands for two
+    assert found == asked(101, seeds=(5,)) != asked(101, number=8)
+    drawn = Counter(k for number in range(200) for k in asked(101, number))
+    assert set(drawn) == set(range(1, 101))
+    assert 60 < min(drawn.values()) < max(drawn.values()) < 140  # about 100 times each

@@ -128,11 +128,13 @@ def test_a_head_that_is_lost_is_said_in_one_line_and_another_engine_goes_on(monk
     monkeypatch.setitem(sys.modules, "ray", Lost())
     cells = configure("split-digits", "naive", seeds=range(3), tasks=1, given={"epochs": 1}).cells
     found = {}
-    with pytest.raises(
-        EvclError, match=r"cannot be reached any more \(failed to connect\): give the same command again"
-    ):
+
+    def sweep():
         for i, result in work(cells, Store(tmp_path), lambda heard: ray_engine.Ray("cpu", heard)):
             found[i] = result
+
+    with pytest.raises(EvclError, match=r"cannot be reached any more \(failed to connect\): give the same command"):
+        sweep()
     assert len(found) == 1
     rest = dict(work(cells, Store(tmp_path), lambda heard: local("cpu", "fp32", heard)))
     assert rest.keys() == {0, 1, 2}

@@ -1,7 +1,7 @@
 """Many tasks with a head each: the time of a task does not grow, and the file loads in seconds.
 
-`python tests/soak/test_heads.py METHOD TASKS` measures it. EVCL distils at most 50 earlier heads, so its time grows until
-there are as many.
+`python tests/soak/test_heads.py METHOD TASKS` measures it. EVCL distils at most 50 earlier heads, so its time grows
+until there are as many.
 """
 
 from __future__ import annotations

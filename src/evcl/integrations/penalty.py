@@ -343,7 +343,7 @@ class Penalty:
             now = new.shapes.get(name, ())
             if now[1:] != shape[1:] or math.prod(now) < math.prod(shape):
                 raise EvclError(f"{name!r} was {shape} and is now {now or 'gone'}: weights may only be added")
-        self._memory = memories.relaid(self._memory, old, new, self._fresh(network), lambda model: model)
+        self._memory = memories.relaid(self._memory, old.extending(new), self._fresh(network), lambda model: model)
         self._layout = new
 
     # --- examples --------------------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def _statistics(parts: Sequence[_Part], plan: _Plan, tensors: dict[str, Tensor])
     each: list[Statistics] = [part.memory.classes for part in parts]
     if all(one.classes for one in each):
         for part, one in zip(parts, each, strict=True):
-            one._check()
+            one.joined(one.classes)  # raises if they do not fit each other
             if any(not torch.equal(one.common[name], each[0].common[name]) for name in ("centre", "scale")):
                 raise EvclError(f"{part.name}: its inputs are scaled in another way than the base's")
         counted = [

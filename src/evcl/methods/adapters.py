@@ -37,8 +37,8 @@ def restarted(memory: M, layout: Layout, names: Sequence[str], fresh: Fresh) -> 
     """The memory with the initial values of the weights of these names: they leave the layout and enter it again."""
     rest = layout.part([name for name in layout.shapes if name not in set(names)])
     some = Fresh(*(gaussian.map(lambda t: layout.gather(t, rest)) for gaussian in fresh))
-    less = relaid(memory, layout, rest, some, lambda model: model)
-    return relaid(less, rest, layout, fresh, lambda model: model)
+    less = relaid(memory, layout.extending(rest), some, lambda model: model)
+    return relaid(less, rest.extending(layout), fresh, lambda model: model)
 
 
 def one_per_task(method: Method) -> Method:

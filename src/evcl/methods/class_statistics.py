@@ -54,7 +54,7 @@ class Statistics:
 
     def classifier_of(self, heads: Iterable[int]) -> tuple[Tensor, Tensor]:
         """`classifier`, over the classes of these heads."""
-        every = self._joined([self.classes[k] for k in heads])
+        every = self.joined(heads)
         count, mean = double(every[:, :, 0]), double(every[:, :, 1:])
         weights, offsets = [], []
         for r, (n, m, t) in enumerate(zip(count, mean, self.temperature, strict=True)):
@@ -81,8 +81,11 @@ class Statistics:
         first = self.common.get("first", torch.full_like(centre[:, :1], centre.shape[1]))
         return Statistics(self.classes, {**self.common, **wider, "first": first})
 
-    def _joined(self, classes: Sequence[Tensor]) -> Tensor:
-        """[R, C, 1 + D]: these classes. Files are not trusted: refuse tensors that do not belong together."""
+    def joined(self, heads: Iterable[int]) -> Tensor:
+        """[R, C, 1 + D]: the classes of these heads. Files are not trusted: tensors that do not belong together are
+        refused.
+        """
+        classes = [self.classes[k] for k in heads]
         width = side_of(self.common["scatter"].shape[1]) if "scatter" in self.common else 0
         sizes = {"scatter": width * (width + 1) // 2, "scale": 1, "nll": len(TEMPERATURES)}
         right = self.common.keys() - {"squares", "first"} == {*sizes, "centre"} and all(
@@ -95,7 +98,7 @@ class Statistics:
             right = right and bool((first <= self.common["centre"].shape[1]).all())
         shapes = {(one.dim(), one.shape[2:]) for one in classes}
         if right and shapes == {(3, torch.Size([1 + width]))}:
-            found = torch.cat(list(classes), 1)
+            found = torch.cat(classes, 1)
             if float(found[:, :, 0].min()) >= 0:
                 return found
         raise EvclError("the statistics of its classes do not fit each other")

@@ -69,9 +69,9 @@ def counted(statistics: Statistics, round_: Round, most: float = math.inf) -> St
     statistics = replace(statistics, common={**statistics.common, "nll": nll})
     for task, order in zip(tasks, orders, strict=True):
         statistics = added(statistics, task, order, network.classes(task.head), round_.seeds)
-    own = {task.head: round_.same(statistics.classes[task.head]) for task in tasks}
+    changed = {task.head: round_.same(statistics.classes[task.head]) for task in tasks}
     common = {name: round_.same(one) for name, one in statistics.common.items()}
-    return Statistics({**statistics.classes, **own}, common)
+    return Statistics({**statistics.classes, **changed}, common)
 
 
 def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:

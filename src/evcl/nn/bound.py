@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -135,5 +136,8 @@ class Bound(nn.Module):
 
 
 def _leaves(layout: Layout, flat: Tensor) -> Named:
-    flat = flat.detach()
-    return Named(lambda name: layout.view(flat, name).detach().requires_grad_())
+    return Named(partial(_leaf, layout, flat.detach()))
+
+
+def _leaf(layout: Layout, flat: Tensor, name: str) -> Tensor:
+    return layout.view(flat, name).detach().requires_grad_()

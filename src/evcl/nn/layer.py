@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,9 +77,13 @@ class Named(dict[str, Tensor]):
 
     def of(self, rows: Sequence[int] | Tensor | slice) -> Named:
         """Those of some replicas."""
-        found = Named(lambda name: self[name][rows])
+        found = Named(partial(_rows_of, self, rows))
         found.update({name: value[rows] for name, value in self.items()})
         return found
+
+
+def _rows_of(named: Named, rows: Sequence[int] | Tensor | slice, name: str) -> Tensor:
+    return named[name][rows]
 
 
 class Weights:

@@ -20,6 +20,7 @@ from evcl.nn.slots import Slot, head_names
 from evcl.nn.trunk import Trunk
 
 Owned = Sequence[tuple[nn.Module, str, FreeParameter]]
+NOTHING = nn.Identity()  # the plain layer of a head: its weights are only in the layout
 
 
 class BayesianNetwork(Trunk):
@@ -178,7 +179,7 @@ class BayesianNetwork(Trunk):
     def add_head(self, outputs: int = 0) -> int:
         """Add the layer of a new head and return its number; `with_slots` makes a layout that includes its weights."""
         k = len(self.heads)
-        head = NumberHead(k, outputs, self.posterior.mean) if self.beside_outputs else Linear(nn.Identity())
+        head = NumberHead(k, outputs, self.posterior.mean) if self.beside_outputs else Linear(NOTHING)
         head.names, head.weights = head_names(k), self.weights
         self.heads.append(head)
         return k

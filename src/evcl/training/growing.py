@@ -139,7 +139,10 @@ class Growing(Replicas):
 
         def whole(own: Tensor) -> Tensor:
             found = own.new_zeros(len(own), new.size)
-            new.scatter_(found, part, own)
+            if old.size + part.size == new.size:  # all are new, and the last
+                found[:, old.size :] = own
+            else:
+                new.scatter_(found, part, own)
             return found
 
         own = self._around(network, torch.zeros_like(drawn), drawn, part, s)
