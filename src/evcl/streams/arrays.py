@@ -1,11 +1,13 @@
 """Small arrays in float64.
 
-A row needs hundreds of operations on a few numbers each. numpy does one of these in about 1 us, torch in 3 to 8. Large
-products and factorisations are torch's: they use as many threads as torch may.
+A row needs hundreds of operations on a few numbers each. numpy does one of these in about 1 us, torch in 3 to 8, and in
+many times that where other programs share the processor's caches. What is large is left to torch: it uses as many
+threads as torch may.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-FEW = 4096  # numbers in the first factor of a product that numpy computes
+FEW = 2**16  # numbers that numpy changes faster than torch
+SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -23,7 +26,7 @@ def transposed(a: Array) -> Array:
 
 def product(a: Array, b: Array) -> Array:
     """a @ b, where b may be large."""
-    if a.size < FEW and b.size < FEW:
+    if a.shape[-2] * a.shape[-1] * b.shape[-1] < SHORT:
         return a @ b
     return _array(torch.from_numpy(a) @ torch.from_numpy(b))
 
@@ -39,6 +42,11 @@ def less_squares(matrices: Array, rows: Array) -> None:
 
 def inverse_root(matrices: Array) -> tuple[Array, NDArray[np.bool_]]:
     """G [N, m, m] with G' G = M^-1 for symmetric matrices M [N, m, m], and which of these are not positive [N]."""
+    if matrices.shape[1] < 16:
+        try:
+            return np.linalg.inv(np.linalg.cholesky(matrices)), np.zeros(len(matrices), dtype=bool)
+        except np.linalg.LinAlgError:
+            pass  # torch says which
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
     one = torch.eye(matrices.shape[1], dtype=torch.float64).expand_as(factor)
     return _array(torch.linalg.solve_triangular(factor, one, upper=False)), failed.numpy() != 0
@@ -90,6 +98,11 @@ def log(p: Array, least: float = TINY) -> Array:
     """The log of probabilities, none of which counts as less than this."""
     found: Array = np.log(np.maximum(p, least))
     return found
+
+
+def finite(a: Array) -> bool:
+    """Whether all are finite; False also where their sum is too large."""
+    return math.isfinite(np.add.reduce(a, None))
 
 
 def within(a: Array, low: Any, high: Any) -> Array:

@@ -323,9 +323,7 @@ def solved(variance: Array, e: Array, b: Array) -> tuple[Array, Array, NDArray[n
         inner = 1 + b[..., 0] ** 2 * variance
         return e / inner, 1 / np.sqrt(inner), ~(inner[:, 0, 0] > 0)
     half = rooted(b, variance)  # B' V
-    inner = rooted(b, transposed(half))
-    if k > 1:
-        inner = 0.5 * (inner + transposed(inner))
+    inner = rooted(b, transposed(half))  # of which one half is used
     diagonals(inner)[...] += 1
     root, failed = inverse_root(inner)
     less = transposed(root) @ (root @ (half @ e.reshape(r, n * k, 1)))
@@ -345,5 +343,5 @@ def of_rows(variance: Array, n: int) -> Array:
     if n == 1:
         return variance[:, None]
     k = variance.shape[1] // n
-    found: Array = np.einsum("rnknl->rnkl", variance.reshape(-1, n, k, n, k))
+    found: Array = np.einsum("rnknl->rnkl", variance.reshape(len(variance), n, k, n, k))
     return found

@@ -18,7 +18,7 @@ from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, within
+from evcl.streams.arrays import Array, finite, within
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
@@ -45,6 +45,7 @@ SETTINGS: dict[str, Setting] = {
 """The settings of a stream, by name."""
 MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = Any
+PLAIN = (torch.float32, torch.float64)  # what numpy has, too
 
 
 class Report(NamedTuple):
@@ -179,13 +180,15 @@ class Stream:
 
     def _inputs(self, x: Rows) -> Array:
         """[n, ...]: a single row becomes a batch of one."""
-        given = x if isinstance(x, Tensor) else np.asarray(x)
+        given = x.numpy() if isinstance(x, Tensor) and x.dtype in PLAIN and not x.requires_grad and x.is_cpu else x
+        given = given if isinstance(given, Tensor) else np.asarray(given)
         one = given.ndim == 1 if self._shape is None else tuple(given.shape) == self._shape
-        checked = inputs(given[None] if one else given, torch.float64, "cpu")
-        if self._shape is not None and tuple(checked.shape[1:]) != self._shape:
-            raise EvclError(f"a row had the shape {self._shape} at first, but now {tuple(checked.shape[1:])}")
-        found: Array = checked.numpy()
-        return found
+        rows = given[None] if one else given
+        if isinstance(rows, Tensor) or rows.dtype.kind != "f" or rows.ndim < 2 or not (rows.size and finite(rows)):
+            rows = inputs(rows, torch.float64, "cpu").numpy()  # or it says what is wrong
+        if self._shape is not None and rows.shape[1:] != self._shape:
+            raise EvclError(f"a row had the shape {self._shape} at first, but now {rows.shape[1:]}")
+        return rows.astype(np.float64, copy=False)
 
     def _checked_targets(self, y: Any, rows: int) -> Any:
         """Labels as a list, or targets [n, D]."""
