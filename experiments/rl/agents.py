@@ -149,11 +149,16 @@ def place(stream: str, method: str) -> Path:
 
 
 def tables(streams: Sequence[str]) -> str:
-    return "\n\n".join([*(table(stream) for stream in streams if place(stream, "naive").exists()), *plain_table()])
+    return "\n\n".join(
+        [
+            *(table(stream) for stream in streams if all(place(stream, m).exists() for m in ("evcl", "separate"))),
+            *plain_table(),
+        ]
+    )
 
 
 def table(stream: str) -> str:
-    """A row per method: means over the seeds, with their standard errors."""
+    """A row per method: means over the seeds, with their standard errors. `evcl` and `separate` must be there."""
     read = {m: json.loads(place(stream, m).read_text("utf-8")) for m in rl.METHODS if place(stream, m).exists()}
     found = {method: one for method, one in read.items() if one["returns"]}
     ceilings = dict(zip(found["separate"]["seeds"], matrices(found["separate"]), strict=True))
@@ -171,10 +176,13 @@ def table(stream: str) -> str:
         texts = [spread(values, n) for values, n in zip(columns, (places, 1, places, 1), strict=True)]
         if method == "separate":
             texts[2:] = ["-", "-"]
+        ahead = [best - rl.average_return(a) for best, (a, _) in zip(averages(found["evcl"]), each, strict=True)]
+        texts.append("-" if method == "evcl" else spread(ahead, places))
         rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
     one = found["separate"]
     tasks, steps = len(one["returns"][0]), one["settings"]["steps"]
-    heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %", "chosen")
+    heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %")
+    heads += ("`evcl` minus it, seed by seed", "chosen")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
     where = f"{one['processor']}, Python {one['python']}, torch {one['torch']}"
     return "\n".join(
