@@ -28,7 +28,7 @@ print(f"{100 * np.mean(learner.predict(x) == y):.0f} % right")
 side = np.linspace(-6, 6, 160, dtype="float32")
 plane = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
 found = learner.predictions(plane)
-classes = list(learner.classes("second"))
+classes = [str(name) for name in learner.classes("second")]
 label = np.array([classes.index(name) for name in found.labels])
 maps = {
     "predicted class": label,

@@ -13,7 +13,7 @@ model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 mean, precision = torch.zeros(()), torch.tensor(1.0)  # of the prior: the posterior after the last task
 for x, y, _, _ in stream:
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(20):
+    for _epoch in range(20):
         for xb, yb in DataLoader(TensorDataset(x, y), 64, shuffle=True):
             moved = parameters_to_vector(model.parameters()) - mean
             loss = nn.functional.cross_entropy(model(xb), yb) + (precision * moved**2).sum() / (2 * len(x))
