@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evcl.streams.experts import Experts, Look
+from evcl.streams.experts import Experts, RowPredictions
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
 
 
@@ -16,7 +16,7 @@ class Blended(NamedTuple):
     """The two ways to predict classes together: from the experts' odds [n, K, R], and by their shares [1, n, C]."""
 
     odds: Tensor
-    look: Look
+    look: RowPredictions
     mixed: Tensor
 
 
@@ -24,7 +24,7 @@ class Looked(NamedTuple):
     """What the bank knows of rows before it learns them."""
 
     x: Tensor  # [n, ...]
-    looks: list[Look]  # of each group
+    looks: list[RowPredictions]  # of each group
     together: Tensor  # [1, n, ...]: the prediction
     blended: Blended | None
 

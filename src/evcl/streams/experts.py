@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evcl.streams.filters import Filter, Reach, of_rows, solved
+from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing
 
@@ -17,11 +17,11 @@ MakeFilter = Callable[[Network, Tensor, Tensor], Filter]  # (network, means [R, 
 
 
 @dataclass
-class Look:
+class RowPredictions:
     """What the experts know of n rows before they learn them: outputs [R, n, K], their reach, and the predictions."""
 
     f: Tensor
-    found: Reach
+    found: Linearisation
     predicted: Tensor
 
 
@@ -47,14 +47,14 @@ class Experts:
             self.filter.grow(torch.zeros_like(row), row)
             self.start = torch.cat([self.start, torch.zeros_like(row)])
 
-    def look(self, x: Tensor) -> Look:
+    def look(self, x: Tensor) -> RowPredictions:
         return self._at(self.filter.mean, x)
 
-    def _at(self, weights: Tensor, x: Tensor) -> Look:
+    def _at(self, weights: Tensor, x: Tensor) -> RowPredictions:
         f, found = self.filter.look(weights, x)
-        return Look(f, found, self.observing.predict(f, of_rows(found.variance, len(x))))
+        return RowPredictions(f, found, self.observing.predict(f, of_rows(found.variance, len(x))))
 
-    def learn(self, look: Look, x: Tensor, y: Tensor, inner_steps: int) -> None:
+    def learn(self, look: RowPredictions, x: Tensor, y: Tensor, inner_steps: int) -> None:
         """Learn rows that these experts have looked at. Further inner steps linearise at the new weights, but start
         from the weights before the rows.
         """

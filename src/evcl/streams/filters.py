@@ -28,7 +28,7 @@ class Network(Protocol):
         ...
 
 
-class Reach(Protocol):
+class Linearisation(Protocol):
     """What rows have to do with the weights. `variance` [R, m, m] is V = J S J'."""
 
     variance: Tensor
@@ -93,7 +93,7 @@ class Dense:
         return (self.jacobian @ weights.view(len(weights), 1, -1, 1)).squeeze(3)
 
 
-class Kept:
+class TensorFilter:
     """A filter whose state is in tensors with R rows, by the names in `names`."""
 
     names: Sequence[str] = ("mean",)
@@ -125,7 +125,7 @@ class Kept:
             tensor[target] = tensor[source]
 
 
-class Full(Kept):
+class Full(TensorFilter):
     """The whole covariance, [R, P, P]."""
 
     names = ("mean", "covariance")
@@ -175,7 +175,7 @@ def inflate(covariance: Tensor, prior: Tensor, kept: Tensor) -> None:
     variance += FLOOR * (1 - kept[..., 0]) * prior
 
 
-class Diagonal(Kept):
+class Diagonal(TensorFilter):
     """Independent weights: 1 / v <- 1 / v + (B' J)^2, summed over the rows."""
 
     names = ("mean", "variance")
@@ -201,7 +201,7 @@ class Diagonal(Kept):
         self.mean[targets], self.variance[targets] = mean, self.prior
 
 
-class LowRank(Kept):
+class LowRank(TensorFilter):
     """The precision diag(u) + W' W with `rank` rows W (LO-FI: Chang et al., 2023). Rows B' J are appended to W, its
     leading singular vectors are kept, and the diagonal of the rest is added to u.
     """
@@ -245,7 +245,7 @@ class LowRank(Kept):
         self.mean[targets], self.precision[targets], self.rows[targets] = mean, 1 / self.prior, 0.0
 
 
-def solved(found: Reach, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solved(found: Linearisation, e: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """a [R, n, K]; L [R, m, m] with L L' = I + B' V B; and which networks [R] could not be computed, because their
     covariance has lost its precision. e [R, n, K], b [R, n, K, K].
     """

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evcl.streams.filters import Kept, inflate, rooted
+from evcl.streams.filters import TensorFilter, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -108,7 +108,7 @@ class Layers:
         return torch.stack([layer.change(part) for layer, part in parts]).sum(0)
 
 
-class Units(Kept):
+class Units(TensorFilter):
     """`blocks` [R, units, size, size]: the covariance of each unit's weights, for each hidden layer and the outputs."""
 
     network: Perceptron
