@@ -20,7 +20,8 @@ from evcl.experiments.result import summarise
 from evcl.methods import METHODS
 from evcl.metrics import learning_accuracy
 from evcl.report import Group, Line, by_benchmark, find_results, paired_difference, percent
-from evcl.report.tables import plus_minus, reference
+from evcl.report.cells import plus_minus
+from evcl.report.tables import reference
 
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"

@@ -20,7 +20,7 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import METHODS, TaskData
 from evcl.methods.generative import Statistics
 from evcl.methods.generator import Memory as GeneratorMemory
-from evcl.methods.memory import Another, ByKey, Kept, PerWeight, hows, mapped
+from evcl.methods.memory import Another, ByKey, KeptExamples, PerWeight, hows, mapped
 from evcl.training import Run
 
 EXAMPLES, INPUTS, HIDDEN, TASKS = 400, 3, [4, 5], 6
@@ -92,9 +92,9 @@ def stored(how, value):
     """What a field of a memory keeps, apart from numbers per weight."""
     if isinstance(how, Another):
         return "a second network"
-    if isinstance(how, Kept) and sum(task.y.shape[1] for task in value) == 200:
+    if isinstance(how, KeptExamples) and sum(task.y.shape[1] for task in value) == 200:
         return "200 examples in all"
-    if isinstance(how, Kept):
+    if isinstance(how, KeptExamples):
         (each,) = {task.y.shape[1] for task in value}
         return f"{each} examples " + ("per task" if len(value) == TASKS else f"of {len(value)} tasks")
     return stored_by_key(how, value, tensors(value)) if isinstance(how, ByKey) else None

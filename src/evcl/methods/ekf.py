@@ -108,7 +108,7 @@ def solved(b: Tensor, spread: Tensor, rows: Tensor) -> Tensor:
     return found
 
 
-class Kept(Tracker):
+class FactorRow(Tracker):
     """Row i of W, when the fit has ended."""
 
     def __init__(self, made: list[KalmanRule], i: int) -> None:
@@ -139,7 +139,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
         made.append(KalmanRule(q, variance, *rest, before=whole.gather(rows, q.layout)))
         return made[-1]
 
-    trackers = [Kept(made, i) for i in range(s.rank)]
+    trackers = [FactorRow(made, i) for i in range(s.rank)]
     fitted = yield Fit(round_.tasks, start=start, rule=make, trackers=trackers, capture=False)
     new = torch.stack([row for row in fitted.tracked if row is not None], 1)  # 0 for weights that the fit did not use
     belief = narrower(fitted.q, (rows * (1 - fitted.used)).square().sum(1))  # these keep the diagonal of W^T W

@@ -65,7 +65,7 @@ class ByKey(NamedTuple):
     inputs: bool = False
 
 
-class Kept(NamedTuple):
+class KeptExamples(NamedTuple):
     """A tuple of kept examples."""
 
 
@@ -96,7 +96,7 @@ def per_task(inputs: bool = False) -> Any:
 
 def examples() -> Any:
     """A tuple of `TaskData` with a replica axis, [R, N, ...]: examples of earlier tasks."""
-    return field(default=(), metadata={HOW: Kept()})
+    return field(default=(), metadata={HOW: KeptExamples()})
 
 
 def model(make: Callable[[nn.Module], nn.Module] | None = None) -> Any:
@@ -230,7 +230,7 @@ def with_inputs(memory: M, count: int) -> M:
         value = getattr(memory, name)
         if how is None:
             values[name] = with_inputs(value, count)
-        elif isinstance(how, Kept):
+        elif isinstance(how, KeptExamples):
             if any(task.x.dim() != 3 for task in value):
                 raise EvclError("its examples are not rows of numbers")
             values[name] = tuple(replace(task, x=pad(task.x, (0, count))) for task in value)
@@ -255,17 +255,17 @@ def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, T
 
 def kept_examples(memory: Any) -> list[TaskData]:
     """All examples that a memory keeps, in any of its fields."""
-    return [task for kept in _stored_as(Kept, memory) for task in kept]
+    return [task for kept in _stored_as(KeptExamples, memory) for task in kept]
 
 
 def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
     """The memory with each task's kept examples changed."""
-    return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, Kept) else value)
+    return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, KeptExamples) else value)
 
 
 def keeps_examples(memory: Any) -> bool:
     """Whether a memory has room for examples of earlier tasks."""
-    return bool(_stored_as(Kept, memory))
+    return bool(_stored_as(KeptExamples, memory))
 
 
 def has_models(cls: type) -> bool:
@@ -318,7 +318,7 @@ def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskD
     def one(how: Any, value: Any) -> Any:
         if isinstance(how, PerWeight):
             return weights(how, value)
-        return tuple(map(change, value)) if isinstance(how, Kept) else value
+        return tuple(map(change, value)) if isinstance(how, KeptExamples) else value
 
     posterior, *memories = values
     return [weights(PerWeight(Gaussian, "posterior", 0, 0), posterior), *(each(memory, one) for memory in memories)]

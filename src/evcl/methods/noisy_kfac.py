@@ -151,7 +151,7 @@ def unpacked(rows: Sequence[Tensor], known: Mapping[str, Block], layout: Layout)
     return dict(zip(known, zip(each, each, strict=True), strict=True))
 
 
-class Kept(Tracker):
+class PackedRow(Tracker):
     """When the fit has ended: the squares, or row i of the packed factors. A tracker's result has P numbers."""
 
     def __init__(self, made: list[NoisyKfacRule], i: int | None) -> None:
@@ -195,7 +195,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
     part = network.layout.part(network.names_of(list(dict.fromkeys(task.head for task in round_.tasks))))
     known = blocks(network, part)
     numbers = sum(prod(shape) for block in known.values() for shape in shapes(block, part))
-    trackers = [Kept(made, i) for i in (None, *range(-(-numbers // part.size)))]
+    trackers = [PackedRow(made, i) for i in (None, *range(-(-numbers // part.size)))]
     terms = pulls(memory, old, prior, round_)
     fitted = yield Fit(round_.tasks, terms=terms, rule=make, trackers=trackers, capture=False)
     squares, *rows = (row for row in fitted.tracked if row is not None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from evcl._core.bounds import LARGEST_LOG_STD, LARGEST_MEAN
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
-from evcl.methods.memory import Another, Kept, Model, PerWeight, hows
+from evcl.methods.memory import Another, KeptExamples, Model, PerWeight, hows
 from evcl.nn import Gaussian
 
 M = TypeVar("M")
@@ -134,7 +134,7 @@ def _check(how: Any, value: Any, own: Any, name: str, fits: Fits) -> None:
         _check_weights(how, value, name, fits)
     elif isinstance(how, Another):
         _check_model(value, own, name)
-    elif isinstance(how, Kept):
+    elif isinstance(how, KeptExamples):
         if not isinstance(value, tuple):
             raise EvclError(f"{name} must be a tuple of examples")
         for i, one in enumerate(value):

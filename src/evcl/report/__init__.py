@@ -69,7 +69,7 @@ def _written(folder: Path, groups: dict[str, Group], title: str, made: str) -> l
             if line.result.samples is not None:
                 written.append(folder / "figures" / f"{group.slug}-samples-{file_name(line.label)}.png")
                 write_atomically(written[-1], partial(_write_bytes, content=decoded(line.result.samples)))
-    texts = {}
+    texts: dict[str, str] = {}
     for name, table in tables_of(list(groups.values())).items():
         texts |= {f"tables/{name}.csv": table.csv(), f"tables/{name}.tex": table.latex()}
     texts |= {"tables.md": _markdown(list(groups.values()), title), "index.html": page(groups, title, made)}

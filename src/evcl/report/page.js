@@ -155,19 +155,18 @@
         if (value === null) return;
         const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}`, meta: line.series };
         const beyond = value.mean > high ? 1 : value.mean < low ? -1 : 0;
-        const seeds = beyond ? [] : value.seeds.filter((seed) => left <= seed && seed <= right);
-        if (seeds.length) traces.push({ ...axes, x: seeds, y: seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
         const text = `${label(line.series)}<br>${name}: ${spread(value.mean, value.sd, 3)}`;
-        traces.push(beyond
-          ? { // an arrow at the edge, and the number
-            ...axes, x: [beyond > 0 ? right - 0.02 * (right - left) : left + 0.02 * (right - left)], y: [i], mode: "markers+text", cliponaxis: false, hovertext: [text], hoverinfo: "text",
-            marker: { symbol: beyond > 0 ? "triangle-right" : "triangle-left", size: 9, color: color(line.series) },
-            text: [value.mean.toPrecision(3)], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") },
-          }
-          : {
-            ...axes, x: [value.mean], y: [i], mode: "markers", marker: marker(line.series, 9), hoverinfo: "text", text: [text],
-            error_x: { array: [value.sd ?? 0], color: color(line.series), thickness: 1.8, width: 0 },
-          });
+        if (beyond) { // an arrow at the edge, and the number
+          const at = { ...axes, x: [beyond > 0 ? right - 0.02 * (right - left) : left + 0.02 * (right - left)], y: [i] };
+          traces.push({ ...at, mode: "markers", hoverinfo: "text", text: [text], marker: { symbol: beyond > 0 ? "triangle-right" : "triangle-left", size: 9, color: color(line.series) } });
+          traces.push({ ...at, mode: "text", hoverinfo: "skip", text: [value.mean.toPrecision(3)], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") } });
+          return;
+        }
+        traces.push({ ...axes, x: value.seeds, y: value.seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });
+        traces.push({
+          ...axes, x: [value.mean], y: [i], mode: "markers", marker: marker(line.series, 9), hoverinfo: "text", text: [text],
+          error_x: { array: [value.sd ?? 0], color: color(line.series), thickness: 1.8, width: 0 },
+        });
       });
     });
     return [traces, layout];

@@ -133,7 +133,7 @@ def _figures(group: Group, numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     for line in group.lines:
         mean, spread = line.curve
         show = first.get(line.result.method) == line.label  # only once per method
-        points = line.curves if 1 < len(line.curves) <= MOST_POINTS else []
+        points = list(line.curves) if 1 < len(line.curves) <= MOST_POINTS else []
         curves.append(
             {
                 "series": numbers[line.label],

@@ -5,7 +5,7 @@ from evcl.rl.advantages import Path, gae, vtrace
 from evcl.rl.agent import Agent
 from evcl.rl.cartpole import CartPole, Variant
 from evcl.rl.environments import Environments, Gymnasium, Outcome
-from evcl.rl.learning import Found, learn
+from evcl.rl.learning import StreamOutcome, learn
 from evcl.rl.measures import average_return, forgetting, forward_transfer, normalised_return
 from evcl.rl.methods import METHODS, method
 from evcl.rl.sb3 import adopt, trunk_of
@@ -17,11 +17,11 @@ __all__ = [
     "Agent",
     "CartPole",
     "Environments",
-    "Found",
     "Gymnasium",
     "Outcome",
     "Path",
     "Stream",
+    "StreamOutcome",
     "Task",
     "Variant",
     "adopt",

@@ -35,7 +35,7 @@ class Learning(Protocol):
     def load(self, tensors: dict[str, Tensor]) -> None: ...
 
 
-class Found(NamedTuple):
+class StreamOutcome(NamedTuple):
     """What learning a stream gave.
 
     Attributes:
@@ -119,7 +119,7 @@ def learn(
     saver: Saver | None = None,
     agent: Agent | None = None,
     first: int = 0,
-) -> Found:
+) -> StreamOutcome:
     """Learn the tasks of a stream one after another, with one agent per seed, side by side.
 
     `method` is the name of one of `METHODS`, or the method itself. `settings` that are not given have their defaults.
@@ -166,7 +166,7 @@ def learn(
         if saver is not None and task + 1 < count:
             saver.save(task + 1, 0, _state(agent, returns, curves))
     seconds = time.monotonic() - begun if saver is None else saver.seconds
-    return Found(agent, returns, curves, seconds)
+    return StreamOutcome(agent, returns, curves, seconds)
 
 
 def _state(agent: Agent, returns: Tensor, curves: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evcl.streams.arrays import Array
-from evcl.streams.experts import Experts, Look
+from evcl.streams.experts import Experts, RowPredictions
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
 from evcl.streams.observing import Targets
 
@@ -17,7 +17,7 @@ class Blended(NamedTuple):
     """The two ways to predict classes together: from the experts' odds [n, K, R], and by their shares [1, n, C]."""
 
     odds: Array
-    look: Look
+    look: RowPredictions
     mixed: Array
 
 
@@ -25,7 +25,7 @@ class Looked(NamedTuple):
     """What the bank knows of rows before it learns them."""
 
     x: Array  # [n, ...]
-    look: Look
+    look: RowPredictions
     together: Array  # [1, n, ...]: the prediction
     blended: Blended | None
 

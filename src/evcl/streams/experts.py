@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, total, transposed
-from evcl.streams.filters import Filter, Reach, of_rows, solved
+from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing, Targets
 
@@ -28,14 +28,14 @@ class Group:
 
 
 @dataclass
-class Look:
+class RowPredictions:
     """What R experts know of n rows before they learn them: outputs [R, n, K], the covariances V [R, m, m] of these,
     the reach of the rows in each group, and the predictions [R, n, ...].
     """
 
     f: Array
     variance: Array
-    found: list[Reach]
+    found: list[Linearisation]
     predicted: Array
 
 
@@ -68,16 +68,16 @@ class Experts:
                 group.filter.grow(np.zeros_like(row), row)
                 group.start = np.concatenate([group.start, np.zeros_like(row)])
 
-    def look(self, x: Array) -> Look:
+    def look(self, x: Array) -> RowPredictions:
         return self._at([group.filter.mean for group in self.groups], x)
 
-    def _at(self, weights: Sequence[Array], x: Array) -> Look:
+    def _at(self, weights: Sequence[Array], x: Array) -> RowPredictions:
         looks = [group.filter.look(own, x) for group, own in zip(self.groups, weights, strict=True)]
         f, variance = joined([f for f, _ in looks]), joined([found.variance for _, found in looks])
         predicted = self.observing.predict(f, of_rows(variance, len(x)))
-        return Look(f, variance, [found for _, found in looks], predicted)
+        return RowPredictions(f, variance, [found for _, found in looks], predicted)
 
-    def learn(self, look: Look, x: Array, y: Targets, inner_steps: int) -> None:
+    def learn(self, look: RowPredictions, x: Array, y: Targets, inner_steps: int) -> None:
         """Learn rows that these experts have looked at. Further inner steps linearise at the new weights, but start
         from the weights before the rows.
         """
@@ -102,7 +102,7 @@ class Experts:
                 group.filter.forget(self.kept[group.place] ** self.waiting)
             self.waiting = 0
 
-    def _along(self, look: Look, a: Array) -> list[Array]:
+    def _along(self, look: RowPredictions, a: Array) -> list[Array]:
         return [found.along(a[group.place]) for group, found in zip(self.groups, look.found, strict=True)]
 
     @staticmethod

@@ -33,7 +33,7 @@ from evcl.streams.arrays import (
 from evcl.streams.jacobian import Network, Perceptron
 
 
-class Reach(Protocol):
+class Linearisation(Protocol):
     """What rows have to do with the weights. `variance` [R, m, m] is V = J S J'."""
 
     variance: Array
@@ -102,7 +102,7 @@ WAITING = 32  # rows that a filter keeps apart from its covariance
 EVENED = 8  # a large covariance is evened out every so many times that it forgets
 
 
-class Kept:
+class ArrayFilter:
     """A filter whose state is in arrays with R rows, by the names in `names`."""
 
     names: Sequence[str] = ("mean",)
@@ -141,7 +141,7 @@ def wider(a: Array, columns: Array) -> Array:
     return np.concatenate([a, np.broadcast_to(columns, (len(a), len(columns)))], 1)
 
 
-class Full(Kept):
+class Full(ArrayFilter):
     """The whole covariance, C - U' U with C [R, P, P] and the first `used` rows of U [R, WAITING, P].
 
     What single rows teach waits in U until the filter forgets: to write all of C for every row would take most of the
@@ -243,7 +243,7 @@ def inflate(covariance: Array, prior: Array, kept: Array, even: bool = True) -> 
         diagonals(own)[...] += FLOOR * (1 - part) * prior
 
 
-class Diagonal(Kept):
+class Diagonal(ArrayFilter):
     """Independent weights: 1 / v <- 1 / v + (B' J)^2, summed over the rows."""
 
     names = ("mean", "variance")
@@ -269,7 +269,7 @@ class Diagonal(Kept):
         self.mean[targets], self.variance[targets] = mean, self.prior
 
 
-class LowRank(Kept):
+class LowRank(ArrayFilter):
     """The precision diag(u) + W' W with `rank` rows W (LO-FI: Chang et al., 2023). Rows B' J are appended to W, its
     leading singular vectors are kept, and the diagonal of the rest is added to u.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, diagonal_matrices, less_squares, total, transposed
-from evcl.streams.filters import Kept, inflate, rooted
+from evcl.streams.filters import ArrayFilter, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -110,7 +110,7 @@ class Layers:
         return total(np.stack([layer.change(part) for layer, part in parts]), 0)
 
 
-class Units(Kept):
+class Units(ArrayFilter):
     """`blocks` [R, units, size, size]: the covariance of each unit's weights, for each hidden layer and the outputs."""
 
     network: Perceptron
