@@ -238,7 +238,7 @@ def predict(
         voice.say(told)
     for note in found.notes:
         voice.say(f"note: {note}")
-    far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f}"
+    far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f} (1 is usual)"
     if found.std is not None:
         voice.say(f"{found.rows:,} predicted, mean std {found.std:.4g}, epistemic {found.epistemic:.4g}{far}")
     else:
