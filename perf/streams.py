@@ -11,12 +11,15 @@ The adaptive random forest is 1 in each column: a learner with 2 is twice as fas
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is imported: every learner has one thread
 
 import torch
 from torch import Tensor

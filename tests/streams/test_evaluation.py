@@ -124,3 +124,10 @@ def test_a_million_rows_need_no_more_memory_than_a_few():
 
     peak(20_000)  # what is imported at the first use
     assert peak(1_000_000) < 1.2 * peak(200_000)
+
+
+def test_labels_that_are_texts_are_refused_in_one_line():
+    rows = np.zeros((2, 3)), np.array(["wet", "dry"])
+    with pytest.raises(EvclError, match="numbers: give each class a whole number") as error:
+        evaluate(Counting(), rows)
+    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import evcl
-from evcl.streams.arrays import Array, inverse_root
+from evcl.streams.arrays import Array, inverse_root, less_squares, product
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Diagonal, Full, LowRank, solved
 from evcl.streams.jacobian import Module, Network, Perceptron, default, of
@@ -257,9 +257,25 @@ def test_a_singular_curvature_needs_no_inverse() -> None:
     assert not failed.any()
 
 
-def test_a_covariance_without_precision_is_named() -> None:
-    matrices = np.stack([np.eye(3), np.diag([1.0, -1.0, 1.0])])
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_covariance_without_precision_is_named(size: int) -> None:
+    half = drawn(2, size, size)
+    matrices = half @ half.swapaxes(1, 2) + np.eye(size)
+    root, failed = inverse_root(matrices)
+    assert np.abs(root.swapaxes(1, 2) @ root @ matrices - np.eye(size)).max() < 1e-10
+    assert not failed.any()
+    matrices[1, 1, 1] = -1
     assert inverse_root(matrices)[1].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("size", [5, 200])
+def test_small_and_large_arrays_give_the_same(size: int) -> None:
+    """numpy computes the small ones, torch the large ones."""
+    a, b, s = drawn(3, 20, size), drawn(3, size, size, seed=1), drawn(3, size, size, seed=2)
+    assert np.abs(product(a, b) - np.einsum("rij,rjk->rik", a, b)).max() < 1e-10
+    wanted = s - np.einsum("rji,rjk->rik", a, a)
+    less_squares(s, a)
+    assert np.abs(s - wanted).max() < 1e-10
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -65,6 +65,33 @@ def test_every_variant_learns_grows_and_goes_on_bit_for_bit(name: str, tmp_path:
     assert hits.mean() > 0.6
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("covariance", ["full", "units"])
+def test_a_stream_of_single_rows_goes_on_bit_for_bit(covariance: str, classes: int, tmp_path: Path) -> None:
+    """Also where the last rows are not yet part of the covariance."""
+    x, y = table(160)
+    y = (y + (x[:, 3] > 0).long()) % classes
+    stream = evcl.Stream(classes=list(range(classes)), covariance=covariance)
+    fed(stream, x[:101], y[:101], 1)
+    stream.save(tmp_path / "stream.safetensors")
+    other = evcl.Stream.load(tmp_path / "stream.safetensors")
+    for a, b in zip(fed(stream, x[101:], y[101:], 1), fed(other, x[101:], y[101:], 1), strict=True):
+        assert torch.equal(a, b)
+    assert same(stream, other)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_batches_of_the_first_class_alone_are_learned(name: str) -> None:
+    x, _ = table(40)
+    stream = evcl.Stream(**VARIANTS[name])
+    for i in range(0, 40, 5):
+        stream.learn(x[i : i + 5], ["first"] * 5)
+    assert torch.allclose(stream.predict_proba(x), torch.ones(40, 1, dtype=torch.float64))
+    stream.learn(x[:5], ["second"] * 5)
+    assert stream.classes == ["first", "second"]
+    assert float(stream.predict_proba(x)[:, 1].max()) > 0.1
+
+
 def test_what_is_predicted_does_not_depend_on_how_often() -> None:
     x, y = table()
     asked, silent = evcl.Stream(), evcl.Stream()
@@ -171,9 +198,9 @@ def test_counts_and_yes_or_no_labels() -> None:
     assert stream.predict_proba(x).shape == (1000, 2)
 
 
-@pytest.mark.parametrize("log_mean", [0, 5])
+@pytest.mark.parametrize("log_mean", [0, 5, 10, 12])
 def test_counts_are_learned_whatever_their_size(log_mean: int) -> None:
-    draws = np.random.default_rng(0)
+    draws = np.random.default_rng(2)
     x = draws.normal(size=(2000, 3))
     y = draws.poisson(np.exp(log_mean + 0.5 * x[:, 0])).astype(float)
     means = np.concatenate([one.mean for one in fed(evcl.Stream(likelihood="poisson"), x, y, 50)])

@@ -12,6 +12,7 @@ a standard error added: what is usual is no change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
@@ -50,42 +51,45 @@ class Detector:
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
-        self.sums = np.zeros(len(SOFTER))
-        self.mean = np.ones(len(SOFTER))  # of the ratios
-        self.square = np.ones(len(SOFTER))
+        self.sums = [0.0] * len(SOFTER)
+        self.mean = [1.0] * len(SOFTER)  # of the ratios
+        self.square = [1.0] * len(SOFTER)
         self.rows = 0.0  # in those means
         self.quiet = 0
 
     def learn(self, softer: Array) -> tuple[int, float] | None:
         """The row of these at which the alarm is raised, and the mean of the sums; from log q(y) / p(y) [s, n]."""
         ratios, found = np.exp(softer), None
-        error = np.sqrt(np.maximum(self.square - self.mean * self.mean, 0) / min(self.rows + 1, USUAL))
-        usual = np.maximum(self.mean + error, 1.0)
-        sums = self.sums.tolist()
-        for i, each in enumerate((ratios / usual[:, None]).T.tolist()):
+        count = min(self.rows + 1, USUAL)
+        usual = [
+            max(m + math.sqrt(max(q - m * m, 0) / count), 1.0) for m, q in zip(self.mean, self.square, strict=True)
+        ]
+        sums = self.sums
+        for i, each in enumerate(ratios.T.tolist()):
             if self.quiet:
                 self.quiet -= 1
                 continue
-            sums = [(old + 1) * ratio for old, ratio in zip(sums, each, strict=True)]
+            sums = [(old + 1) * ratio / most for old, ratio, most in zip(sums, each, usual, strict=True)]
             if found is None and (height := sum(sums) / len(sums)) * self.rate >= 1:
                 found = i, height
                 self.quiet = QUIET
                 sums = [0.0] * len(sums)
-        self.sums = np.array(sums)
+        self.sums = sums
         if not self.quiet:  # just after a change, nothing is as usual
             n = ratios.shape[1]
             self.rows = min(self.rows + n, USUAL)
             part = n / (self.rows + FIRST)
-            self.mean = self.mean + part * (total(ratios) / n - self.mean)
-            self.square = self.square + part * (total(ratios * ratios) / n - self.square)
+            means, squares = (total(a).tolist() for a in (ratios, ratios * ratios))
+            self.mean = [m + part * (new / n - m) for m, new in zip(self.mean, means, strict=True)]
+            self.square = [q + part * (new / n - q) for q, new in zip(self.square, squares, strict=True)]
         return found
 
     def state(self) -> dict[str, Array]:
-        found = {"sums": self.sums, "mean": self.mean, "square": self.square}
-        return {**found, "rows": np.array(float(self.rows)), "quiet": np.array(self.quiet)}
+        found = {"sums": self.sums, "mean": self.mean, "square": self.square, "rows": float(self.rows)}
+        return {**{name: np.array(value) for name, value in found.items()}, "quiet": np.array(self.quiet)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        self.sums, self.mean, self.square = (state[name] for name in ("sums", "mean", "square"))
+        self.sums, self.mean, self.square = (state[name].tolist() for name in ("sums", "mean", "square"))
         self.rows, self.quiet = float(state["rows"]), int(state["quiet"])
 
 

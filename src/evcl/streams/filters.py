@@ -99,6 +99,7 @@ class Dense:
 
 
 WAITING = 32  # rows that a filter keeps apart from its covariance
+SMALL = 1000  # numbers in covariances for which nothing waits
 EVENED = 8  # a large covariance is evened out every so many times that it forgets
 
 
@@ -180,7 +181,7 @@ class Full(ArrayFilter):
         more = rows.shape[1]
         if self.used + more > WAITING:
             self._settle()
-        if found.jacobian.shape[1] > 1 or more > WAITING:
+        if found.jacobian.shape[1] > 1 or more > WAITING or self.covariance.size < SMALL:
             less_squares(self.covariance, rows)
             return
         self.waiting[:, self.used : self.used + more] = rows

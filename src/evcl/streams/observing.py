@@ -34,6 +34,7 @@ PROBIT = math.pi / 8  # sigmoid(f) averaged over N(f, w) is about sigmoid(f / sq
 MOST = 30.0  # the largest log rate
 SOFTER = (0.25, 0.5, 0.75)  # softer predictions are proportional to p^(1 - s)
 POWERS = 1 - np.array(SOFTER)[:, None, None]
+SURPRISING = 5.0  # deviations of a count by which it is far above the predicted rate
 SQUARE = 9.0  # the largest squared error, in variances, that counts as evidence of a change
 
 
@@ -131,7 +132,8 @@ class Classes(_NoNoise):
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
         p = predicted[0]
-        return total(p * log(p)) - log_of(predicted, y)[0]
+        found: Array = total(p * log(p)) - log_of(predicted, y)[0]
+        return found
 
 
 def flattened(f: Array, w: Array) -> Array:
@@ -253,8 +255,14 @@ class Counts(_NoNoise):
         return total(_negative_binomial(y, *parts(predicted, 2)))
 
     def derivatives(self, predicted: Array, y: Targets) -> tuple[Array, Array]:
+        """At the predicted rate. A count far above it would move the log rate by e / rate, and the rate beyond all
+        bounds: its curvature is such that it moves the log rate to log(y) at most.
+        """
         rate = parts(predicted, 2)[0]
-        return y - rate, diagonal_matrices(np.sqrt(rate))
+        e = y - rate
+        far = e > SURPRISING * np.sqrt(y)
+        curvature = np.where(far, e / np.log(np.where(far, y / rate, math.e)), rate)
+        return e, diagonal_matrices(np.sqrt(curvature))
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         rate, variance = parts(predicted[0], 2)
