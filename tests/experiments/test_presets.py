@@ -120,6 +120,7 @@ def test_what_the_paper_leaves_open_is_what_the_defaults_were():
     assert {name: found[name] for name in open_} == open_
 
 
+@pytest.mark.records
 def test_a_number_of_tasks_has_settings_of_its_own():
     five, ten, three = (configure("permuted-mnist", "evcl", tasks=n).settings for n in (5, 10, 3))
     found = runpy.run_path(str(PAPER / "make_presets.py"))["found"]("ten-tasks-2", "permuted-mnist:10")
