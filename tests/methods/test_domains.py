@@ -231,7 +231,7 @@ def test_familiarity_is_what_its_equation_says(five, change, expected):
     noise = torch.randn(120, 64, generator=torch.Generator().manual_seed(3))
     x, y = DIGITS[1].train.x[:120] + change * noise, DIGITS[1].train.y[:120]
     run, statistics = five._run, five._run.memory.classes
-    found = rule.familiarity(statistics, a_round(run, x, y))
+    found = rule.familiarity(statistics, a_round(run, x, y), statistics.classes)
     f = class_statistics.units(x, statistics.common, 0, five.seed).double()
     scatter, width = class_statistics.square(statistics.common["scatter"][0].double()), f.shape[1]
     rows, k = sum(float(one[0, :, 0].sum()) for one in statistics.classes.values()), class_statistics.ADDED * f.shape[1]
@@ -263,7 +263,8 @@ def test_old_outputs_count_as_far_as_the_inputs_are_familiar(five):
 
 def test_domains_of_the_same_kind_of_images_are_distilled(five):
     """Other digits are familiar: what the network says about them holds what it knows of the old ones."""
-    found = rule.familiarity(five._run.memory.classes, a_round(five._run, DIGITS[2].train.x, DIGITS[2].train.y))
+    statistics = five._run.memory.classes
+    found = rule.familiarity(statistics, a_round(five._run, DIGITS[2].train.x, DIGITS[2].train.y), statistics.classes)
     assert all(float(one) == 1 for one in found.values())
 
 

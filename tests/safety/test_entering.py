@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from pathlib import Path
 
 import attacks
 import numpy as np
 import pytest
 from cost import measured
 
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+import made_up
+
 import evcl as library
+from evcl._core.bounds import MOST_NUMBERS
 from evcl._core.errors import EvclError
 from evcl.experiments import read_result, read_sweep
 from evcl.tables import learn
@@ -79,12 +85,6 @@ def test_dots_in_values_are_no_keys(tmp_path):
 
 def test_long_names_in_a_result(tmp_path):
     """2.6: a name of 100,000 letters took 76 s to draw."""
-    import sys
-    from pathlib import Path
-
-    sys.path.append(str(Path(__file__).parents[1] / "report"))
-    import made_up
-
     made_up.write(tmp_path, made_up.result())
     path = tmp_path / "0" / "result.json"
     good = json.loads(path.read_text())
@@ -189,6 +189,19 @@ def test_results_of_brackets(tmp_path, text):
         read_result(tmp_path / "result.json")
     assert cost.megabytes < ALLOWED + 2 * 15
     assert cost.seconds < 2
+
+
+@pytest.mark.parametrize("numbers", [MOST_NUMBERS, 2 * MOST_NUMBERS])
+def test_results_of_short_numbers(tmp_path, numbers):
+    """Each takes 46 bytes: with as many as are allowed the file is read, and refused for another reason."""
+    made_up.write(tmp_path, made_up.result())
+    path = tmp_path / "0" / "result.json"
+    begun, found, rest = "".join(path.read_text().split()).partition('"accuracy":[[[')
+    path.write_text(begun + found + "1," * numbers + rest)
+    with measured() as cost, pytest.raises(EvclError, match="more numbers" if numbers > MOST_NUMBERS else r"result"):
+        read_result(path)
+    assert cost.megabytes < ALLOWED + 2 * path.stat().st_size / 1e6
+    assert cost.seconds < 5
 
 
 def test_pieces_of_a_wide_table_have_fewer_rows(tmp_path):
