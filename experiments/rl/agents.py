@@ -181,8 +181,8 @@ def table(stream: str) -> str:
         rows.append(f"| `{method}` | {' | '.join(texts)} | {own} |")
     one = found["separate"]
     tasks, steps = len(one["returns"][0]), one["settings"]["steps"]
-    heads = ("method", "average return", "% of one agent per task", "forgetting", "forward transfer, %")
-    heads += ("`evcl` minus it, seed by seed", "chosen")
+    heads = ["method", "average return", "% of one agent per task", "forgetting", "forward transfer, %"]
+    heads += ["`evcl` minus it, seed by seed", "chosen"]
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
     where = f"{one['processor']}, Python {one['python']}, torch {one['torch']}"
     return "\n".join(
