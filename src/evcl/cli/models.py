@@ -194,9 +194,7 @@ def export(
     model: Annotated[Path, typer.Argument(help="A model file of evcl learn, or of an evcl.nn.mlp.")],
     out: Annotated[Path, typer.Argument(help="The file to write: .onnx, or .pt2 for torch.export.")],
     task: Annotated[str | None, typer.Option(help="The task whose head predicts; needed if there are several.")] = None,
-    what: Annotated[
-        str, typer.Option(help="predictive, with its uncertainty, or mean, the mean network.")
-    ] = "predictive",
+    what: Annotated[str, typer.Option(help="predictive (with uncertainty) or mean (the mean network).")] = "predictive",
     samples: Annotated[
         int | None, typer.Option(help="Draws of the weights to store in the file [as predictions use].")
     ] = None,

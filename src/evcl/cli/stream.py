@@ -47,7 +47,7 @@ def stream(
     """Learn rows in order, each predicted first, with alarms.
 
     There are no tasks and no epochs: the learner forgets as fast as the data changes, and says when it does. The same
-    command goes on where it was stopped.
+    command continues where it stopped.
     """
     from evcl import streams
     from evcl.streams.commands import learn_files

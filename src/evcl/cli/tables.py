@@ -42,7 +42,7 @@ def learn(
     target: Annotated[str | None, typer.Option(help="The column of labels; needed to create the model.")] = None,
     task: Annotated[str | None, typer.Option(help="The task's name [the file's name].")] = None,
     head: Annotated[
-        str | None, typer.Option(help="Share the head of this earlier task, or new: add one [the last task].")
+        str | None, typer.Option(help="A task whose head this file shares, or new [the last task].")
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="The method; see evcl list [evcl].", autocompletion=a_method)
