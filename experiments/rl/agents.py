@@ -258,37 +258,35 @@ def plain(jobs: int, steps: int) -> None:
     """One core for each seed, and five seeds side by side on one core."""
     path = FOLDER / "results" / "plain.json"
     kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    kinds: dict[str, list[Any]] = {
-        "evcl.rl, a process per seed": [partial(ours, seed, steps) for seed in PLAIN],
-        "evcl.rl, five seeds side by side": [partial(trained_plain, "naive", PLAIN, steps)],
-        "Stable-Baselines3": [partial(theirs, seed, steps) for seed in PLAIN],
+    kinds: dict[str, dict[str, Any]] = {
+        "evcl.rl, a process per seed": {str(seed): partial(ours, seed, steps) for seed in PLAIN},
+        "Stable-Baselines3": {str(seed): partial(theirs, seed, steps) for seed in PLAIN},
+        "evcl.rl, five seeds side by side": {"all": partial(trained_plain, "naive", PLAIN, steps)},
     }
     for name, works in kinds.items():
-        if name not in kept:
-            each = [result for _, result in sorted(finished(works, jobs), key=lambda one: one[0])]
-            kept[name] = {
-                "returns": [value for one in each for value in one["returns"]],
-                "per_second": statistics.mean(one["per_second"] for one in each),
-                "steps": each[0]["steps"],
-            }
+        left = [key for key in works if key not in kept.get(name, {})]
+        for i, result in finished([works[key] for key in left], jobs):
+            kept.setdefault(name, {})[left[i]] = result
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-            say(f"{name}: {kept[name]}")
+            say(f"{name}, {left[i]}: {result}")
 
 
 def plain_table() -> list[str]:
     path = FOLDER / "results" / "plain.json"
     if not path.exists():
         return []
-    kept = json.loads(path.read_text("utf-8"))
     lines = [
-        "PPO on CartPole-v1:",
+        "PPO on CartPole-v1, with the same settings, 100 episodes per seed:",
         "",
-        "| | steps per seed | return | steps per second and core |",
-        "| --- | --- | --- | --- |",
+        "| | seeds | steps per seed | return | steps per second of a core |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for name, one in kept.items():
-        lines.append(f"| {name} | {one['steps']:,} | {spread(one['returns'], 1)} | {one['per_second']:,.0f} |")
+    for name, parts in json.loads(path.read_text("utf-8")).items():
+        each = [value for one in parts.values() for value in one["returns"]]
+        speeds, steps = [one["per_second"] for one in parts.values()], next(iter(parts.values()))["steps"]
+        speed = f"{statistics.mean(speeds):,.0f}"
+        lines.append(f"| {name} | {len(each)} | {steps:,} | {spread(each, 1)} | {speed} |")
     return ["\n".join(lines)]
 
 
