@@ -513,7 +513,8 @@ def test_it_is_not_the_square_of_the_batch_mean():
     """The common mistake is smaller by about the batch's size."""
     _, network, layout, mean, x, y = prepared("mlp", 1)
     found = fisher(Sample(network, mean, layout, [0], x, y), "empirical")
-    leaves = network.bind(mean, None, layout)
+    network.bind(mean, None, layout)
+    leaves = network.leaves(layout)
     loss = nn.functional.cross_entropy(network.logits(x[0], [0]), y[0])
     mistaken = torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)]).square()
     assert mistaken.sum() < 0.5 * found.sum()

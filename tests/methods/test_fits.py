@@ -129,7 +129,8 @@ def test_a_losss_gradients_are_those_of_the_whole_objective(network, bayesian, h
     rows = torch.stack([torch.arange(8) * 3, torch.arange(8) + 2])
     nll = step(rows, Handed()).clone()
 
-    leaves = run.network.bind(q.mean, q.variance(), part)
+    run.network.bind(q.mean, q.variance(), part)
+    leaves = run.network.leaves(part)
     run.network.weights.noise = Handed()
     data, more = pool.nll(run.network, rows), loss(run.network, pool.minibatch(rows))
     grads = torch.autograd.grad((data + more).sum(), leaves, materialize_grads=True)

@@ -164,7 +164,8 @@ def test_the_training_pass_written_out_is_autograds(replicas, bayesian, bias, sh
     network.weights.noise = Handed()
 
     slow_x = x.clone().requires_grad_()
-    leaves = network.bind(mean, variance, network.layout)
+    network.bind(mean, variance, network.layout)
+    leaves = network.leaves(network.layout)
     slow = network.trunk(slow_x)
     grads = torch.autograd.grad((slow * up).sum(), [slow_x, *leaves])
     half = len(network.layout.shapes)
@@ -213,7 +214,8 @@ def test_products_in_bf16_are_close_and_the_state_stays_float32(layer, shape, ge
 
 def test_a_row_of_zeros_without_a_bias_has_a_gradient(generator):
     network = bayesianize(nn.Linear(3, 2, bias=False), init_std=0.1)
-    leaves = network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
+    network.bind(network.posterior.mean, network.posterior.variance(), network.layout)
+    leaves = network.leaves(network.layout)
     network.weights.noise = GeneratorNoise([generator])
     out = network(torch.zeros(4, 3))
     grads = torch.autograd.grad(out.square().sum() + out.sum(), leaves)

@@ -45,7 +45,7 @@ class StepCurvature:
     def __call__(self, theta: Tensor, rows: Tensor, gradient: Tensor, squares: Tensor, noise: Noise) -> Tensor:
         network, size = self.network, rows.shape[1]
         network.bind(theta, None, self.layout)
-        leaves = [network.weights.mean[name] for name in self.layout.shapes]
+        leaves = network.leaves(self.layout)
         network.weights.noise = noise  # for dropout
         with record(network, self.pool.heads) as calls, torch.enable_grad():
             nll, targets = self._targets(rows, noise)

@@ -60,6 +60,11 @@ class Bound(nn.Module):
         if grads is not None:
             self.weights.grads = Grads(layout.views(grads[0]), None if grads[1] is None else layout.views(grads[1]))
 
+    def leaves(self, layout: Layout) -> list[Tensor]:
+        """The leaf tensors to differentiate: the parts of the means, in the layout's order, then of the variances."""
+        bound = [self.weights.mean, *([] if self.weights.variance is None else [self.weights.variance])]
+        return [named[name] for named in bound for name in layout.shapes]
+
     def rows(self) -> FilmRows | PrivateRows:
         """The rows of all tasks, as the layers use them."""
         from evcl.nn.private import PrivateRows  # it needs networks
