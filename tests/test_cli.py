@@ -30,7 +30,8 @@ def test_run_writes_the_documented_result(evcl):
     result = json.loads(Path("r/result.json").read_text())
     assert list(result) == [
         "schema", "benchmark", "method", "preset", "config", "seeds", "accuracy", "average_accuracy", "forgetting",
-        "backward_transfer", "nll", "ece", "seconds", "memory_bytes", "environment",
+        "backward_transfer", "nll", "ece", "reliability", "task_names", "seconds", "memory_bytes",
+        "environment",
     ]  # fmt: skip
     assert (result["schema"], result["benchmark"], result["method"], result["preset"], result["seeds"]) == (
         1, "permuted-digits", "evcl", "tuned", [0, 1],

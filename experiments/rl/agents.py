@@ -30,6 +30,7 @@ import torch
 
 from evcl import rl
 from evcl._core.errors import Diverged
+from evcl._core.files import write_atomically
 
 FOLDER = Path(__file__).parent
 CHOOSING, TESTED, PLAIN = (100, 101), (10, 11, 12, 13, 14), (10, 11, 12, 13, 14)
@@ -124,11 +125,16 @@ def chosen(stream: str, method: str) -> dict[str, float]:
     return dict(max(mine, key=lambda one: float(one["mean"]))["settings"]) if mine else {}
 
 
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
 def tune() -> None:
     """Write the best settings of each method and stream to evcl.rl's tuned.json, beside those of all methods."""
     kept = json.loads(TUNED.read_text("utf-8"))
     made = {s: {"*": kept[s]["*"], **{m: chosen(s, m) for m in TRIALS[s] if chosen(s, m)}} for s in rl.STREAMS}
-    TUNED.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    write(TUNED, json.dumps(made, indent=1) + "\n")
 
 
 # --- the runs of the tables -------------------------------------------------------------------------------------------
@@ -139,8 +145,7 @@ def final(streams: Sequence[str], methods: Sequence[str], jobs: int, given: Sett
     works = [partial(trained, s, m, TESTED, {**chosen(s, m), **given}, tasks) for s, m in wanted]
     for i, result in finished(works, jobs):
         path = place(*wanted[i])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result) + "\n", "utf-8")
+        write(path, json.dumps(result) + "\n")
         say(f"{' '.join(wanted[i])}: {averages(result)}")
 
 
@@ -267,8 +272,7 @@ def plain(jobs: int, steps: int) -> None:
         left = [key for key in works if key not in kept.get(name, {})]
         for i, result in finished([works[key] for key in left], jobs):
             kept.setdefault(name, {})[left[i]] = result
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            write(path, json.dumps(kept, indent=1) + "\n")
             say(f"{name}, {left[i]}: {result}")
 
 
@@ -332,7 +336,7 @@ def main() -> None:
         before, _, rest = RESULTS.read_text("utf-8").partition(MARKS[0])
         if rest:
             after = rest.partition(MARKS[1])[2]
-            RESULTS.write_text(f"{before}{MARKS[0]}\n{made}\n\n{MARKS[1]}{after}", "utf-8")
+            write(RESULTS, f"{before}{MARKS[0]}\n{made}\n\n{MARKS[1]}{after}")
 
 
 if __name__ == "__main__":

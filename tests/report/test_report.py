@@ -200,6 +200,11 @@ def test_scenarios_are_not_mixed_but_compared():
         {"method": "VCL", "own scenario": "-", "class scenario": "82.00 ± 2.00"},
     ]
     assert scenarios(by_benchmark([result(), result("vcl", "split-digits")]).values()) == {}
+    both = [result(scenario=kind, validation=held) for held in (0.0, 0.1) for kind in ("task", "class")]
+    assert list(scenarios(by_benchmark(both).values())) == [
+        "split-mnist, 5 tasks, 0% held out",
+        "split-mnist, 5 tasks, 10% held out",
+    ]
 
 
 def test_reliability_is_averaged_by_the_number_of_predictions():

@@ -339,3 +339,83 @@ def test_a_long_stream_stays_finite_in_flat_memory() -> None:
         assert bool(p.isfinite().all())
         memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert memory[-1] < 1.05 * memory[2]
+
+
+def test_an_expert_that_is_replaced_has_the_noise_of_its_source() -> None:
+    """Otherwise it predicts with the noise of its first rows, and is replaced again and again."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(3000, 4))
+    y = x[:, 0] + 0.1 * generator.normal(size=3000)
+    stream = evcl.Stream(likelihood="gaussian")
+    for start in range(0, 3000, 8):
+        stream.learn(x[start : start + 8], y[start : start + 8])
+    assert stream.shares[math.inf] > 0.2  # it was 0.01
+    experts = stream._bank.experts
+    experts.copy(0, 1)
+    assert experts.observing.state()["noise"][0] == experts.observing.state()["noise"][1]
+
+
+def test_a_known_noise_is_in_the_units_of_the_targets() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(600, 3))
+    y = 100 * x[:, 0] + 5 * generator.normal(size=600)
+    stream = evcl.Stream(likelihood="gaussian", noise=5.0)
+    stream.learn(x, y)
+    assert 5 < stream.predictions(np.zeros((1, 3))).std[0] < 7  # it was 500
+
+
+def test_any_layout_in_memory_is_a_row() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 5)), [0, 1] * 4
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    wanted = None
+    for given in (x, np.asfortranarray(x), x[::-1][::-1], frozen):
+        with torch.random.fork_rng():
+            stream = evcl.Stream(nn.Linear(5, 4), standardize=False)
+        stream.network.load_state_dict({"weight": torch.ones(4, 5) / 9, "bias": torch.zeros(4)})
+        stream.learn(given, y)
+        found = stream.predict_proba(x)
+        wanted = found if wanted is None else wanted
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_first_call_that_is_refused_leaves_the_stream_as_it_was() -> None:
+    with torch.random.fork_rng():
+        stream = evcl.Stream(nn.Linear(5, 4))
+    with pytest.raises(EvclError):
+        stream.learn(np.zeros((4, 3)), [0, 1, 2, 3])
+    assert stream.classes == []
+    stream.learn(np.zeros((4, 5)), [0, 1, 0, 1])
+    assert stream.classes == [0, 1]
+
+
+def test_rows_changed_in_place_between_predicting_and_learning() -> None:
+    x, y = np.random.default_rng(0).normal(size=(6, 3)), [0, 1, 0, 1, 1, 0]
+    streams = [evcl.Stream(standardize=False, inner_steps=3) for _ in range(2)]
+    for stream, changed in zip(streams, (False, True), strict=True):
+        stream.learn(x, y)
+        own = 2 * x
+        stream.predict(own)
+        if changed:
+            own[:] = 99
+        stream.learn(2 * x, y)
+    np.testing.assert_array_equal(*(stream.predict_proba(x) for stream in streams))
+
+
+def test_inputs_whose_squares_are_infinite_are_refused() -> None:
+    stream = evcl.Stream()
+    with pytest.raises(EvclError, match="below 1e\\+100"):
+        stream.learn(np.array([[1e160, 0.0]]), [0])
+    stream.learn(np.array([[1e60, 0.0]]), [0])
+
+
+@pytest.mark.parametrize("covariance", ["full", "units", "low-rank", "diagonal"])
+def test_classes_known_in_advance_are_those_that_come_one_by_one(covariance: str) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    known, new = (evcl.Stream(classes=classes, covariance=covariance) for classes in ([0, 1, 2, 3], [0]))
+    for experts in [stream._begin(x, count) or stream._bank.experts for stream, count in ((known, 3), (new, 0))]:
+        experts.grow(0)
+    for _ in range(3):
+        new._bank.experts.grow(1)
+    for name, wanted in known._bank.experts.state().items():
+        np.testing.assert_array_equal(new._bank.experts.state()[name], wanted, name)

@@ -244,12 +244,16 @@ def protection(
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     prior: Number = 1.0
     elastic: Number = 1.0
-    total = torch.stack(list(rows.values())).sum(0) if rows else 0.0
-    for k, times in taught(round_.tasks, round_).items():
+    total = torch.stack(list(rows.values())).sum(0) if rows else torch.zeros(())
+    chosen = taught(round_.tasks, round_)
+    counted = total  # rows that the chosen heads stand for, which may be more than there were
+    if any(times > 1 for times in chosen.values()) and rows.keys() & chosen.keys():
+        counted = total.maximum(torch.stack([times * rows[k] for k, times in chosen.items() if k in rows]).sum(0))
+    for k, times in chosen.items():
         strengths[k] = times * s.distill * (rows[k] / n).clamp(max=MOST) if k in rows else times * s.distill
         if k in familiar and k in rows:
             strengths[k] = familiar[k] * strengths[k]
-            share = times * whole * (1 - familiar[k]) * rows[k] / total
+            share = times * whole * (1 - familiar[k]) * rows[k] / counted
             elastic = elastic + share * (UNTAUGHT - 1)
     if len(round_.tasks) == 1 and head in rows:
         knows, surprised = agreement(round_.tasks[0], round_)

@@ -99,7 +99,7 @@ class Table:
         for title, two in zip(self.titles, spread, strict=True):
             name, _, spread_name = title.partition(" ± ")  # as in "difference ± standard error"
             heads += [name, spread_name or f"{name}, standard deviation"] if two else [title]
-        writer.writerow(heads)
+        writer.writerow(map(_harmless, heads))
         for _, cells in self.rows:
             row: list[str] = []
             for cell, one, two in zip(cells, measured, spread, strict=True):

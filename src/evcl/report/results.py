@@ -212,12 +212,17 @@ def _published(key: Key, result: Result) -> Curve | None:
 
 def scenarios(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """The groups that show one benchmark in several scenarios, by the benchmark's name."""
-    found: dict[tuple[object, ...], list[Group]] = {}
+    found: dict[tuple[str, int, float], list[Group]] = {}
     for group in groups:
         first = group.lines[0].result
         if not group.is_stream:
             found.setdefault((first.benchmark, first.tasks, first.validation), []).append(group)
-    return {some[0].lines[0].result.benchmark: some for some in found.values() if len(some) > 1}
+    several = {key: some for key, some in found.items() if len(some) > 1}
+    names = [key[0] for key in several]
+    return {
+        name if names.count(name) == 1 else f"{name}, {tasks} tasks, {validation:.0%} held out": some
+        for (name, tasks, validation), some in several.items()
+    }
 
 
 def _suffix(result: Result, group: Sequence[Result]) -> str:

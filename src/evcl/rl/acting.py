@@ -85,15 +85,39 @@ def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[
     seeds, weights = [agent.seeds[r] for r in replicas], agent.network.posterior.mean[list(replicas)]
     envs = agent.stream.tasks[task].make(seeds, 1, "film", agent.device)
     sources = [generator(seed, "film", task) for seed in seeds]
-    found: list[list[Any]] = [[] for _ in seeds]
+    found = [_Film(4 * count) for _ in seeds]
     going = torch.ones(len(seeds))
     while bool(going.any()):
         for row in going.nonzero().flatten().tolist():
-            found[row].append(envs.frame(row))
+            found[row].add(envs.frame(row))
         noise = torch.cat([agent.policy.noise((1,), agent.stream.actions, source) for source in sources])
         outputs = agent.outputs(weights, agent.network.layout, envs.observations, [task])[:, 0]
         going *= 1 - envs.step(agent.policy.act(outputs, noise.to(agent.device))).ended.cpu()
-    return [[film[i] for i in _apart(len(film), count)] for film in found]
+    films = [film.frames() for film in found]
+    return [[film[i] for i in _apart(len(film), count)] for film in films]
+
+
+class _Film:
+    """Pictures of an episode of unknown length: every k-th one, of which there are never more than `most`, and the
+    last.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.every, self.seen = most, 1, 0
+        self.kept: list[Any] = []
+        self.last: Any = None
+
+    def add(self, picture: Any) -> None:
+        self.last = picture
+        if self.seen % self.every == 0:
+            if len(self.kept) == self.most:
+                self.kept, self.every = self.kept[::2], 2 * self.every
+            if self.seen % self.every == 0:
+                self.kept.append(picture)
+        self.seen += 1
+
+    def frames(self) -> list[Any]:
+        return self.kept if (self.seen - 1) % self.every == 0 else [*self.kept, self.last]
 
 
 def _apart(length: int, count: int) -> list[int]:

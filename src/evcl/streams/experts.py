@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, total, transposed
 from evcl.streams.filters import Filter, Linearisation, of_rows, solved
@@ -63,10 +62,9 @@ class Experts:
     def grow(self, outputs: int) -> None:
         """Add outputs, whose weights start from 0."""
         for group in self.groups:
-            row = group.network.row
-            for _ in range(outputs):
-                group.filter.grow(np.zeros_like(row), row)
-                group.start = np.concatenate([group.start, np.zeros_like(row)])
+            prior = np.tile(group.network.row, outputs)
+            group.filter.grow(np.zeros_like(prior), prior)
+            group.start = np.concatenate([group.start, np.zeros_like(prior)])
 
     def look(self, x: Array) -> RowPredictions:
         return self._at([group.filter.mean for group in self.groups], x)
@@ -95,7 +93,11 @@ class Experts:
             for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
                 group.filter.mean = group.filter.mean + step
                 group.filter.shrink(found, b[group.place], root[group.place])
-                self._reset(group, failed[group.place] | ~np.isfinite(total(group.filter.mean)))
+                failed[group.place] |= ~np.isfinite(total(group.filter.mean))
+                if failed[group.place].any():
+                    group.filter.reset(failed[group.place], group.start)
+            if failed.any():
+                self.observing.reset(failed)
         self.waiting += len(x)
         if self.waiting >= TOGETHER:
             for group in self.groups:
@@ -105,16 +107,12 @@ class Experts:
     def _along(self, look: RowPredictions, a: Array) -> list[Array]:
         return [found.along(a[group.place]) for group, found in zip(self.groups, look.found, strict=True)]
 
-    @staticmethod
-    def _reset(group: Group, failed: NDArray[np.bool_]) -> None:
-        if failed.any():
-            group.filter.reset(failed, group.start)
-
     def copy(self, target: int, source: int) -> None:
         """Expert `target` becomes a copy of expert `source` of the same group."""
         for group in self.groups:
             if group.place.start <= target < group.place.stop:
                 group.filter.copy(target - group.place.start, source - group.place.start)
+        self.observing.copy(target, source)
 
     def state(self) -> dict[str, Array]:
         found = {"waiting": np.array(self.waiting)}

@@ -66,7 +66,7 @@ class Filter(Protocol):
         ...
 
     def grow(self, mean: Array, prior: Array) -> None:
-        """Append the weights of an output, independent of the others: means and variances [p]."""
+        """Append the weights of outputs, one after another, independent of the others: means and variances [p]."""
         ...
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:

@@ -71,6 +71,14 @@ class Observing(Protocol):
         """
         ...
 
+    def copy(self, target: int, source: int) -> None:
+        """Network `target` has the noise of network `source`."""
+        ...
+
+    def reset(self, targets: NDArray[np.bool_]) -> None:
+        """These networks [R] know nothing of the noise again."""
+        ...
+
     def state(self) -> dict[str, Array]: ...
 
     def restore(self, state: Mapping[str, Array]) -> None: ...
@@ -86,6 +94,12 @@ class _NoNoise:
         return mean_of(predicted, shares)
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
+        pass
+
+    def copy(self, target: int, source: int) -> None:
+        pass
+
+    def reset(self, targets: NDArray[np.bool_]) -> None:
         pass
 
     def state(self) -> dict[str, Array]:
@@ -227,6 +241,13 @@ class Numbers:
         rows = self.count + len(y)
         self.noise = np.maximum((self.count[:, None] * self.noise + error) / rows[:, None], 1e-12)
         self.count = np.maximum(kept * rows, FIRST_ROWS)
+
+    def copy(self, target: int, source: int) -> None:
+        self.noise[target], self.count[target] = self.noise[source], self.count[source]
+
+    def reset(self, targets: NDArray[np.bool_]) -> None:
+        if not self.known:
+            self.noise[targets], self.count[targets] = 1.0, FIRST_ROWS
 
     def state(self) -> dict[str, Array]:
         return {"noise": self.noise, "count": self.count}

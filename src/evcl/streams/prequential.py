@@ -129,6 +129,7 @@ class Prequential:
         width = FIRST if kind == "classes" else 4
         self._windows, self._decayed = np.zeros((0, width)), np.zeros(width)
         self._bins = np.zeros((BINS, 3))  # see `evcl.metrics.reliability`
+        self._without = 0  # rows that came before any class was known, without a prediction
 
     # --- rows come ---------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,8 @@ class Prequential:
         self._add(class_rows(p, own, len(self._labels)))
         if own and p.shape[1]:
             self._bins += reliability(p, own, BINS)
+        elif own:
+            self._without += len(own)
 
     def add_numbers(self, mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> None:
         """Score predictions of numbers: Gaussians with this mean and standard deviation, [n]."""
@@ -205,7 +208,7 @@ class Prequential:
         """`[bins, 3]` over all rows, as `evcl.metrics.reliability`; None for numbers, and for scores of a file that was
         saved without it.
         """
-        known = self.kind == "classes" and self._bins[:, 0].sum() >= self.rows - 1  # the first row has no prediction
+        known = self.kind == "classes" and self._bins[:, 0].sum() >= self.rows - self._without
         return self._bins.copy() if known else None
 
     def _measures(self, sums: Floats) -> dict[str, float]:
@@ -223,6 +226,7 @@ class Prequential:
             "fading": self.fading,
             "labels": list(self._labels),
             "bins": self._bins.ravel().tolist(),
+            "without": self._without,
         }
         return told, {"windows": self._windows.copy(), "decayed": self._decayed.copy()}
 
@@ -237,6 +241,7 @@ class Prequential:
             width = FIRST + 2 * len(found._labels) if found.kind == "classes" else 4
             points = -(-found.rows // max(1, found.window))
             bins = np.array(told.get("bins", [0.0] * 3 * BINS), dtype=np.float64).reshape(BINS, 3)
+            without = int(told.get("without", 1))
             fits = windows.shape == (points, width) and decayed.shape == (width,) and found.window > 0
             if (
                 not fits
@@ -247,7 +252,7 @@ class Prequential:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EvclError(f"these are no scores ({type(error).__name__} {error})") from error
         found._windows, found._decayed = windows.copy(), decayed.copy()
-        found._bins = bins
+        found._bins, found._without = bins, without
         return found
 
 

@@ -22,6 +22,7 @@ from evcl.streams.arrays import Array, finite, within
 from evcl.streams.bank import Bank, Looked, joined, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
+from evcl.streams.observing import Numbers as GaussianNumbers
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
 
 SETTINGS: dict[str, Setting] = {
@@ -45,6 +46,7 @@ SETTINGS: dict[str, Setting] = {
 """The settings of a stream, by name."""
 MOST = 128  # outputs of all rows that are learned at once; more rows are learned in several steps
 Rows = Any
+LARGEST = 1e100  # inputs must be smaller, so that their squares are finite
 PLAIN = (torch.float32, torch.float64)  # what numpy has, too
 
 
@@ -188,7 +190,10 @@ class Stream:
             rows = inputs(rows, torch.float64, "cpu").numpy()  # or it says what is wrong
         if self._shape is not None and rows.shape[1:] != self._shape:
             raise EvclError(f"a row had the shape {self._shape} at first, but now {rows.shape[1:]}")
-        return rows.astype(np.float64, copy=False)
+        rows = np.ascontiguousarray(rows, np.float64)
+        if max(rows.max(), -rows.min()) >= LARGEST:
+            raise EvclError(f"x has {np.abs(rows).max():g}, but must be below {LARGEST:g} in absolute value")
+        return rows if rows.flags.writeable else rows.copy()
 
     def _checked_targets(self, y: Any, rows: int) -> Any:
         """Labels as a list, or targets [n, D]."""
@@ -207,10 +212,11 @@ class Stream:
 
     def _begin(self, x: Array, count: int) -> None:
         """Make the networks, for rows like x and this many outputs."""
+        self._bank: Bank = bank_of(self, x, count)  # first: it may refuse the rows
         self._shape = tuple(x.shape[1:])
+        self._targets = 0 if self.likelihood == "categorical" else count
         self._scaling = Scaling(x[0].size)
         self._target_scaling = Scaling(max(1, self._targets))
-        self._bank: Bank = bank_of(self, x, count)
         self._columns = Columns(x[0].size, count)
 
     def _scaled(self, x: Array) -> Array:
@@ -224,9 +230,9 @@ class Stream:
     def _looked(self, x: Array) -> Looked:
         if self._last is not None and self._last[0].shape == x.shape and (self._last[0] == x).all():
             return self._last[1]
-        found = self._bank.look(self._scaled(x))
-        self._last = x.copy(), found  # a caller may use its memory again
-        return found
+        own = x.copy()  # a caller may use its memory again
+        self._last = own, self._bank.look(self._scaled(own))
+        return self._last[1]
 
     def _pieces(self) -> int:
         outputs = max(1, len(self.classes) - 1, self._targets)
@@ -262,11 +268,11 @@ class Stream:
     def _learn(self, x: Array, y: Any) -> Report:
         if self.likelihood == "categorical":
             new = list(dict.fromkeys(label for label in y if label not in self.classes))
-            before = len(self.classes)
+            before, begun = len(self.classes), self._shape is not None
+            if not begun:
+                self._begin(x, before + len(new) - 1)
             self.classes += new
-            if self._shape is None:
-                self._begin(x, len(self.classes) - 1)
-            elif new:
+            if begun and new:
                 more = len(self.classes) - max(1, before)
                 self._bank.experts.grow(more)
                 self._columns.grow(more)
@@ -275,8 +281,7 @@ class Stream:
             place: Targets = np.array([places[label] for label in y])
         else:
             if self._shape is None:
-                self._targets = y.shape[1]
-                self._begin(x, self._targets)
+                self._begin(x, y.shape[1])
             place = y
         size = self._pieces()
         surprises, alarm = [], None
@@ -287,8 +292,10 @@ class Stream:
         return Report(self.rows, float(sum(map(np.sum, surprises))) / len(x), alarm)
 
     def _learn_piece(self, x: Array, y: Array) -> tuple[Array, Alarm | None]:
-        if self.likelihood == "poisson" and not self.rows:
-            self._set_offsets(y.mean(0))
+        if self._targets and not self.rows:
+            own = Scaling(self._targets)
+            own.add(y)
+            self._follow(own)
         y_scaled = self._scaled_targets(y)
         looked = self._looked(x)
         observing = self._bank.experts.observing
@@ -303,8 +310,7 @@ class Stream:
         self._scaling.add(x.reshape(len(x), -1))
         if self._targets:
             self._target_scaling.add(y)
-            if self.likelihood == "poisson":
-                self._set_offsets(self._target_scaling.mean)
+            self._follow(self._target_scaling)
         alarm = None
         if raised is not None:
             columns, reasons = self._columns.moved()
@@ -313,10 +319,14 @@ class Stream:
         self.rows += len(x)
         return surprise, alarm
 
-    def _set_offsets(self, mean: Array) -> None:
+    def _follow(self, scaling: Scaling) -> None:
+        """Counts are relative to their mean so far; a known noise is in the units of the scaled targets."""
         observing = self._bank.experts.observing
-        assert isinstance(observing, Counts)
-        observing.offset = np.log(np.maximum(mean, 0.01))
+        if isinstance(observing, Counts):
+            observing.offset = np.log(np.maximum(scaling.mean, 0.01))
+        elif self.noise is not None and self.settings.standardize:
+            assert isinstance(observing, GaussianNumbers)
+            observing.noise[:] = (self.noise / scaling.std) ** 2
 
     def _scaled_targets(self, y: Array) -> Array:
         if self.likelihood != "gaussian" or not self.settings.standardize:

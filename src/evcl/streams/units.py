@@ -146,8 +146,8 @@ class Units(ArrayFilter):
 
     def grow(self, mean: Array, prior: Array) -> None:
         self.widen(mean, prior)
-        new = np.broadcast_to(np.diag(prior), (len(self.mean), 1, len(prior), len(prior)))
-        self.blocks[-1] = np.concatenate([self.blocks[-1], new], 1)
+        new = diagonal_matrices(prior.reshape(-1, len(self.network.row)))
+        self.blocks[-1] = np.concatenate([self.blocks[-1], np.stack([new] * len(self.mean))], 1)
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self.mean[targets] = mean
