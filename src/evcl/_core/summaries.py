@@ -42,7 +42,7 @@ METHOD_SUMMARIES = {
 }
 AGENT_SUMMARIES = {  # methods that only agents have
     "clear": "agents: replays kept steps, with V-trace and cloning",
-    "separate": "agents: a new one for every task, as the ceiling",
+    "separate": "agents: a new one for every task, to compare with",
 }
 BENCHMARK_SUMMARIES = {
     "permuted-mnist": "MNIST, one random pixel order per task, one head",

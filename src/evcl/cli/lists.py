@@ -24,7 +24,7 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods (with year, authors, memory and cost), benchmarks, presets, or settings (of METHOD) [all]."
+            help="methods (with year, authors, memory and cost), benchmarks, presets, settings (of METHOD), or a name [all]."
         ),
     ] = None,
     method: Annotated[str | None, typer.Argument(help="After settings: the method [evcl].")] = None,

@@ -47,7 +47,7 @@ def demo(
 ) -> None:
     """Train four methods on the built-in data.
 
-    Five tasks, three seeds each: a table, figures and a page.
+    Two streams of five tasks, three seeds each: a table, figures and a page.
     """
     from evcl.report import check_installed
 
