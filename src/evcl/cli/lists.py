@@ -24,8 +24,8 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods (with year, authors, memory and cost), benchmarks, presets, settings (of METHOD), or the name "
-            "of one of them [all]."
+            help="methods (with year, authors, memory and cost), benchmarks, presets, settings (of METHOD), or the "
+            "name of one of them [all]."
         ),
     ] = None,
     method: Annotated[str | None, typer.Argument(help="After settings: the method [evcl].")] = None,
