@@ -330,6 +330,7 @@ def test_a_narrow_terminal_keeps_the_names(evcl, monkeypatch):
     assert "…" not in out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["interrupt", "terminate"])
 def test_an_interrupted_demo_says_so_and_leaves_no_process(how, tmp_path):
     command = [sys.executable, "-m", "evcl", "demo", "--out", str(tmp_path / "d")]
@@ -472,6 +473,7 @@ def test_a_users_method_runs_from_a_file(evcl, monkeypatch):
     METHODS.remove("mine")
 
 
+@pytest.mark.full
 def test_paper_preset_is_the_papers(evcl):
     evcl("run", "split-digits", *FAST, "--preset", "paper")
     config = json.loads(Path("runs/split-digits/evcl/result.json").read_text())["config"]
@@ -480,6 +482,7 @@ def test_paper_preset_is_the_papers(evcl):
     assert {key: config[key] for key in wanted} == wanted
 
 
+@pytest.mark.full
 def test_demo_and_report(evcl):
     status, out, err = evcl("demo", "--epochs", "1", "--out", "d")
     assert (status, err) == (0, "")

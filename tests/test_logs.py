@@ -99,6 +99,7 @@ def test_a_run_logs_each_of_its_seeds(evcl):
     assert found[0][0]["nll"] != found[1][0]["nll"]
 
 
+@pytest.mark.full
 def test_a_run_made_anew_replaces_its_own_log_and_no_other_file(evcl):
     command = ["run", "split-digits", "--method", "naive", "--tasks", 1, "--epochs", 2, "--out", "out", "--log", "csv"]
     assert evcl(*command)[0] == 0

@@ -47,6 +47,7 @@ def made(name):
         return NETWORKS[name]()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_three_seeds_in_one_program_are_three_alone(method, name):

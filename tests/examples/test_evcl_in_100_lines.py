@@ -52,6 +52,7 @@ def test_it_is_one_page_and_needs_nothing_of_the_library():
     assert imported == {"torch", "sklearn"}
 
 
+@pytest.mark.full
 def test_as_a_program_it_keeps_what_it_learned(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(PAGE)])
     runpy.run_path(str(PAGE), run_name="__main__")

@@ -100,6 +100,7 @@ def gone_on_with(evcl, monkeypatch):
     return call
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("seeds", "how", "whom"),
     [((7,), "SIGINT", "os.getpid()"), ((0, 1), "SIGTERM", "os.getppid()")],

@@ -114,6 +114,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
     assert len(find_results(tmp_path)) == 1  # its cells are not shown beside it
 
 
+@pytest.mark.full
 def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_path):
     (few,), (many,) = configs("naive", epochs=1), configs("naive", epochs=2)
     list(reproduce([few], tmp_path))
@@ -151,6 +152,7 @@ def test_what_is_to_be_overwritten_is_run_again(tmp_path):
     assert ran[2:] == [(0,), (1,)] * 2
 
 
+@pytest.mark.full
 def test_the_command_line_ends_with_a_report(evcl, tmp_path):
     few = ["--method", "evcl", "--method", "naive", "--quick", "--epochs", "1", "--device", "cpu", "--out", "r"]
     status, out, err = evcl("reproduce", "split-digits", *few)

@@ -289,6 +289,7 @@ def test_what_another_runs_is_waited_for_and_taken_over_when_it_is_gone(tmp_path
     assert not list(events)
 
 
+@pytest.mark.full
 def test_a_process_that_dies_takes_no_other_cell_with_it(tmp_path, monkeypatch):
     """One cell kills its process every time: the others have their results, and it a message."""
     plugin = tmp_path / "deadly.py"
@@ -377,6 +378,7 @@ def until(condition, seconds=300):
         time.sleep(0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.soak)])
 def test_two_processes_share_a_sweep_and_one_finishes_what_the_other_began(count, file, tmp_path, evcl):
     """Both run some; one is killed in the middle of a cell; the other finishes all, none twice, with equal results."""

@@ -109,6 +109,7 @@ def test_the_best_of_this_search_and_earlier_ones_are_measured_again(search, tmp
         tune(asked, "split-digits")
 
 
+@pytest.mark.full
 def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
     found = tune(read_search(search()), "split-digits")
     assert found["validation"] == 0.2
@@ -122,6 +123,7 @@ def test_a_trial_is_the_run_of_its_settings_on_validation_data(search):
         assert best["per_seed"] == pytest.approx([one.average_accuracy.mean for one in alone])
 
 
+@pytest.mark.full
 def test_a_trial_that_diverges_is_lost_and_the_others_are_kept(search):
     wild = SEARCH.replace("epochs = 1\n", "epochs = 1\nstd_lr_scale = 1000.0\nlr = {choices = [0.001, 10.0]}\n")
     found = tune(read_search(search(wild.replace('std_update = "natural"', 'std_update = "adam"'))), "split-digits")
@@ -176,6 +178,7 @@ def test_a_search_that_cannot_be_run_says_why(old, new, message, search):
         read_search(search(SEARCH.replace(old, new, 1)))
 
 
+@pytest.mark.full
 def test_the_command_line_keeps_what_it_has_found(evcl, search):
     path = search()
     status, out, err = evcl("tune", str(path), "--device", "cpu")

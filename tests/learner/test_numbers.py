@@ -209,6 +209,7 @@ def test_surprise_counts_weights_as_repetitions(name: str) -> None:
     torch.testing.assert_close(likelihood.surprise(outputs, y, 0.3 * weights), repeated)
 
 
+@pytest.mark.full
 def test_inputs_of_another_region_are_not_taken_for_a_contradiction() -> None:
     """y = sin 2x + u / 2 holds in both tasks; only x moves. What was learned of the first region mostly stays."""
 

@@ -394,6 +394,7 @@ class StopAfter:
         return self.times < 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("benchmark", "method"), [("split-digits", "evcl"), ("permuted-digits", "evcl-er")])
 def test_a_stream_of_domains_is_interrupted_and_resumed(benchmark, method, tmp_path):
     config = stream(method, (0, 1), benchmark)

@@ -175,6 +175,7 @@ def test_a_run_keeps_a_reservoir_of_all_rows():
 # --- bounded, saved, resumed -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["balanced", "reservoir"])
 def test_the_state_stays_flat_over_1000_tasks(policy):
     """Tasks that have lost all their rows leave nothing behind; new ones still get some."""

@@ -49,6 +49,7 @@ def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
     assert torch.equal(again.predict_proba(x, 2), learner.predict_proba(x, 2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_three_replicas_are_three_networks(name, generator):
     """Each with its own weights and statistics: as it would be alone, given its part of the noise."""

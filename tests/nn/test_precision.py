@@ -55,6 +55,7 @@ def seeded(make):
         return make()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["evcl", "naive"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_learner_in_bf16_learns_as_one_in_float32_and_keeps_float32(name, method, generator, tmp_path):

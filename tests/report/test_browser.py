@@ -141,6 +141,7 @@ def test_a_name_is_shown_as_it_is_and_nothing_of_it_runs(open_page):
     assert page.locator("main b").count() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("label", ["VCL", "EVCL", "joint"])
 def test_a_switch_takes_a_method_out_of_every_figure_and_table_and_back(open_page, label):
     page = open_page()
@@ -273,6 +274,7 @@ def test_without_javascript_the_tables_are_there(chromium, page_url):
     context.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [1400, 390])
 def test_streams_are_drawn_with_alarms_and_fit_their_window(chromium, tmp_path, width):
     folder = write(tmp_path, stream(changes=[525]), stream("naive", level=0.7, alarms=()), result("evcl"))

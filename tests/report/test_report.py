@@ -375,6 +375,7 @@ def test_matrices_leave_out_what_was_not_measured():
 # --- the command of a run ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [

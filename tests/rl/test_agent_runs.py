@@ -33,6 +33,7 @@ def test_a_run_writes_returns(evcl, tmp_path):
     assert "already holds this run" in " ".join(out.split())
 
 
+@pytest.mark.full
 def test_the_report_shows_an_episode_of_each_task(evcl, tmp_path):
     for method in ("naive", "separate"):
         out = str(tmp_path / method)

@@ -11,6 +11,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SHOPS = ("bath", "hull", "york")
 HIDDEN = "20,20,20,20"
@@ -59,6 +60,7 @@ def ten_months(evcl, seed, *options):
     return *first, accuracy(evcl, "last.csv"), sizes
 
 
+@pytest.mark.full
 def test_ten_months_of_drift(evcl):
     for number in range(10):
         write(f"month {number}.csv", *month(number, 2000))
