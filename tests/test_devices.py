@@ -140,7 +140,9 @@ def check(folder, method, device):
     reason="this version of torch has no devices written in Python",
 )
 @pytest.mark.full
-@pytest.mark.parametrize("methods", [SAMPLE, OTHERS], ids=["some", "others"])
+@pytest.mark.parametrize(
+    "methods", [pytest.param(SAMPLE, id="some"), pytest.param(OTHERS, id="others", marks=pytest.mark.soak)]
+)
 def test_methods_learn_on_a_device_without_float64_what_they_learn_on_a_cpu(methods, tmp_path):
     source = Path(evcl.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}

@@ -37,7 +37,7 @@ def small(**options):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("epochs", [1, 5, 20, None])
+@pytest.mark.parametrize("epochs", [1, *(pytest.param(k, marks=pytest.mark.soak) for k in (5, 20)), None])
 @pytest.mark.parametrize("kind", [EVCLClassifier, EVCLRegressor])
 def test_the_checks_of_scikit_learn_pass_whatever_the_epochs(kind, epochs):
     with warnings.catch_warnings():
