@@ -57,6 +57,7 @@ def test_run_writes_the_documented_result(evcl):
     assert [p.name for p in Path("r").iterdir()] == ["result.json"]
 
 
+@pytest.mark.full
 def test_the_same_command_twice_gives_the_same_bytes_but_for_seconds(evcl):
     texts = []
     for folder in ("a", "b"):
@@ -67,6 +68,7 @@ def test_the_same_command_twice_gives_the_same_bytes_but_for_seconds(evcl):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_a_seed_does_not_depend_on_its_company(evcl):
     evcl("run", "permuted-digits", *FAST, "--out", "both")
     evcl("run", "permuted-digits", "--epochs", 1, "--seed-list", "1", "--tasks", 2, "--out", "one")
@@ -75,6 +77,7 @@ def test_a_seed_does_not_depend_on_its_company(evcl):
     assert one["average_accuracy"]["std"] is None
 
 
+@pytest.mark.full
 def test_validation_measures_on_the_held_out_part(evcl):
     evcl("run", "split-digits", "--method", "naive", *FAST, "--validation", "0.2", "--out", "v")
     result = json.loads(Path("v/result.json").read_text())
@@ -85,6 +88,7 @@ def test_validation_measures_on_the_held_out_part(evcl):
     )
 
 
+@pytest.mark.full
 def test_joint_fills_the_last_row_alone(evcl):
     assert evcl("run", "split-digits", "--method", "joint", *FAST)[0] == 0
     result = json.loads(Path("runs/split-digits/joint/result.json").read_text())
@@ -264,6 +268,7 @@ def test_wrong_usage_is_one_line_and_status_2(evcl, tmp_path, arguments, message
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_run_that_fails_writes_nothing_and_says_where(evcl):
     """Both seeds fail, each in its own process."""
     wild = ["--set", "lr=10", "--set", "std_lr_scale=1000"]
@@ -289,6 +294,7 @@ def test_a_folder_made_for_a_run_that_fails_goes_again(evcl, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_another_number_of_tasks_is_another_run(evcl):
     evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
     status, _, err = evcl("run", "split-digits", "--method", "naive", "--epochs", "1", "--seeds", "2", "--out", "r")
@@ -321,6 +327,7 @@ def test_help_without_a_command(evcl):
         assert "Your own data:" in out
 
 
+@pytest.mark.full
 def test_a_narrow_terminal_keeps_the_names(evcl, monkeypatch):
     evcl("run", "split-digits", "--method", "naive", *FAST, "--out", "r")
     monkeypatch.setattr("evcl.cli.progress.console", lambda: Console(width=50, highlight=False))

@@ -47,6 +47,7 @@ def test_the_checks_of_scikit_learn_pass_whatever_the_epochs(kind, epochs):
     assert {r["check_name"] for r in found if r["status"] == "xfail"} <= set(STOCHASTIC)
 
 
+@pytest.mark.full
 def test_no_check_of_scikit_learn_fails_and_none_is_skipped_that_its_own_network_does_not_skip():
     results = {}
     for estimator in (EVCLClassifier(epochs=2), MLPClassifier()):

@@ -79,6 +79,7 @@ def bits(one):
     return description, {key: bytes(t.reshape(-1).view(torch.uint8).numpy()) for key, t in tensors.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_saved_loaded_stopped_and_resumed_it_ends_where_it_would_have(method, name, tmp_path, monkeypatch):

@@ -136,6 +136,7 @@ def command_in_a_process(words, begins):
     main()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kills", "epochs"), [(5, 20), pytest.param(50, 100, marks=pytest.mark.soak)], ids=["some", "many"]
 )

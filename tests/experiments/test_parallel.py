@@ -17,6 +17,7 @@ def together(configs):
     return [merge(found[i : i + count]) for i in range(0, len(found), count)]
 
 
+@pytest.mark.full
 def test_runs_in_parallel_are_the_runs_alone():
     configs = [configure("split-digits", m, seeds=[3, 1], tasks=2, given=GIVEN) for m in ("evcl", "naive")]
     events = []
@@ -75,6 +76,7 @@ SHARING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("benchmark", SHARING)
 def test_methods_that_share_a_program_learn_as_they_do_alone(benchmark):
     configs = [configure(benchmark, method, "paper", [3, 1], 3, given) for method, given in SHARING[benchmark]]

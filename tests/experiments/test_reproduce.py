@@ -52,6 +52,7 @@ def configs(*methods, epochs=1, seeds=(0, 1)):
     return [configure("split-digits", m, seeds=seeds, tasks=2, given={"epochs": epochs}) for m in methods]
 
 
+@pytest.mark.full
 def test_what_is_done_is_kept_and_never_run_twice(tmp_path, monkeypatch):
     wanted = configs("evcl", "naive")
     first = dict(reproduce(wanted, tmp_path))
@@ -124,6 +125,7 @@ def test_cells_of_another_configuration_are_run_again_and_results_refused(tmp_pa
     assert result.config["epochs"] == 2
 
 
+@pytest.mark.full
 def test_one_that_diverges_does_not_stop_the_others(tmp_path):
     wild = configure("split-digits", "vcl", seeds=(0, 1), tasks=2, given={"epochs": 1, "lr": 10, "std_lr_scale": 1000})
     each = list(reproduce([wild, *configs("naive")], tmp_path))

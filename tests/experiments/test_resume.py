@@ -75,6 +75,7 @@ def relay(run, folder):
     return None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_stopped_at_every_turn_is_the_run_that_never_was(case, tmp_path):
     wanted = execute(config(case), checkpoints=Checkpoints(tmp_path / "whole", 0))

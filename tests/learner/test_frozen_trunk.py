@@ -113,6 +113,7 @@ METHODS_HERE = ["naive", "ewc", "evcl", "er", "derpp", "agem", "lwf", "si", "mas
 METHODS_HERE += ["vcl-kcenter-coreset", "td-vcl", "fromp", "generative-classifier", "noisy-kfac"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS_HERE)
 def test_the_results_are_those_of_a_trunk_computed_each_time(kind, method, without):

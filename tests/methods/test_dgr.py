@@ -98,6 +98,7 @@ def test_it_generates_what_a_plain_decoder_does(pixels):
     torch.testing.assert_close(x[0], wanted.clamp(low, high))
 
 
+@pytest.mark.full
 def test_generated_rows_come_to_resemble_the_data():
     """Two clusters: nearly all generated rows are near one of them, and both are visited."""
     source = torch.Generator().manual_seed(0)

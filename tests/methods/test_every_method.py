@@ -77,6 +77,7 @@ class StopAfter(evcl.Callback):
         return epoch.epoch == self.epochs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", [name for name in BUILT_IN if METHODS[name].stages == 1])
 def test_early_stopping_remembers_the_best_epoch_and_no_later_one(method):
     """What is remembered is that of a task which ended with its best epoch: its path, its factors, its statistics."""
@@ -120,6 +121,7 @@ def normalised(method, training, **given):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("measure", MEASURES)
 def test_importance_is_at_least_0_and_the_same_in_either_mode_of_a_batch_norm(measure):
     """That it does not change with the size of the batches it is measured in: tests/curvature."""

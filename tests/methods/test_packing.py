@@ -318,6 +318,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PLACES, ids=lambda path: "/".join(map(str, path)))
 def test_a_changed_outline_is_refused_or_still_a_memory(path):
     """What it says is checked against what the fields are: the little that is taken can be gone on with."""

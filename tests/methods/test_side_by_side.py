@@ -86,6 +86,7 @@ def trained(names, replicas, network, shared, **given):
     return run, [run.predict(task.replicas(replicas).x, task.head, task=task.task) for task in tasks(shared)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("names", PROGRAMS, ids=" ".join)

@@ -194,6 +194,7 @@ def test_the_base_model_never_changes_and_the_first_prior_fits_it():
             assert 2.0**2 * layer.width**2 * 2 == pytest.approx(float(weight.detach().square().mean()) * 16)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["evcl", "vcl", "ewc", "naive", "er"])
 @pytest.mark.parametrize("tasks", ["shared", "each", "merged"])
 def test_a_saved_learner_predicts_and_goes_on_as_before(method, tasks, tmp_path):

@@ -25,6 +25,7 @@ def _torch_may_draw_its_own_weights():
         yield
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_it_learns_two_tasks_and_is_saved_and_loaded(name, generator, tmp_path):
     make, data = MODELS[name]

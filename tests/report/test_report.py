@@ -442,6 +442,7 @@ def test_markdown_tables_have_as_many_cells_as_columns(tmp_path):
     assert "| VCL |" in text
 
 
+@pytest.mark.full
 def test_names_are_only_names(tmp_path):
     evil = "<script>alert(1)</script>"
     names = [evil, "$x^{$", "_hidden", "%{x}", "語", '"onload="x', "../../up"]

@@ -141,6 +141,7 @@ def test_the_scale_of_the_first_task_is_applied_ever_after(model):
     assert before[0]["mean"][0] == pytest.approx(people().age.mean())
 
 
+@pytest.mark.full
 def test_a_file_is_read_in_pieces(tmp_path):
     """The text of all rows is never in memory: reading and encoding need a third of it, and the inputs once."""
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40_000, 10)), columns=[f"c{i}" for i in range(10)])
@@ -470,6 +471,7 @@ def accuracy(evcl):
     return right
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [None, 0, 2])
 def test_two_new_classes_a_month(evcl, keep):
     """With the defaults, without any row of earlier months, and with 200 that are kept from some month on."""
