@@ -1,4 +1,4 @@
-"""Search settings and test methods on streams without labels; `tabulate.py` then writes tables and figures.
+"""Search settings and test methods on streams without labels; `generative_tables.py` then writes tables and figures.
 
     python experiments/generative/search_and_test.py characters-mnist characters-notmnist --device cuda
     python experiments/generative/search_and_test.py sotu-decades --device cuda
@@ -31,7 +31,7 @@ def search_of(benchmark: str, methods: Sequence[str]) -> Search:
     for method in methods:
         known = METHODS[method].known_settings
         common = {name: value for name, value in BENCHMARKS[benchmark]["common"].items() if name in known}
-        spaces[method] = common | PLAN["ranges"][method]
+        spaces[method] = common | BENCHMARKS[benchmark].get("ranges", {}).get(method, PLAN["ranges"][method])
     return Search(
         benchmarks=(benchmark,),
         validation=PLAN["validation"],

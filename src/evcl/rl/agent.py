@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,10 +53,12 @@ class Trainable:
         own = None if variance is None else self.values[1]
         self.update = Update(self.q, own, self.grads, pull, Settings({**rates, "lr": s.lr}))
 
-    def step(self, noise: Noise, loss: Callable[[BayesianNetwork], Tensor]) -> Tensor:
-        """One step; `loss(network)` is [R]."""
+    def step(self, noise: Noise, loss: Callable[[BayesianNetwork], Tensor], longest: float = math.inf) -> Tensor:
+        """One step; `loss(network)` is [R]. The loss's gradient by each replica's means is at most `longest`."""
         self.grads.zero_()
         (found,) = self.bound.backward(noise, lambda network: [loss(network)])
+        if longest < math.inf:
+            self.grads[0] *= (longest / (self.grads[0].norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
         self.update()
         return found
 

@@ -25,6 +25,8 @@ from evcl.rl.agent import Agent
 from evcl.rl.clear import Replay
 from evcl.rl.policies import Stochastic
 
+LONGEST = 0.5  # the norm that a gradient is clipped to: one rollout with a rare return must not undo the policy
+
 
 class PPO:
     """One task in training. `iterate(i)` makes rollout i and learns from it."""
@@ -81,7 +83,7 @@ class PPO:
                 noise = agent.noise("noise", self.task, i, p, b)
                 said = None if taught is None else taught[at]
                 self._improve(x[at], actions[at], old[at], advantages[at], said, noise, (i, p, b))
-                self.critic.step(noise, partial(self._value_loss, x=viewed[at], targets=targets[at]))
+                self.critic.step(noise, partial(self._value_loss, x=viewed[at], targets=targets[at]), LONGEST)
                 self.taken += 1
         if self.replay is not None:
             self.replay.add(rollout, i)
@@ -113,7 +115,7 @@ class PPO:
                 found = found + replay.loss(replayed)
             return found
 
-        self.actor.step(noise, loss)
+        self.actor.step(noise, loss, LONGEST)
 
     def _value_loss(self, network: BayesianNetwork, x: Tensor, targets: Tensor) -> Tensor:
         found = network.logits(x.flatten(0, 1), [0]).view(targets.shape)
