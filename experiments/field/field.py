@@ -17,7 +17,7 @@ FIELD: dict[str, Any] = tomllib.loads((HERE / "field.toml").read_text("utf-8"))
 BENCHMARKS: list[str] = list(FIELD["benchmarks"])
 SCENARIOS: list[str] = list(FIELD["scenarios"])  # benchmarks by another name, with a scenario and a memory
 OF_A_CONFIG = ("scenario", "network")  # these are settings of a run, not of a method
-OF_A_TEST = ("scenario", "network", "memory")  # what differs from the benchmark of `settings_of`
+OF_A_TEST = ("scenario", "network", "memory", "fisher_examples")  # what differs from the benchmark of `settings_of`
 RANGES: dict[str, dict[str, Any]] = {**FIELD["fast"], **FIELD["slow"]}
 
 
@@ -69,8 +69,8 @@ def config_of(
 ) -> Config:
     """The configuration that meets the test data, with these settings of the best trial."""
     name, tasks = named_tasks(stream_of(benchmark))
-    own = about(benchmark)
-    settings = {**settings, **{key: own[key] for key in OF_A_TEST if key in own}}
+    own, known = about(benchmark), {*METHODS[method].known_settings, *OF_A_CONFIG}
+    settings = {**settings, **{key: own[key] for key in OF_A_TEST if key in own and key in known}}
     seeds = own.get("test_seeds", FIELD["test_seeds"])
     return configure(name, method, "default", seeds, tasks, settings, device, precision)
 

@@ -15,7 +15,7 @@ from field import BENCHMARKS, HERE, SCENARIOS, about
 
 from evcl._core.files import in_lines
 from evcl.experiments import RESULT, Summary
-from evcl.experiments.compare import place
+from evcl.experiments.compare import between, place
 from evcl.experiments.result import summarise
 from evcl.methods import METHODS
 from evcl.metrics import learning_accuracy
@@ -25,10 +25,7 @@ from evcl.report.tables import reference
 
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
-BEGIN, END = "<!-- field -->\n", "<!-- end field -->"
-SCENARIO_MARKS = "<!-- scenarios -->\n", "<!-- end scenarios -->"
 TEXTS = HERE.parent / "text" / "results"
-TEXT_MARKS = "<!-- texts -->\n", "<!-- end texts -->"
 COLUMNS = ("accuracy", "EVCL minus", "forgetting", "learning accuracy", "NLL", "ECE", "MB", "seconds")
 
 
@@ -166,11 +163,8 @@ def texts(folder: Path = TEXTS) -> str:
 
 def filled(text: str, folder: Path = RESULTS) -> str:
     """A document with its tables written again."""
-    tables = ((BEGIN, END), made(folder)), (SCENARIO_MARKS, scenarios(folder)), (TEXT_MARKS, texts())
-    for (begin, end), made_again in tables:
-        if begin in text:
-            before, _, rest = text.partition(begin)
-            text = f"{before}{begin}\n{made_again}\n\n{end}{rest.partition(end)[2]}"
+    for name, tables in (("field", made(folder)), ("scenarios", scenarios(folder)), ("texts", texts())):
+        text = between(text, name, tables)
     return text
 
 

@@ -1,6 +1,6 @@
 """Write the tables of streams without labels into docs/RESULTS.md, and draw their figures, from the results here.
 
-    python experiments/generative/generative_tables.py    # also results/figures and results/index.html, as `evcl report` does
+    python experiments/generative/generative_tables.py    # also results/figures and a page, as `evcl report` does
 
 Of the language stream, log-likelihoods are also given as bits per character.
 """
@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from evcl.benchmarks.language import NAME, bits_per_character
+from evcl.experiments.compare import between
 from evcl.report import Group, Line, by_benchmark, find_results, full_table, paired_table, write_report
 
 HERE = Path(__file__).parent
-RESULTS, MARKS = HERE.parents[1] / "docs" / "RESULTS.md", ("<!-- without labels -->\n", "<!-- end without labels -->")
+DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -51,17 +52,19 @@ def section(group: Group) -> str:
     return "\n\n".join(part.strip("\n") for part in parts)
 
 
+def filled(text: str, folder: Path = HERE / "results") -> str:
+    """A document with its tables written again."""
+    groups = by_benchmark(find_results(folder))
+    return between(text, "without labels", "\n\n".join(section(group) for group in groups.values()))
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, default=HERE, help="where search_and_test.py has written its results [here]"
     )
     folder = parser.parse_args(words).folder
-    groups = by_benchmark(find_results(folder / "results"))
-    before, rest = RESULTS.read_text("utf-8").split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    text = "\n\n".join(section(group) for group in groups.values())
-    RESULTS.write_text(f"{before}{MARKS[0]}\n{text}\n\n{MARKS[1]}{after}", "utf-8")
+    DOCUMENT.write_text(filled(DOCUMENT.read_text("utf-8"), folder / "results"), "utf-8")
     write_report(folder / "results", "Generative models and language models")
 
 

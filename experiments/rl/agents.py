@@ -32,6 +32,7 @@ import torch
 from evcl import rl
 from evcl._core.errors import Diverged
 from evcl._core.files import write_atomically
+from evcl.experiments.compare import between
 
 FOLDER = Path(__file__).parent
 CHOOSING, TESTED = (100, 101), (20, 21, 22, 23, 24)
@@ -60,7 +61,7 @@ TRIALS: dict[str, dict[str, list[Settings]]] = {
     },
 }
 TUNED = Path(rl.__file__).with_name("tuned.json")
-RESULTS, MARKS = FOLDER.parents[1] / "docs" / "RESULTS.md", ("<!-- agents -->\n", "<!-- end of agents -->\n")
+DOCUMENT = FOLDER.parents[1] / "docs" / "RESULTS.md"
 
 
 def trained(stream: str, method: str, seeds: Sequence[int], given: Settings, tasks: int | None = None) -> Found:
@@ -165,6 +166,11 @@ def joined(parts: Sequence[Found]) -> Found:
 
 def place(stream: str, method: str) -> Path:
     return FOLDER / "results" / stream / f"{method}.json"
+
+
+def filled(text: str) -> str:
+    """A document with its tables written again."""
+    return between(text, "agents", tables(list(rl.STREAMS)))
 
 
 def tables(streams: Sequence[str]) -> str:
@@ -345,12 +351,7 @@ def main() -> None:
     elif asked.what == "plain":
         plain(asked.jobs, asked.steps or 100_000)
     else:
-        made = tables(asked.streams)
-        print(made)
-        before, _, rest = RESULTS.read_text("utf-8").partition(MARKS[0])
-        if rest:
-            after = rest.partition(MARKS[1])[2]
-            write(RESULTS, f"{before}{MARKS[0]}\n{made}\n\n{MARKS[1]}{after}")
+        write(DOCUMENT, filled(DOCUMENT.read_text("utf-8")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Print the tables of the streams from the files in results/, as Markdown.
+"""Write the tables of the streams into docs/RESULTS.md, from the files in results/; or print all measures of a part.
 
-python experiments/streams/stream_tables.py             # or one of: streams whole first alarms
+    python experiments/streams/stream_tables.py             # into docs/RESULTS.md
+    python experiments/streams/stream_tables.py first       # print one of: streams whole first alarms
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from run_alarms import AT, PARAMETERS, ROWS, WITHIN
 from run_streams import HERE, NAMES
 from stream_learners import PEERS
 
+from evcl.experiments.compare import between
 from evcl.streams.sources import table
 
 MEASURES = {  # measure: title, factor, places, whether less is better
@@ -25,6 +27,7 @@ MEASURES = {  # measure: title, factor, places, whether less is better
     "ece": ("Expected calibration error (%)", 100.0, 1, True),
     "kappa": ("Cohen's kappa", 1.0, 3, False),
 }
+DOCUMENT = HERE.parents[1] / "docs" / "RESULTS.md"
 ALLOWED = 1 / ROWS  # false alarms per row
 
 
@@ -43,8 +46,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def compared(part: str, folder: Path = HERE / "results") -> str:
-    """A table per measure: a row per stream, a column per learner, the best in bold; then how often each is first, and
+def compared(part: str, measures: Iterable[str] = MEASURES, folder: Path = HERE / "results") -> str:
+    """A table for each of these measures: a row per stream, a column per learner, the best in bold; then how often each is first, and
     how often its accuracy is within one point of the best. A stream that not all learners have finished is left out.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -52,7 +55,8 @@ def compared(part: str, folder: Path = HERE / "results") -> str:
         found.setdefault(one["stream"], {}).setdefault(one["learner"], []).append(one)
     whole = [name for name in NAMES if set(found.get(name, ())) == set(PEERS)]
     parts = []
-    for measure, (title, factor, places, less) in MEASURES.items():
+    for measure in measures:
+        title, factor, places, less = MEASURES[measure]
         first = dict.fromkeys(PEERS, 0)
         near = dict.fromkeys(PEERS, 0)
         rows: list[list[str]] = [["stream", *PEERS], ["---", *["---:"] * len(PEERS)]]
@@ -106,6 +110,18 @@ def _of(who: str) -> tuple[float, ...]:
     return PARAMETERS[who.split(" ", maxsplit=1)[0]]
 
 
+def filled(text: str) -> str:
+    """A document with its tables written again."""
+    shown = ("accuracy", "nll", "ece")
+    titles = {
+        streams(): "The streams",
+        compared("first", shown): "The first 20,000 rows, with the settings found, mean and standard deviation of five seeds",
+        compared("whole", shown): "Whole streams, with the defaults",
+        alarms(): "Alarms",
+    }
+    return between(text, "streams", "\n\n".join(f"### {title}\n\n{made}" for made, title in titles.items()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "streams": streams,
     "whole": lambda: compared("whole"),
@@ -115,8 +131,10 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    for name in sys.argv[1:] or TABLES:
+    for name in sys.argv[1:]:
         print(f"## {name}\n\n{TABLES[name]()}\n")
+    if not sys.argv[1:]:
+        DOCUMENT.write_text(filled(DOCUMENT.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

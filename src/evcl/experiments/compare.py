@@ -131,3 +131,12 @@ def prepare(args: argparse.Namespace) -> tuple[str, str | None]:
         os.environ["EVCL_DATA"] = args.data_dir
     torch.set_num_threads(1)
     return where(args.device, args.precision)
+
+
+def between(text: str, name: str, made: str) -> str:
+    """A document with what stands between `<!-- name -->` and `<!-- end name -->` written again."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+    if begin not in text:
+        return text
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{made}\n\n{end}{rest.partition(end)[2]}"
