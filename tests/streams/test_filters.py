@@ -181,7 +181,8 @@ def covariance_of(filter: object, r: int) -> Array:
         return blocks_of(*(block[r, u] for block in filter.blocks for u in range(block.shape[1])))
     assert isinstance(filter, Full)
     waiting = filter.waiting[r, : filter.used]
-    return filter.covariance[r] - waiting.T @ waiting
+    scale = filter.scale[r]
+    return scale[:, None] * (filter.covariance[r] - waiting.T @ waiting) * scale
 
 
 @pytest.mark.parametrize("rows", [1, 5])

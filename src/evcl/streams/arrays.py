@@ -59,8 +59,15 @@ def eigenvectors(matrices: Array) -> Array:
 
 def diagonals(matrices: Array) -> Array:
     """[..., P]: the diagonals of matrices [..., P, P], which can be written to."""
-    found: Array = np.einsum("...ii->...i", matrices)
+    found: Array = matrices.diagonal(0, -2, -1)
+    found.flags.writeable = matrices.flags.writeable
     return found
+
+
+def even(matrices: Array) -> None:
+    """Make matrices [..., P, P] symmetric, in place: the mean of each and its transpose."""
+    matrices += transposed(matrices).copy()
+    matrices *= 0.5
 
 
 def diagonal_matrices(diagonals_: Array) -> Array:

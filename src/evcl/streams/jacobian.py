@@ -111,15 +111,18 @@ class Perceptron:
             found[:, :, output, place : place + size] = a
         return found
 
-    def times(self, layers: list[tuple[Array, Array]], a: Array, matrices: Array) -> Array:
-        """[R, K, P]: J S for a single row and S [R, P, P], without J: one product for each unit and output, rather than
-        one with all of S for each output.
+    def times(self, layers: list[tuple[Array, Array]], a: Array, scale: Array, matrices: Array) -> Array:
+        """[R, K, P]: J D C for a single row, the diagonal D, `scale` [R, P], and C [R, P, P], without J: one product
+        for each unit and output, rather than one with all of C for each output.
         """
         r, _, size = a.shape
-        found = (a[:, None] @ matrices[:, len(self.start) :].reshape(r, -1, size, matrices.shape[2]))[:, :, 0]
+        first, last = len(self.start), matrices.shape[2]
+        own = a[:, None] * scale[:, first:].reshape(r, -1, 1, size)
+        found = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
         for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
-            own = matrices[:, start : start + units * width].reshape(r, units, width, -1)
-            found += delta[:, 0] @ (below[:, None] @ own)[:, :, 0]
+            place = slice(start, start + units * width)
+            own = below[:, None] * scale[:, place].reshape(r, units, 1, width)
+            found += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
         return found
 
 
