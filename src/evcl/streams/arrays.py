@@ -8,6 +8,7 @@ threads as torch may.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ Array = NDArray[np.float64]
 FEW = 2**16  # numbers that numpy changes faster than torch
 SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """One after the other, along the first axis."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def transposed(a: Array) -> Array:

@@ -70,15 +70,14 @@ class Perceptron:
         r, n = len(weights), len(x)
         inputs = np.ones((r, n, self.widths[0] + 1))
         inputs[..., :-1] = x.reshape(n, -1)
-        below, slopes, a, z = [], [], inputs, inputs
+        below, slopes, a = [], [], inputs
         layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
-        for layer in layers:
+        for i, layer in enumerate(layers):
             below.append(a)
             z, slope = self.activated(a @ transposed(layer))
             slopes.append(slope)
-            a = np.concatenate([z, inputs[..., -1:]], 2)
-        if self.skip and layers:
-            a = np.concatenate([z, inputs], 2)
+            skips = self.skip and i == len(layers) - 1
+            a = np.concatenate([z, inputs if skips else inputs[..., -1:]], 2)
         rows = weights[:, len(self.start) :].reshape(r, -1, len(self.row))
         deltas, back = [], rows[:, None]  # [R, n, K, units]
         for i in range(len(layers) - 1, -1, -1):

@@ -18,8 +18,8 @@ from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, finite, within
-from evcl.streams.bank import Bank, Looked, joined, restore
+from evcl.streams.arrays import Array, finite, joined, within
+from evcl.streams.bank import Bank, Looked, all_states, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
 from evcl.streams.observing import Numbers as GaussianNumbers
@@ -191,8 +191,8 @@ class Stream:
         if self._shape is not None and rows.shape[1:] != self._shape:
             raise EvclError(f"a row had the shape {self._shape} at first, but now {rows.shape[1:]}")
         rows = np.ascontiguousarray(rows, np.float64)
-        if max(rows.max(), -rows.min()) >= LARGEST:
-            raise EvclError(f"x has {np.abs(rows).max():g}, but must be below {LARGEST:g} in absolute value")
+        if (largest := np.abs(rows).max()) >= LARGEST:
+            raise EvclError(f"x has {largest:g}, but must be below {LARGEST:g} in absolute value")
         return rows if rows.flags.writeable else rows.copy()
 
     def _checked_targets(self, y: Any, rows: int) -> Any:
@@ -244,7 +244,7 @@ class Stream:
         if self._shape is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        return np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
+        return joined([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
 
     def _numbers(self, found: Array) -> Numbers:
         """[n, D] each, in the units of the targets."""
@@ -301,12 +301,10 @@ class Stream:
         observing = self._bank.experts.observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        if looked.look.f.shape[2]:
-            e, b = observing.derivatives(looked.together, y_scaled)
-            z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
-            self._columns.learn(z, e[0], b[0])
-        replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
+        learned = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
+        z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
+        self._columns.learn(z, learned.e, learned.b)
         self._scaling.add(x.reshape(len(x), -1))
         if self._targets:
             self._target_scaling.add(y)
@@ -314,7 +312,7 @@ class Stream:
         alarm = None
         if raised is not None:
             columns, reasons = self._columns.moved()
-            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, replaced), reasons)
+            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, learned.replaced), reasons)
             self.alarms.append(alarm)
         self.rows += len(x)
         return surprise, alarm
@@ -345,7 +343,7 @@ class Stream:
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        return {name: torch.from_numpy(array) for name, array in joined(self._parts()).items()}
+        return {name: torch.from_numpy(array) for name, array in all_states(self._parts()).items()}
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
         restore(self._parts(), {name: tensor.numpy().copy() for name, tensor in state.items()})
