@@ -94,13 +94,6 @@ def log_sigmoid(z: Array) -> Array:
     return found
 
 
-def log_of_sum(z: Array) -> Array:
-    """[..., 1]: log sum exp z, over the last axis."""
-    most = np.maximum.reduce(z, -1, keepdims=True)
-    found: Array = most + np.log(np.add.reduce(np.exp(z - most), -1, keepdims=True))
-    return found
-
-
 def total(a: Array, axis: int = -1) -> Array:
     """The sum over an axis; less overhead than `a.sum`."""
     found: Array = np.add.reduce(a, axis)

@@ -97,7 +97,7 @@ class Experts:
                 look = self._at([group.filter.mean + own for group, own in zip(self.groups, steps, strict=True)], x)
                 change = joined([found.change(own) for found, own in zip(look.found, steps, strict=True)])
                 b, a, root, failed = self._moves(look, y, change)
-            self.observing.learn(look.f, look.variance, a, b, root, y, self.kept ** len(x))
+            self.observing.learn(look.f, look.variance, a, b, root, y, self.kept)
             for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
                 group.filter.mean += step
                 group.filter.shrink(found, b[group.place], root[group.place])

@@ -43,7 +43,7 @@ class Shares:
         r, n = log_likelihood.shape
         after = self.log + _finite(total(log_likelihood))
         stay = (1 - SWITCH) ** n
-        weights = np.exp(after - after.max())
+        weights = np.exp(after - np.maximum.reduce(after))
         self.log = np.log(stay / total(weights) * weights + (1 - stay) / r)
 
     def state(self) -> dict[str, Array]:
@@ -100,7 +100,7 @@ class Overtaking:
         each = total(log_likelihood)
         self.ahead = np.maximum(self.ahead + each[:, None] - each, 0) * self.comparable
         found = []
-        while float(self.ahead.max()) > OVERTAKEN:
+        while np.maximum.reduce(self.ahead, None) > OVERTAKEN:
             fast, slow = divmod(int(self.ahead.argmax()), len(each))
             found.append((slow, fast))
             self.ahead[:, slow] = 0

@@ -68,8 +68,8 @@ class Perceptron:
         and the derivatives [R, n, K, units] of the outputs by the units' sums. And the inputs of the outputs.
         """
         r, n = len(weights), len(x)
-        inputs = np.ones((r, n, self.widths[0] + 1))
-        inputs[..., :-1] = x.reshape(n, -1)
+        inputs = np.empty((r, n, self.widths[0] + 1))
+        inputs[..., :-1], inputs[..., -1] = x.reshape(n, -1), 1
         below, slopes, a = [], [], inputs
         layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
         for i, layer in enumerate(layers):

@@ -66,7 +66,7 @@ class Outputs(Layer):
 
     def add_to(self, variance: Array) -> None:
         kernel = self.spread @ transposed(self.inputs)[:, None]  # [R, K, n, n]
-        np.einsum("rnkmk->rknm", variance)[...] += kernel
+        own_outputs(variance)[...] += kernel
 
     def along(self, a: Array) -> Array:
         return (transposed(a)[:, :, None] @ self.spread).reshape(len(a), -1)
@@ -75,7 +75,14 @@ class Outputs(Layer):
         return self.inputs @ transposed(weights.reshape(len(weights), -1, self.inputs.shape[2]))
 
     def shrink(self, covariance: Array, known: Array) -> None:
-        reduce(covariance, self.spread, np.einsum("rnkmk->rknm", known))
+        reduce(covariance, self.spread, own_outputs(known))
+
+
+def own_outputs(a: Array) -> Array:
+    """[R, K, n, m]: what is between an output and itself in a [R, n, K, m, K], which can be written to."""
+    found = a.diagonal(0, 2, 4).transpose(0, 3, 1, 2)
+    found.flags.writeable = True
+    return found
 
 
 def reduce(covariance: Array, spread: Array, known: Array) -> None:
