@@ -13,7 +13,6 @@ from evcl.streams.filters import solved
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
 from evcl.streams.observing import Targets
 
-
 NOTHING = np.empty(0)
 
 

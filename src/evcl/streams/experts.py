@@ -16,6 +16,7 @@ from evcl.streams.observing import Observing, Targets
 
 TOGETHER = 8  # rows after which a filter forgets, for all of them at once
 MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])
+Fit = Callable[[Filter, int], Filter]  # the filter to use once this many weights are added
 
 
 @dataclass
@@ -55,9 +56,14 @@ class Experts:
     """
 
     def __init__(
-        self, networks: Sequence[Network], make: MakeFilter, memories: Sequence[float], observing: Observing
+        self,
+        networks: Sequence[Network],
+        make: MakeFilter,
+        memories: Sequence[float],
+        observing: Observing,
+        fit: Fit = lambda filter, more: filter,
     ) -> None:
-        self.observing = observing
+        self.observing, self.fit = observing, fit
         self.memories = list(memories) * len(networks)
         self.kept = 1 - 1 / np.array(self.memories, dtype=np.float64)
         self.groups = []
@@ -74,6 +80,7 @@ class Experts:
         """Add outputs, whose weights start from 0."""
         for group in self.groups:
             prior = np.tile(group.network.row, outputs)
+            group.filter = self.fit(group.filter, len(prior))
             group.filter.grow(np.zeros_like(prior), prior)
             group.start = np.concatenate([group.start, np.zeros_like(prior)])
 

@@ -192,6 +192,12 @@ class Full(ArrayFilter):
         self.waiting[:, self.used : self.used + more] = rows
         self.used += more
 
+    def block(self, place: slice) -> Array:
+        """[R, size, size]: the covariance of some of the weights."""
+        waiting, scale = self.waiting[:, : self.used, place], self.scale[:, place]
+        inner = self.covariance[:, place, place] - transposed(waiting) @ waiting
+        return scale[:, :, None] * inner * scale[:, None]
+
     def _settle(self) -> None:
         """Write what waits to the covariance."""
         if self.used:

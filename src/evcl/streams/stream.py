@@ -32,7 +32,8 @@ SETTINGS: dict[str, Setting] = {
     "covariance": Setting(
         "auto",
         "how the covariance of the weights is stored: all of it (full), one block per unit (units), a diagonal and "
-        "some directions of the precision (low-rank), or the variances (diagonal); auto: by the number of weights",
+        "some directions of the precision (low-rank), or the variances (diagonal); auto: full up to 600 weights with "
+        "one output and 800 with all, then units; for a network of your own, low-rank",
         choices=("auto", "full", "units", "low-rank", "diagonal"),
     ),
     "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
@@ -317,7 +318,9 @@ class Stream:
         alarm = None
         if raised is not None:
             columns, reasons = self._columns.moved()
-            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, learned.replaced), reasons)
+            alarm = Alarm(
+                self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, learned.replaced), reasons
+            )
             self.alarms.append(alarm)
         self.rows += len(x)
         return float(total(surprise)), alarm

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, diagonal_matrices, less_squares, total, transposed
-from evcl.streams.filters import ArrayFilter, inflate, rooted
+from evcl.streams.filters import ArrayFilter, Full, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -125,6 +125,19 @@ class Units(ArrayFilter):
     def __init__(self, network: Perceptron, mean: Array, prior: Array) -> None:
         self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
         self.blocks = [np.stack([diagonal_matrices(own)] * len(mean)) for own in self._own(prior)]
+
+    @classmethod
+    def of_full(cls, full: Full) -> Units:
+        """The same weights, without what those of different units have to do with each other."""
+        assert isinstance(full.network, Perceptron)
+        found = cls(full.network, full.mean, full.prior)
+        place = 0
+        for block in found.blocks:
+            _, units, size, _ = block.shape
+            for unit in range(units):
+                block[:, unit] = full.block(slice(place, place + size))
+                place += size
+        return found
 
     def _own(self, weights: Array) -> list[Array]:
         """The weights [P] of each layer, as [units, size]."""
