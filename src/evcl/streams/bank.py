@@ -77,8 +77,8 @@ class Bank:
             self.ways.learn(each[count : count + 2])
             variance = np.concatenate([looked.look.variance, looked.blended.variance])
             every = Moves(b[: count + 1], *solved(variance, e[: count + 1], b[: count + 1]))
-            moves = Moves(*(part[:count] for part in every))
-            self.blend.learn(looked.blended, looked.odds, y, 1, Moves(*(part[count:] for part in every)))
+            moves = every.of(slice(count))
+            self.blend.learn(looked.blended, looked.odds, y, 1, every.of(slice(count, None)))
         self.experts.learn(looked.look, looked.x, y, inner_steps, moves)
         memories, replaced = self.experts.memories, []
         for slow, fast in self.overtaking.learn(each[:count]):

@@ -49,6 +49,10 @@ class Moves(NamedTuple):
     root: Array
     failed: NDArray[np.bool_]
 
+    def of(self, place: slice) -> Moves:
+        """Those of some of the networks."""
+        return Moves(self.b[place], self.a[place], self.root[place], self.failed[place])
+
 
 class Experts:
     """A group for each network, with a copy of it for each memory: expert r remembers about `memories[r]` rows;
