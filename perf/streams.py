@@ -3,7 +3,7 @@
     python perf/streams.py                        # 2,000 rows of each stream; memory over 50,000 rows
     python perf/streams.py --memory 1000000       # memory over a million rows
 
-Each row is predicted before it is learned. Times are those of the processor, which other load hardly changes. River's
+Each row is predicted before it is learned. Times are those of the processor, and the learners take turns. River's
 learners take one row at a time; `evcl.Stream` takes one, or a batch: it predicts all its rows before it learns any.
 The adaptive random forest is 1 in each column: a learner with 2 is twice as fast.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from evcl.streams.sources import Source, generated
 
 Run = Callable[[Tensor, Tensor], object]
 STREAMS = ("sea", "hyperplane", "agrawal", "rbf", "led")
+PIECE = 200  # rows that a learner takes before it is the next one's turn
 UNIT = "River, adaptive random forest"
 
 
@@ -75,17 +77,26 @@ def learners(classes: int) -> dict[str, Callable[[], Run]]:
     }
 
 
-def speeds(source: Source, rows: int) -> dict[str, float]:
-    """Rows per second of the processor, from row 200 on."""
+def speeds(source: Source, rows: int) -> tuple[dict[str, float], float]:
+    """How fast each learner is, as a ratio to the forest, and the rows per second of the forest, from row 200 on.
+
+    All learners take turns, piece by piece, so that other load slows down all of them. The ratio is the median over the
+    pieces.
+    """
     whole = source.part(0, rows + 200, 0)
-    found = {}
-    for name, make in learners(len(source.classes)).items():
-        run = make()
-        run(whole.x[:200], whole.y[:200])
-        start = time.process_time()
-        run(whole.x[200:], whole.y[200:])
-        found[name] = rows / (time.process_time() - start)
-    return found
+    runs = {name: make() for name, make in learners(len(source.classes)).items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for at in range(0, rows + 200, PIECE):
+        for name, run in runs.items():
+            start = time.process_time()
+            run(whole.x[at : at + PIECE], whole.y[at : at + PIECE])
+            if at >= 200:
+                times[name].append(time.process_time() - start)
+    ratios = {
+        name: statistics.median(unit / each for unit, each in zip(times[UNIT], own, strict=True))
+        for name, own in times.items()
+    }
+    return ratios, rows / sum(times[UNIT])
 
 
 def memory(rows: int) -> None:
@@ -113,10 +124,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: speeds(generated(name, "none", args.rows + 200), args.rows) for name in STREAMS}
-    print(f"{'':<36}" + "".join(f"{name:>12}" for name in STREAMS))
-    for who in next(iter(found.values())):
-        print(f"{who:<36}" + "".join(f"{found[name][who] / found[name][UNIT]:>12.2f}" for name in STREAMS))
-    print(f"{'rows/s of the forest':<36}" + "".join(f"{found[name][UNIT]:>12.0f}" for name in STREAMS))
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    print("| rows per second, the forest is 1 | " + " | ".join(STREAMS) + " |")
+    print("|---|" + "---|" * len(STREAMS))
+    for who in found[STREAMS[0]][0]:
+        print(f"| {who} | " + " | ".join(f"{found[name][0][who]:.2f}" for name in STREAMS) + " |")
+    print("| rows per second of the forest | " + " | ".join(f"{found[name][1]:.0f}" for name in STREAMS) + " |")
     memory(args.memory)
 
 

@@ -181,7 +181,8 @@ def covariance_of(filter: object, r: int) -> Array:
         return blocks_of(*(block[r, u] for block in filter.blocks for u in range(block.shape[1])))
     assert isinstance(filter, Full)
     waiting = filter.waiting[r, : filter.used]
-    return filter.covariance[r] - waiting.T @ waiting
+    scale = filter.scale[r]
+    return scale[:, None] * (filter.covariance[r] - waiting.T @ waiting) * scale
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -289,3 +290,20 @@ def test_covariances_stay_symmetric_and_positive_while_they_forget(filter: type,
     found = covariance_of(experts.groups[0].filter, 0)
     assert np.abs(found - found.T).max() < 1e-12
     assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_the_blocks_of_a_whole_covariance_go_on_as_units() -> None:
+    """Also while rows wait, and after it has forgotten."""
+    experts = classifier(default(3, 20, 0), Full, [30.0, math.inf], outputs=2)
+    x = drawn(21, 3)
+    for i in range(21):
+        experts.learn(experts.look(x[i : i + 1]), x[i : i + 1], np.array([i % 3]), 1)
+    full = experts.groups[0].filter
+    assert isinstance(full, Full)
+    assert full.used
+    units = Units.of_full(full)
+    assert np.array_equal(units.mean, full.mean)
+    for r in range(2):
+        found, whole = covariance_of(units, r), covariance_of(full, r)
+        assert np.abs(found - np.where(found != 0, whole, 0)).max() < 1e-12
+        assert np.abs(np.diag(found) - np.diag(whole)).max() < 1e-12

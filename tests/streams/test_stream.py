@@ -419,3 +419,18 @@ def test_classes_known_in_advance_are_those_that_come_one_by_one(covariance: str
         new._bank.experts.grow(1)
     for name, wanted in known._bank.experts.state().items():
         np.testing.assert_array_equal(new._bank.experts.state()[name], wanted, name)
+
+
+def test_with_many_classes_the_covariance_has_a_block_per_unit(tmp_path: Path) -> None:
+    """All of it would take 0.1 s per row. Few classes keep all of it."""
+    x = np.random.default_rng(0).normal(size=(60, 10))
+    stream = evcl.Stream()
+    sizes = []
+    for i in range(60):
+        stream.step(x[i], i % 20)
+        sizes.append(max(array.numel() for array in stream._state().values()))
+    assert sizes[5] > 3 * 352**2  # 6 classes
+    assert max(sizes[20:]) < 3 * 352**2
+    stream.save(tmp_path / "stream.safetensors")
+    other = evcl.Stream.load(tmp_path / "stream.safetensors")
+    assert np.array_equal(other.predict_proba(x), stream.predict_proba(x))

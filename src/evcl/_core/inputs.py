@@ -100,6 +100,8 @@ def labels(y: Any, examples: int) -> list[Label]:
             "for numbers, make the learner with likelihood='gaussian'; if these are classes, use y.astype(int)"
         )
     values = array.tolist()
+    if array.dtype.kind == "i":
+        return values
     for kind in (str, bool, Integral):
         if all(isinstance(v, kind) for v in values):
             found: list[Label] = [int(v) if kind is Integral else v for v in values]

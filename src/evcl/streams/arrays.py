@@ -8,6 +8,7 @@ threads as torch may.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ Array = NDArray[np.float64]
 FEW = 2**16  # numbers that numpy changes faster than torch
 SHORT = 2**19  # multiplications per matrix that numpy does faster than torch
 TINY = float(np.finfo(np.float64).tiny)
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """One after the other, along the first axis."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def transposed(a: Array) -> Array:
@@ -59,8 +65,15 @@ def eigenvectors(matrices: Array) -> Array:
 
 def diagonals(matrices: Array) -> Array:
     """[..., P]: the diagonals of matrices [..., P, P], which can be written to."""
-    found: Array = np.einsum("...ii->...i", matrices)
+    found: Array = matrices.diagonal(0, -2, -1)
+    found.flags.writeable = matrices.flags.writeable
     return found
+
+
+def even(matrices: Array) -> None:
+    """Make matrices [..., P, P] symmetric, in place: the mean of each and its transpose."""
+    matrices += transposed(matrices).copy()
+    matrices *= 0.5
 
 
 def diagonal_matrices(diagonals_: Array) -> Array:
@@ -78,13 +91,6 @@ def sigmoid(z: Array) -> Array:
 
 def log_sigmoid(z: Array) -> Array:
     found: Array = -np.logaddexp(0.0, -z)
-    return found
-
-
-def log_of_sum(z: Array) -> Array:
-    """[..., 1]: log sum exp z, over the last axis."""
-    most = np.maximum.reduce(z, -1, keepdims=True)
-    found: Array = most + np.log(np.add.reduce(np.exp(z - most), -1, keepdims=True))
     return found
 
 

@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evcl.streams.arrays import Array
-from evcl.streams.experts import Experts, RowPredictions
+from evcl.streams.experts import Experts, Moves, RowPredictions
+from evcl.streams.filters import solved
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
 from evcl.streams.observing import Targets
 
-
-class Blended(NamedTuple):
-    """The two ways to predict classes together: from the experts' odds [n, K, R], and by their shares [1, n, C]."""
-
-    odds: Array
-    look: RowPredictions
-    mixed: Array
+NOTHING = np.empty(0)
 
 
 class Looked(NamedTuple):
@@ -26,8 +21,24 @@ class Looked(NamedTuple):
 
     x: Array  # [n, ...]
     look: RowPredictions
-    together: Array  # [1, n, ...]: the prediction
-    blended: Blended | None
+    every: Array  # [E, n, ...]: the predictions of the experts, of the blend and the mixture, and together
+    odds: Array  # [n, K, R]: of the experts, which the blend looks at
+    blended: RowPredictions | None
+
+    @property
+    def together(self) -> Array:
+        """[1, n, ...]"""
+        return self.every[-1:]
+
+
+class Learned(NamedTuple):
+    """The memories (slow, fast) of experts where the slow one was replaced by a copy of the fast one, and the
+    derivatives e [n, K] and B [n, K, K] of the prediction.
+    """
+
+    replaced: list[tuple[float, float]]
+    e: Array
+    b: Array
 
 
 class Bank:
@@ -47,28 +58,33 @@ class Bank:
         predicted = look.predicted
         mixed = self.experts.observing.mixed(predicted, self.shares.shares)
         if self.blend is None or predicted.shape[2] < 2:
-            return Looked(x, look, mixed, None)
+            return Looked(x, look, np.concatenate([predicted, mixed]), NOTHING, None)
         odds = Powers.inputs(predicted)
-        own = self.blend.look(odds)
+        blended = self.blend.look(odds)
         first, second = self.ways.shares.tolist()
-        return Looked(x, look, first * own.predicted + second * mixed, Blended(odds, own, mixed))
+        together = first * blended.predicted + second * mixed
+        return Looked(x, look, np.concatenate([predicted, blended.predicted, mixed, together]), odds, blended)
 
-    def learn(self, looked: Looked, y: Targets, inner_steps: int) -> list[tuple[float, float]]:
-        """Learn rows that the bank has looked at. Returns the memories (slow, fast) of experts where the slow one was
-        replaced by a copy of the fast one.
-        """
-        each = self.experts.observing.log_likelihood(looked.look.predicted, y)
-        self.shares.learn(each)
+    def learn(self, looked: Looked, y: Targets, inner_steps: int) -> Learned:
+        """Learn rows that the bank has looked at. What the experts and the blend have in common is computed at once."""
+        observing, count = self.experts.observing, len(self.experts)
+        each = observing.log_likelihood(looked.every, y)
+        self.shares.learn(each[:count])
+        n, k = looked.look.f.shape[1:]
+        e, b = observing.derivatives(looked.every, y) if k else (np.empty((1, n, 0)), np.empty((1, n, 0, 0)))
+        moves = None
         if self.blend is not None and looked.blended is not None:
-            both = np.concatenate([looked.blended.look.predicted, looked.blended.mixed])
-            self.ways.learn(self.blend.observing.log_likelihood(both, y))
-            self.blend.learn(looked.blended.look, looked.blended.odds, y, 1)
-        self.experts.learn(looked.look, looked.x, y, inner_steps)
+            self.ways.learn(each[count : count + 2])
+            variance = np.concatenate([looked.look.variance, looked.blended.variance])
+            every = Moves(b[: count + 1], *solved(variance, e[: count + 1], b[: count + 1]))
+            moves = every.of(slice(count))
+            self.blend.learn(looked.blended, looked.odds, y, 1, every.of(slice(count, None)))
+        self.experts.learn(looked.look, looked.x, y, inner_steps, moves)
         memories, replaced = self.experts.memories, []
-        for slow, fast in self.overtaking.learn(each):
+        for slow, fast in self.overtaking.learn(each[:count]):
             self.experts.copy(slow, fast)
             replaced.append((memories[slow], memories[fast]))
-        return replaced
+        return Learned(replaced, e[-1], b[-1])
 
     def _parts(self) -> dict[str, Any]:
         found = {"shares/": self.shares, "ways/": self.ways, "overtaking/": self.overtaking}
@@ -76,18 +92,18 @@ class Bank:
         return found | blended | {"experts/": self.experts}
 
     def state(self) -> dict[str, Array]:
-        return joined(self._parts())
+        return all_states(self._parts())
 
     def restore(self, state: Mapping[str, Array]) -> None:
         restore(self._parts(), state)
 
 
-def joined(parts: Mapping[str, Any]) -> dict[str, Array]:
+def all_states(parts: Mapping[str, Any]) -> dict[str, Array]:
     """The states of all parts, each with its prefix before the names."""
     return {f"{prefix}{name}": array for prefix, own in parts.items() for name, array in own.state().items()}
 
 
 def restore(parts: Mapping[str, Any], state: Mapping[str, Array]) -> None:
-    """The inverse of `joined`."""
+    """The inverse of `all_states`."""
     for prefix, own in parts.items():
         own.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 MEMORIES = (float("inf"), 2000.0, 300.0)
 UNITS = 32  # of the default network's hidden layer
-FULL = 600  # weights up to which the covariance is stored in full
+FULL = 600  # weights of a network with one output up to which the covariance is stored in full,
+MANY = 800  # and of one with all its outputs: from then on, a row would take several ms
 NARROWER = 16  # the part of the prior variance that the weights of log rates get
 
 
@@ -38,7 +39,12 @@ def bank_of(stream: Stream, x: Array, outputs: int) -> Bank:
         return filter_of(s.method, s.covariance, s.rank, network, mean, prior)
 
     observing = _observing(stream, len(memories) * len(networks), outputs)
-    experts = Experts(networks, make, memories, observing)
+
+    def fit(filter: Filter, more: int) -> Filter:
+        wide = s.covariance == "auto" and len(filter.prior) + more > MANY
+        return Units.of_full(filter) if wide and type(filter) is Full and _has_units(filter.network) else filter
+
+    experts = Experts(networks, make, memories, observing, fit)
     experts.grow(outputs)
     return Bank(experts, blends=stream.likelihood == "categorical")
 
@@ -52,7 +58,7 @@ def filter_of(method: str, covariance: str, rank: int, network: Network, mean: A
     """A filter for the weights below the outputs; those of the outputs are added later."""
     if method == "mesu":
         return Window(network, mean, prior)
-    units = isinstance(network, Perceptron)
+    units = _has_units(network)
     if covariance == "auto":
         small = len(prior) + len(network.row) <= FULL
         covariance = "full" if small and len(prior) else "units" if units else "full" if small else "low-rank"
@@ -63,6 +69,10 @@ def filter_of(method: str, covariance: str, rank: int, network: Network, mean: A
     if covariance == "full":
         return Full(network, mean, prior)
     return Diagonal(network, mean, prior) if covariance == "diagonal" else LowRank(network, mean, prior, rank)
+
+
+def _has_units(network: Network) -> bool:
+    return isinstance(network, Perceptron)
 
 
 def _observing(stream: Stream, experts: int, outputs: int) -> Observing:

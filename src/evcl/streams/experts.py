@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evcl.streams.arrays import Array, total, transposed
+from evcl.streams.arrays import Array, finite, joined, total, transposed
 from evcl.streams.filters import Filter, Linearisation, of_rows, solved
 from evcl.streams.jacobian import Network
 from evcl.streams.observing import Observing, Targets
 
 TOGETHER = 8  # rows after which a filter forgets, for all of them at once
 MakeFilter = Callable[[Network, Array, Array], Filter]  # (network, means [r, P], prior variances [P])
+Fit = Callable[[Filter, int], Filter]  # the filter to use once this many weights are added
 
 
 @dataclass
@@ -38,15 +41,33 @@ class RowPredictions:
     predicted: Array
 
 
+class Moves(NamedTuple):
+    """How rows move R networks: B, and a, G and `failed` as in `filters.solved`."""
+
+    b: Array
+    a: Array
+    root: Array
+    failed: NDArray[np.bool_]
+
+    def of(self, place: slice) -> Moves:
+        """Those of some of the networks."""
+        return Moves(self.b[place], self.a[place], self.root[place], self.failed[place])
+
+
 class Experts:
     """A group for each network, with a copy of it for each memory: expert r remembers about `memories[r]` rows;
     infinity: it forgets nothing.
     """
 
     def __init__(
-        self, networks: Sequence[Network], make: MakeFilter, memories: Sequence[float], observing: Observing
+        self,
+        networks: Sequence[Network],
+        make: MakeFilter,
+        memories: Sequence[float],
+        observing: Observing,
+        fit: Fit = lambda filter, more: filter,
     ) -> None:
-        self.observing = observing
+        self.observing, self.fit = observing, fit
         self.memories = list(memories) * len(networks)
         self.kept = 1 - 1 / np.array(self.memories, dtype=np.float64)
         self.groups = []
@@ -63,6 +84,7 @@ class Experts:
         """Add outputs, whose weights start from 0."""
         for group in self.groups:
             prior = np.tile(group.network.row, outputs)
+            group.filter = self.fit(group.filter, len(prior))
             group.filter.grow(np.zeros_like(prior), prior)
             group.start = np.concatenate([group.start, np.zeros_like(prior)])
 
@@ -75,34 +97,38 @@ class Experts:
         predicted = self.observing.predict(f, of_rows(variance, len(x)))
         return RowPredictions(f, variance, [found for _, found in looks], predicted)
 
-    def learn(self, look: RowPredictions, x: Array, y: Targets, inner_steps: int) -> None:
-        """Learn rows that these experts have looked at. Further inner steps linearise at the new weights, but start
-        from the weights before the rows.
+    def learn(self, look: RowPredictions, x: Array, y: Targets, inner_steps: int, moves: Moves | None = None) -> None:
+        """Learn rows that these experts have looked at, and whose `moves` may be known. Further inner steps linearise
+        at the new weights, but start from the weights before the rows.
         """
         if look.f.shape[2]:
-            e, b = self.observing.derivatives(look.predicted, y)
-            a, root, failed = solved(look.variance, e, b)
+            b, a, root, failed = moves or self._moves(look, y)
             for _ in range(inner_steps - 1):
-                moved = self._along(look, a)
-                look = self._at([group.filter.mean + own for group, own in zip(self.groups, moved, strict=True)], x)
-                change = joined([found.change(own) for found, own in zip(look.found, moved, strict=True)])
-                e, b = self.observing.derivatives(look.predicted, y)
-                e = e + (b @ (transposed(b) @ change[..., None]))[..., 0]
-                a, root, failed = solved(look.variance, e, b)
-            self.observing.learn(look.f, look.variance, a, b, root, y, self.kept ** len(x))
+                steps = self._along(look, a)
+                look = self._at([group.filter.mean + own for group, own in zip(self.groups, steps, strict=True)], x)
+                change = joined([found.change(own) for found, own in zip(look.found, steps, strict=True)])
+                b, a, root, failed = self._moves(look, y, change)
+            self.observing.learn(look.f, look.variance, a, b, root, y, self.kept)
             for group, found, step in zip(self.groups, look.found, self._along(look, a), strict=True):
-                group.filter.mean = group.filter.mean + step
+                group.filter.mean += step
                 group.filter.shrink(found, b[group.place], root[group.place])
-                failed[group.place] |= ~np.isfinite(total(group.filter.mean))
-                if failed[group.place].any():
-                    group.filter.reset(failed[group.place], group.start)
+                if not finite(group.filter.mean):
+                    failed[group.place] |= ~np.isfinite(total(group.filter.mean))
             if failed.any():
+                for group in self.groups:
+                    group.filter.reset(failed[group.place], group.start)
                 self.observing.reset(failed)
         self.waiting += len(x)
         if self.waiting >= TOGETHER:
             for group in self.groups:
                 group.filter.forget(self.kept[group.place] ** self.waiting)
             self.waiting = 0
+
+    def _moves(self, look: RowPredictions, y: Targets, change: Array | None = None) -> Moves:
+        e, b = self.observing.derivatives(look.predicted, y)
+        if change is not None:
+            e = e + (b @ (transposed(b) @ change[..., None]))[..., 0]
+        return Moves(b, *solved(look.variance, e, b))
 
     def _along(self, look: RowPredictions, a: Array) -> list[Array]:
         return [found.along(a[group.place]) for group, found in zip(self.groups, look.found, strict=True)]
@@ -127,7 +153,3 @@ class Experts:
             group.start = state[f"{i}/start"]
             group.filter.restore({name: state[f"{i}/filter/{name}"] for name in group.filter.state()})
         self.observing.restore({name: state[f"observing/{name}"] for name in self.observing.state()})
-
-
-def joined(arrays: Sequence[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

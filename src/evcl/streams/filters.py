@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import (
     Array,
     diagonals,
     eigenvectors,
+    even,
     inverse_root,
     less_squares,
     product,
@@ -100,7 +100,7 @@ class Dense:
 
 WAITING = 32  # rows that a filter keeps apart from its covariance
 SMALL = 1000  # numbers in covariances for which nothing waits
-EVENED = 8  # a large covariance is evened out every so many times that it forgets
+GROWN = 2.0  # a scale from which on it becomes part of the covariance
 
 
 class ArrayFilter:
@@ -143,19 +143,20 @@ def wider(a: Array, columns: Array) -> Array:
 
 
 class Full(ArrayFilter):
-    """The whole covariance, C - U' U with C [R, P, P] and the first `used` rows of U [R, WAITING, P].
+    """The whole covariance, S = D (C - U' U) D with C [R, P, P], the first `used` rows of U [R, WAITING, P], and the
+    diagonal D, `scale` [R, P].
 
-    What single rows teach waits in U until the filter forgets: to write all of C for every row would take most of the
-    time.
+    To write all of C takes longer than all else. So what single rows teach waits in U until the filter forgets, and to
+    forget changes D and the diagonal of C alone.
     """
 
-    names = ("mean", "covariance", "waiting")
+    names = ("mean", "covariance", "waiting", "scale")
 
     def __init__(self, network: Network, mean: Array, prior: Array) -> None:
         self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
         self.covariance = np.stack([np.diag(prior)] * len(mean))
         self.waiting, self.used = np.zeros((len(mean), WAITING, len(prior))), 0
-        self.forgotten = 0  # how often
+        self.scale = np.ones(mean.shape)
 
     def look(self, weights: Array, x: Array) -> tuple[Array, Dense]:
         if len(x) > 1 or not isinstance(self.network, Perceptron):
@@ -164,20 +165,24 @@ class Full(ArrayFilter):
         jacobian = self.network.dense(f.shape[2], layers, a)
         if f.shape[2] < 2:
             return f, Dense(jacobian, self.spread(jacobian[:, 0]))
-        return f, Dense(jacobian, self._less(jacobian[:, 0], self.network.times(layers, a, self.covariance)))
+        spread = self.network.times(layers, a, self.scale, self.covariance)
+        return f, Dense(jacobian, self._less(jacobian[:, 0] * self.scale[:, None], spread))
 
     def spread(self, jacobian: Array) -> Array:
-        return self._less(jacobian, product(jacobian, self.covariance))
+        scaled = jacobian * self.scale[:, None]
+        return self._less(scaled, product(scaled, self.covariance))
 
-    def _less(self, jacobian: Array, spread: Array) -> Array:
-        """J S, from J and J C."""
-        if not self.used:
-            return spread
-        waiting = self.waiting[:, : self.used]
-        return spread - product(product(jacobian, transposed(waiting)), waiting)
+    def _less(self, scaled: Array, spread: Array) -> Array:
+        """J S, from J D and J D C."""
+        if self.used:
+            waiting = self.waiting[:, : self.used]
+            spread -= product(product(scaled, transposed(waiting)), waiting)
+        spread *= self.scale[:, None]
+        return spread
 
     def shrink(self, found: Dense, b: Array, root: Array) -> None:
         rows = product(root, rooted(b, found.spread))
+        rows /= self.scale[:, None]
         more = rows.shape[1]
         if self.used + more > WAITING:
             self._settle()
@@ -187,6 +192,12 @@ class Full(ArrayFilter):
         self.waiting[:, self.used : self.used + more] = rows
         self.used += more
 
+    def block(self, place: slice) -> Array:
+        """[R, size, size]: the covariance of some of the weights."""
+        waiting, scale = self.waiting[:, : self.used, place], self.scale[:, place]
+        inner = self.covariance[:, place, place] - transposed(waiting) @ waiting
+        return scale[:, :, None] * inner * scale[:, None]
+
     def _settle(self) -> None:
         """Write what waits to the covariance."""
         if self.used:
@@ -195,8 +206,24 @@ class Full(ArrayFilter):
 
     def forget(self, kept: Array) -> None:
         self._settle()
-        self.forgotten = (self.forgotten + 1) % EVENED
-        inflate(self.covariance, self.prior, kept, even=not self.forgotten)
+        self.scale /= np.sqrt(kept)[:, None]
+        own, squares = diagonals(self.covariance), self.scale * self.scale
+        if (down := too_wide(own * squares, self.prior)) is not None:
+            self.scale *= down
+            squares = self.scale * self.scale
+        own += FLOOR * (1 - kept)[:, None] * self.prior / squares
+        for r in np.flatnonzero(self.scale.max(1) > GROWN):
+            self._rescale(int(r))
+
+    def _rescale(self, r: int) -> None:
+        """Make the scale of network r part of its covariance. What rounding has made lopsided is evened out: forgetting
+        would amplify it.
+        """
+        covariance, scale = self.covariance[r], self.scale[r]
+        covariance *= scale
+        covariance *= scale[:, None]
+        even(covariance)
+        scale[:] = 1
 
     def grow(self, mean: Array, prior: Array) -> None:
         self._settle()
@@ -205,43 +232,46 @@ class Full(ArrayFilter):
         wide = np.stack([np.diag(self.prior)] * len(self.mean))
         wide[:, :size, :size] = self.covariance
         self.covariance, self.waiting = wide, np.zeros((len(self.mean), WAITING, len(self.prior)))
+        self.scale = wider(self.scale, np.ones(len(prior)))
 
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self._settle()
-        self.mean[targets], self.covariance[targets] = mean, np.diag(self.prior)
+        self.mean[targets], self.covariance[targets], self.scale[targets] = mean, np.diag(self.prior), 1.0
 
     def state(self) -> dict[str, Array]:
-        return {**super().state(), "used": np.array(self.used), "forgotten": np.array(self.forgotten)}
+        return {**super().state(), "used": np.array(self.used)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         super().restore(state)
-        self.used, self.forgotten = min(max(int(state["used"]), 0), WAITING), int(state["forgotten"])
+        self.used = min(max(int(state["used"]), 0), WAITING)
 
 
 SLACK = 1.1  # a variance may exceed the prior's by this factor before it is cut back
 FLOOR = 1e-3  # of the prior's variance, what forgetting everything adds; it keeps covariances well conditioned
 
 
-def inflate(covariance: Array, prior: Array, kept: Array, even: bool = True) -> None:
-    """covariance [R, ..., size, size] / kept [R], in place. Where a variance would exceed the prior's [..., size], its
-    row and column are scaled down. With `even`, what rounding has made lopsided is evened out; forgetting would amplify
-    it.
+def too_wide(variance: Array, prior: Array) -> Array | None:
+    """The factors by which to scale down rows and columns whose variances [R, ...] exceed the prior's [...]; None as
+    long as none exceeds it clearly.
     """
-    pairs = list(zip(covariance, kept.tolist(), strict=True))
-    forgetful = [(own, part) for own, part in pairs if part < 1]
-    for own, part in forgetful:
-        matrix = torch.from_numpy(own)
-        if even:
-            matrix.add_(matrix.mT.clone(memory_format=torch.contiguous_format)).mul_(0.5)
-        matrix.div_(part)
-    if forgetful and (diagonals(covariance) > SLACK * prior).any():
-        for own, _ in pairs:
-            down = np.minimum(np.sqrt(prior / np.maximum(diagonals(own), 1e-300)), 1.0)
-            if (down < 1).any():
-                own *= down[..., None]
-                own *= down[..., None, :]
-    for own, part in forgetful:
-        diagonals(own)[...] += FLOOR * (1 - part) * prior
+    if not (variance > SLACK * prior).any():
+        return None
+    found: Array = np.minimum(np.sqrt(prior / np.maximum(variance, 1e-300)), 1.0)
+    return found
+
+
+def inflate(covariance: Array, prior: Array, kept: Array) -> None:
+    """Divide covariance [R, ..., size, size] by kept [R], in place. Where a variance would exceed the prior's
+    [..., size], its row and column are scaled down. What rounding has made lopsided is evened out.
+    """
+    part = kept.reshape(-1, *[1] * (covariance.ndim - 1))
+    even(covariance)
+    covariance /= part
+    own = diagonals(covariance)
+    if (down := too_wide(own, prior)) is not None:
+        covariance *= down[..., None]
+        covariance *= down[..., None, :]
+    own += FLOOR * (1 - part[..., 0]) * prior
 
 
 class Diagonal(ArrayFilter):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evcl.streams.arrays import Array, log, log_of_sum, total
+from evcl.streams.arrays import Array, finite, log, total
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Full
 from evcl.streams.observing import Classes
@@ -43,7 +43,8 @@ class Shares:
         r, n = log_likelihood.shape
         after = self.log + _finite(total(log_likelihood))
         stay = (1 - SWITCH) ** n
-        self.log = np.log(stay * np.exp(after - log_of_sum(after)) + (1 - stay) / r)
+        weights = np.exp(after - np.maximum.reduce(after))
+        self.log = np.log(stay / total(weights) * weights + (1 - stay) / r)
 
     def state(self) -> dict[str, Array]:
         return {"log": self.log}
@@ -53,7 +54,7 @@ class Shares:
 
 
 def _finite(log_likelihood: Array) -> Array:
-    if np.isfinite(log_likelihood).all():
+    if finite(log_likelihood):
         return log_likelihood
     return np.nan_to_num(log_likelihood, nan=LOST)
 
@@ -99,7 +100,7 @@ class Overtaking:
         each = total(log_likelihood)
         self.ahead = np.maximum(self.ahead + each[:, None] - each, 0) * self.comparable
         found = []
-        while float(self.ahead.max()) > OVERTAKEN:
+        while np.maximum.reduce(self.ahead, None) > OVERTAKEN:
             fast, slow = divmod(int(self.ahead.argmax()), len(each))
             found.append((slow, fast))
             self.ahead[:, slow] = 0

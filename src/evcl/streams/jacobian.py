@@ -68,17 +68,16 @@ class Perceptron:
         and the derivatives [R, n, K, units] of the outputs by the units' sums. And the inputs of the outputs.
         """
         r, n = len(weights), len(x)
-        inputs = np.ones((r, n, self.widths[0] + 1))
-        inputs[..., :-1] = x.reshape(n, -1)
-        below, slopes, a, z = [], [], inputs, inputs
+        inputs = np.empty((r, n, self.widths[0] + 1))
+        inputs[..., :-1], inputs[..., -1] = x.reshape(n, -1), 1
+        below, slopes, a = [], [], inputs
         layers = [weights[:, at : at + units * size].reshape(r, units, size) for at, units, size in self.groups]
-        for layer in layers:
+        for i, layer in enumerate(layers):
             below.append(a)
             z, slope = self.activated(a @ transposed(layer))
             slopes.append(slope)
-            a = np.concatenate([z, inputs[..., -1:]], 2)
-        if self.skip and layers:
-            a = np.concatenate([z, inputs], 2)
+            skips = self.skip and i == len(layers) - 1
+            a = np.concatenate([z, inputs if skips else inputs[..., -1:]], 2)
         rows = weights[:, len(self.start) :].reshape(r, -1, len(self.row))
         deltas, back = [], rows[:, None]  # [R, n, K, units]
         for i in range(len(layers) - 1, -1, -1):
@@ -111,15 +110,18 @@ class Perceptron:
             found[:, :, output, place : place + size] = a
         return found
 
-    def times(self, layers: list[tuple[Array, Array]], a: Array, matrices: Array) -> Array:
-        """[R, K, P]: J S for a single row and S [R, P, P], without J: one product for each unit and output, rather than
-        one with all of S for each output.
+    def times(self, layers: list[tuple[Array, Array]], a: Array, scale: Array, matrices: Array) -> Array:
+        """[R, K, P]: J D C for a single row, the diagonal D, `scale` [R, P], and C [R, P, P], without J: one product
+        for each unit and output, rather than one with all of C for each output.
         """
         r, _, size = a.shape
-        found = (a[:, None] @ matrices[:, len(self.start) :].reshape(r, -1, size, matrices.shape[2]))[:, :, 0]
+        first, last = len(self.start), matrices.shape[2]
+        own = a[:, None] * scale[:, first:].reshape(r, -1, 1, size)
+        found = (own @ matrices[:, first:].reshape(r, -1, size, last))[:, :, 0]
         for (start, units, width), (below, delta) in zip(self.groups, layers, strict=True):
-            own = matrices[:, start : start + units * width].reshape(r, units, width, -1)
-            found += delta[:, 0] @ (below[:, None] @ own)[:, :, 0]
+            place = slice(start, start + units * width)
+            own = below[:, None] * scale[:, place].reshape(r, units, 1, width)
+            found += delta[:, 0] @ (own @ matrices[:, place].reshape(r, units, width, last))[:, :, 0]
         return found
 
 

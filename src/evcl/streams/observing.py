@@ -19,7 +19,6 @@ from evcl.streams.arrays import (
     diagonal_matrices,
     diagonals,
     log,
-    log_of_sum,
     log_sigmoid,
     product,
     sigmoid,
@@ -67,7 +66,7 @@ class Observing(Protocol):
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
         """Learn the noise, from the outputs before the rows, their V, and how the rows move them (see filters.py);
-        `kept` [R] is the part of earlier rows to keep.
+        `kept` [R] is the part of what is known to keep after each row.
         """
         ...
 
@@ -139,9 +138,8 @@ class Classes(_NoNoise):
 
     def softer(self, predicted: Array, y: Targets) -> Array:
         log_p = log(predicted[0], 1e-12)
-        softer = POWERS * log_p
-        rows = np.arange(len(y))
-        found: Array = softer[:, rows, y] - log_of_sum(softer)[..., 0] - log_p[rows, y]
+        sums = total(np.exp(POWERS * log_p))  # [s, n]
+        found: Array = (POWERS[:, 0] - 1) * log_p[np.arange(len(y)), y] - np.log(sums)
         return found
 
     def surprise(self, predicted: Array, y: Targets) -> Array:
@@ -155,9 +153,11 @@ def flattened(f: Array, w: Array) -> Array:
     formula for each pair of classes.
     """
     v = diagonals(w)
-    apart = np.maximum(v[..., None] + v[..., None, :] - 2 * w, 0)
-    odds = (f[..., None, :] - f[..., None]) / np.sqrt(1 + PROBIT * apart)  # of class j against i, in logs
-    p = np.exp(-log_of_sum(odds)[..., 0])
+    apart = v[..., None] + v[..., None, :]
+    apart -= 2 * w
+    odds = f[..., None, :] - f[..., None]  # of class j against i, in logs
+    odds /= np.sqrt(1 + PROBIT * np.maximum(apart, 0))
+    p = 1 / total(np.exp(odds))
     return p / total(p)[..., None]
 
 
@@ -240,7 +240,7 @@ class Numbers:
         error = total((y - after) ** 2 + left.reshape(f.shape), 1)
         rows = self.count + len(y)
         self.noise = np.maximum((self.count[:, None] * self.noise + error) / rows[:, None], 1e-12)
-        self.count = np.maximum(kept * rows, FIRST_ROWS)
+        self.count = np.maximum(kept ** len(y) * rows, FIRST_ROWS)
 
     def copy(self, target: int, source: int) -> None:
         self.noise[target], self.count[target] = self.noise[source], self.count[source]

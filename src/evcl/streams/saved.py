@@ -18,7 +18,7 @@ from evcl.nn import MLP
 from evcl.streams.alarm import Alarm
 from evcl.streams.stream import Stream
 
-FORMAT = 2
+FORMAT = 3
 NOTE = "evcl_stream"  # the name of the description in the metadata
 
 

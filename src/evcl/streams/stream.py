@@ -18,8 +18,8 @@ from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, finite, within
-from evcl.streams.bank import Bank, Looked, joined, restore
+from evcl.streams.arrays import Array, finite, joined, total, within
+from evcl.streams.bank import Bank, Looked, all_states, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
 from evcl.streams.observing import Numbers as GaussianNumbers
@@ -32,7 +32,8 @@ SETTINGS: dict[str, Setting] = {
     "covariance": Setting(
         "auto",
         "how the covariance of the weights is stored: all of it (full), one block per unit (units), a diagonal and "
-        "some directions of the precision (low-rank), or the variances (diagonal); auto: by the number of weights",
+        "some directions of the precision (low-rank), or the variances (diagonal); auto: full up to 600 weights with "
+        "one output and 800 with all, then units; for a network of your own, low-rank",
         choices=("auto", "full", "units", "low-rank", "diagonal"),
     ),
     "rank": Setting(10, "with covariance=low-rank, the number of directions", low=1, high=10_000),
@@ -48,6 +49,8 @@ MOST = 128  # outputs of all rows that are learned at once; more rows are learne
 Rows = Any
 LARGEST = 1e100  # inputs must be smaller, so that their squares are finite
 PLAIN = (torch.float32, torch.float64)  # what numpy has, too
+
+quiet = np.errstate(all="ignore")  # numbers that are not finite are found and dealt with where they matter
 
 
 class Report(NamedTuple):
@@ -106,6 +109,7 @@ class Stream:
         self.classes: list[Label] = labels(list(classes), len(classes)) if len(classes) else []
         if len(set(self.classes)) != len(self.classes) or (self.classes and self.likelihood != "categorical"):
             raise EvclError("classes must all differ, and only likelihood='categorical' has any")
+        self._places = {label: i for i, label in enumerate(self.classes)}
         self.rows = 0
         self.alarms: list[Alarm] = []
         self._shape: tuple[int, ...] | None = None  # of a row
@@ -113,12 +117,14 @@ class Stream:
         self._last: tuple[Array, Looked] | None = None  # the rows predicted last; learning them needs no second look
         self._detector = Detector(float(self.settings.false_alarms))
 
+    @quiet
     def predict_proba(self, x: Rows) -> Any:
         """[n, classes]: the probability of each of `classes`; with likelihood="bernoulli", of each label, [n, D]."""
         if self.likelihood not in ("categorical", "bernoulli"):
             raise EvclError(f"likelihood={self.likelihood!r} has no probabilities: use predictions")
         return _as_given(self._predicted(self._inputs(x)), x)
 
+    @quiet
     def predict(self, x: Rows) -> Any:
         """[n]: the most probable class; the expected value of a number or count; [n, D] for several targets."""
         found = self._predicted(self._inputs(x))
@@ -129,18 +135,21 @@ class Stream:
         own = (found > 0.5).astype(np.int64) if self.likelihood == "bernoulli" else self._numbers(found).mean
         return _as_given(own[:, 0] if own.shape[1] == 1 else own, x)
 
+    @quiet
     def predictions(self, x: Rows) -> Numbers:
         """Numbers or counts, with their uncertainty. Before the first row they are 0 and 1."""
         if self.likelihood not in ("gaussian", "poisson"):
             raise EvclError(f"likelihood={self.likelihood!r} has no numbers: use predict_proba")
         return self._shaped(self._numbers(self._predicted(self._inputs(x))), x)
 
+    @quiet
     def learn(self, x: Rows, y: Any) -> Report:
         """Learn rows, each once. Labels that are new become new classes."""
         checked = self._inputs(x)
         target = self._checked_targets(y, len(checked))
         return self._learn(checked, target)
 
+    @quiet
     def step(self, x: Rows, y: Any) -> tuple[Any, Report]:
         """Predict, then learn: what `predict_proba` (or `predictions`) returns before the rows are learned, and the
         report.
@@ -181,7 +190,7 @@ class Stream:
     # What follows is the work: inputs are checked first, so that an error leaves the state as it was.
 
     def _inputs(self, x: Rows) -> Array:
-        """[n, ...]: a single row becomes a batch of one."""
+        """[n, ...], copied: a caller may use its memory again. A single row becomes a batch of one."""
         given = x.numpy() if isinstance(x, Tensor) and x.dtype in PLAIN and not x.requires_grad and x.is_cpu else x
         given = given if isinstance(given, Tensor) else np.asarray(given)
         one = given.ndim == 1 if self._shape is None else tuple(given.shape) == self._shape
@@ -190,10 +199,9 @@ class Stream:
             rows = inputs(rows, torch.float64, "cpu").numpy()  # or it says what is wrong
         if self._shape is not None and rows.shape[1:] != self._shape:
             raise EvclError(f"a row had the shape {self._shape} at first, but now {rows.shape[1:]}")
-        rows = np.ascontiguousarray(rows, np.float64)
-        if max(rows.max(), -rows.min()) >= LARGEST:
-            raise EvclError(f"x has {np.abs(rows).max():g}, but must be below {LARGEST:g} in absolute value")
-        return rows if rows.flags.writeable else rows.copy()
+        if (largest := np.maximum.reduce(np.abs(rows), None)) >= LARGEST:
+            raise EvclError(f"x has {largest:g}, but must be below {LARGEST:g} in absolute value")
+        return np.array(rows, np.float64, order="C")
 
     def _checked_targets(self, y: Any, rows: int) -> Any:
         """Labels as a list, or targets [n, D]."""
@@ -230,21 +238,19 @@ class Stream:
     def _looked(self, x: Array) -> Looked:
         if self._last is not None and self._last[0].shape == x.shape and (self._last[0] == x).all():
             return self._last[1]
-        own = x.copy()  # a caller may use its memory again
-        self._last = own, self._bank.look(self._scaled(own))
+        self._last = x, self._bank.look(self._scaled(x))
         return self._last[1]
 
     def _pieces(self) -> int:
         outputs = max(1, len(self.classes) - 1, self._targets)
         return max(1, MOST // outputs)
 
-    @np.errstate(all="ignore")  # numbers that are not finite are found and dealt with where they matter
     def _predicted(self, x: Array) -> Array:
         """[n, ...]: what the bank predicts; before any row, all classes are equally probable."""
         if self._shape is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        return np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
+        return joined([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
 
     def _numbers(self, found: Array) -> Numbers:
         """[n, D] each, in the units of the targets."""
@@ -264,21 +270,20 @@ class Stream:
     def _shaped(found: Numbers, x: Rows) -> Numbers:
         return Numbers(*(_as_given(one[:, 0] if one.shape[1] == 1 else one, x) for one in found))
 
-    @np.errstate(all="ignore")
     def _learn(self, x: Array, y: Any) -> Report:
         if self.likelihood == "categorical":
-            new = list(dict.fromkeys(label for label in y if label not in self.classes))
+            new = [label for label in dict.fromkeys(y) if label not in self._places]
             before, begun = len(self.classes), self._shape is not None
             if not begun:
                 self._begin(x, before + len(new) - 1)
             self.classes += new
+            self._places |= {label: before + i for i, label in enumerate(new)}
             if begun and new:
                 more = len(self.classes) - max(1, before)
                 self._bank.experts.grow(more)
                 self._columns.grow(more)
                 self._last = None
-            places = {label: i for i, label in enumerate(self.classes)}
-            place: Targets = np.array([places[label] for label in y])
+            place: Targets = np.array([self._places[label] for label in y])
         else:
             if self._shape is None:
                 self._begin(x, y.shape[1])
@@ -289,9 +294,10 @@ class Stream:
             surprise, raised = self._learn_piece(piece, own)
             surprises.append(surprise)
             alarm = alarm or raised
-        return Report(self.rows, float(sum(map(np.sum, surprises))) / len(x), alarm)
+        return Report(self.rows, sum(surprises) / len(x), alarm)
 
-    def _learn_piece(self, x: Array, y: Array) -> tuple[Array, Alarm | None]:
+    def _learn_piece(self, x: Array, y: Array) -> tuple[float, Alarm | None]:
+        """The sum of the rows' surprises, and the alarm that they raised."""
         if self._targets and not self.rows:
             own = Scaling(self._targets)
             own.add(y)
@@ -301,12 +307,10 @@ class Stream:
         observing = self._bank.experts.observing
         surprise = observing.surprise(looked.together, y_scaled)
         raised = self._detector.learn(observing.softer(looked.together, y_scaled))
-        if looked.look.f.shape[2]:
-            e, b = observing.derivatives(looked.together, y_scaled)
-            z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
-            self._columns.learn(z, e[0], b[0])
-        replaced = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
+        learned = self._bank.learn(looked, y_scaled, self.settings.inner_steps)
         self._last = None
+        z = looked.x.reshape(len(x), -1) if self.settings.standardize else self._squashed(x)
+        self._columns.learn(z, learned.e, learned.b)
         self._scaling.add(x.reshape(len(x), -1))
         if self._targets:
             self._target_scaling.add(y)
@@ -314,10 +318,12 @@ class Stream:
         alarm = None
         if raised is not None:
             columns, reasons = self._columns.moved()
-            alarm = Alarm(self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, replaced), reasons)
+            alarm = Alarm(
+                self.rows + raised[0], math.log(raised[1]), columns, _action(self.shares, learned.replaced), reasons
+            )
             self.alarms.append(alarm)
         self.rows += len(x)
-        return surprise, alarm
+        return float(total(surprise)), alarm
 
     def _follow(self, scaling: Scaling) -> None:
         """Counts are relative to their mean so far; a known noise is in the units of the scaled targets."""
@@ -345,7 +351,7 @@ class Stream:
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that rows change, by name."""
-        return {name: torch.from_numpy(array) for name, array in joined(self._parts()).items()}
+        return {name: torch.from_numpy(array) for name, array in all_states(self._parts()).items()}
 
     def _restore(self, state: Mapping[str, Tensor]) -> None:
         restore(self._parts(), {name: tensor.numpy().copy() for name, tensor in state.items()})

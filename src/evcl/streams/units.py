@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl.streams.arrays import Array, diagonal_matrices, less_squares, total, transposed
-from evcl.streams.filters import ArrayFilter, inflate, rooted
+from evcl.streams.filters import ArrayFilter, Full, inflate, rooted
 from evcl.streams.jacobian import Perceptron
 
 
@@ -66,7 +66,7 @@ class Outputs(Layer):
 
     def add_to(self, variance: Array) -> None:
         kernel = self.spread @ transposed(self.inputs)[:, None]  # [R, K, n, n]
-        np.einsum("rnkmk->rknm", variance)[...] += kernel
+        own_outputs(variance)[...] += kernel
 
     def along(self, a: Array) -> Array:
         return (transposed(a)[:, :, None] @ self.spread).reshape(len(a), -1)
@@ -75,7 +75,14 @@ class Outputs(Layer):
         return self.inputs @ transposed(weights.reshape(len(weights), -1, self.inputs.shape[2]))
 
     def shrink(self, covariance: Array, known: Array) -> None:
-        reduce(covariance, self.spread, np.einsum("rnkmk->rknm", known))
+        reduce(covariance, self.spread, own_outputs(known))
+
+
+def own_outputs(a: Array) -> Array:
+    """[R, K, n, m]: what is between an output and itself in a [R, n, K, m, K], which can be written to."""
+    found = a.diagonal(0, 2, 4).transpose(0, 3, 1, 2)
+    found.flags.writeable = True
+    return found
 
 
 def reduce(covariance: Array, spread: Array, known: Array) -> None:
@@ -118,6 +125,19 @@ class Units(ArrayFilter):
     def __init__(self, network: Perceptron, mean: Array, prior: Array) -> None:
         self.network, self.mean, self.prior = network, mean.copy(), prior.copy()
         self.blocks = [np.stack([diagonal_matrices(own)] * len(mean)) for own in self._own(prior)]
+
+    @classmethod
+    def of_full(cls, full: Full) -> Units:
+        """The same weights, without what those of different units have to do with each other."""
+        assert isinstance(full.network, Perceptron)
+        found = cls(full.network, full.mean, full.prior)
+        place = 0
+        for block in found.blocks:
+            _, units, size, _ = block.shape
+            for unit in range(units):
+                block[:, unit] = full.block(slice(place, place + size))
+                place += size
+        return found
 
     def _own(self, weights: Array) -> list[Array]:
         """The weights [P] of each layer, as [units, size]."""
