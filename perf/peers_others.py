@@ -29,6 +29,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
+
+import evcl
+from evcl._core.files import write_atomically
+from evcl.benchmarks import Benchmark
+from evcl.experiments.outcome import environment
 from peers_methods import (
     BATCH,
     GRID,
@@ -44,14 +52,6 @@ from peers_methods import (
     ours,
     steps,
 )
-from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
-from torch.utils.data import DataLoader, TensorDataset
-
-import evcl
-from evcl._core.files import write_atomically
-from evcl.benchmarks import Benchmark
-from evcl.experiments.outcome import environment
 
 HERE = Path(__file__).resolve().parent
 RESULTS, DOCUMENT = HERE / "results" / "peers_others.json", HERE.parent / "docs" / "comparison.md"
@@ -109,8 +109,8 @@ def measure_laplace() -> Rows:
         scores = [fmean(trains[k](held, seed, s).accuracy for seed in OTHER_SEEDS) for k, s in trials]
         k, strength = trials[scores.index(max(scores))]
         ends = [trains[k](tasks, seed, strength) for seed in SEEDS]
-        found.append({"library": library, "method": method, "strength": strength, "prior": k,
-                      "accuracy": [one.accuracy for one in ends], "ms": [1e3 * one.seconds for one in ends]})  # fmt: skip
+        numbers = {"accuracy": [one.accuracy for one in ends], "ms": [1e3 * one.seconds for one in ends]}
+        found.append({"library": library, "method": method, "strength": strength, "prior": k, **numbers})
     return found
 
 
@@ -290,7 +290,8 @@ def main(names: list[str]) -> None:
         measure, packages = MEASURES[name]
         rows, machine = measure(), environment("cpu")
         used = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
-        where = f"{used}, torch {machine.torch}; one thread of an {machine.device}; seeds 0 to {SEEDS[-1]}, mean ± deviation"
+        where = f"{used}, torch {machine.torch}; one thread of an {machine.device}"
+        where += f"; seeds 0 to {SEEDS[-1]}, mean ± deviation"
         saved[name] = {"where": where, "rows": rows}
         text = json.dumps(saved, indent=1) + "\n"
         write_atomically(RESULTS, lambda path, text=text: path.write_text(text, "utf-8"))  # type: ignore[misc]

@@ -149,7 +149,7 @@ def tune(
     Every method has the same number of trials. Finished benchmarks are not searched again. A search file:
 
     \b
-      benchmarks = ["permuted-digits:3"]       # a name, or also the number of tasks
+      benchmarks = ["permuted-digits:3"]       # NAME, or NAME:TASKS
       validation = 0.2                         # held out, to compare the trials
       seeds = [100, 101]                       # of every trial
       trials = 8                               # per method

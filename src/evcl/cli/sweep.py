@@ -55,9 +55,9 @@ def sweep(
     Any number of processes may work on one folder. A sweep file:
 
     \b
-      benchmarks = ["permuted-digits:3"]       # a name, or also the number of tasks
+      benchmarks = ["permuted-digits:3"]       # NAME, or NAME:TASKS
       seeds = 5                                # 0 to 4; or a list
-      draws = 20                               # how often to draw the ranges below
+      draws = 20                               # how often to draw from ranges
       [settings]                               # for every method
       epochs = 10
       [methods.ewc]
