@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_its_other_tables_are_made_from_the_result_file(monkeypatch):
         for row in part["rows"]:
             counts = {len(value) for value in row.values() if isinstance(value, list)}
             assert counts == {3}, f"{name} has another number of seeds"
+
+
+def test_its_sentences_about_times_are_those_of_the_result_file():
+    saved = json.loads((ROOT / "perf" / "results" / "peers_others.json").read_text("utf-8"))
+    ewc, kfac, _, diagonal, kronecker = (fmean(row["ms"]) for row in saved["laplace"]["rows"])
+    assert f"takes {diagonal / ewc:.1f} and {kronecker / kfac:.1f} times as long" in PAGE
+    peft, naive, evcl = (fmean(row["ms"]) for row in saved["peft"]["rows"])
+    assert naive / peft == pytest.approx(1, abs=0.02)
+    assert f"`evcl` {evcl / peft:.1f} times as much" in PAGE
+    first, *others = saved["continuum"]["rows"][1]["stream"]
+    assert f"the first was {first:.2f} s and the others {fmean(others):.2f}" in PAGE
 
 
 @pytest.mark.full
