@@ -100,7 +100,7 @@ CONTINUUM := continuum h5py ImageHash scikit-image imageio lazy-loader tifffile 
 $(OTHERS)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OTHERS)
 	$(OTHERPIP) torch && $(OTHERPIP) -e '.[cli,data,avalanche,transformers,lightning,laplace]' pytest hypothesis datasets \
-	  && $(OTHERPIP) --no-deps $(CONTINUUM) && touch $(OTHERS)/all || echo "the other libraries could not all be installed" >&2
+	  && $(OTHERPIP) --no-deps $(CONTINUUM) peft && touch $(OTHERS)/all || echo "the other libraries could not all be installed" >&2
 	@touch $@
 
 docs: $(VENV)/site

@@ -147,17 +147,18 @@ def experiences(tasks: Benchmark) -> Any:
     return with_classes_timeline(task_incremental_benchmark(benchmark_from_datasets(train=sets))).streams["train"]
 
 
+def layer(run: Run, name: str) -> nn.Linear:
+    """A linear layer of the run's network, with its initial weights, in plain torch."""
+    views = {part: view[0] for part, view in run.network.layout.views(run.network.posterior.mean).items()}
+    outputs, inputs = views[f"{name}.weight"].shape
+    found = nn.Linear(inputs, outputs)
+    found.load_state_dict({part: views[f"{name}.{part}"].clone() for part in ("weight", "bias")})
+    return found
+
+
 def network_of(run: Run, tasks: Benchmark) -> Any:
     """The run's network, with its initial weights, as Avalanche's users write it: heads are chosen by the task."""
     from avalanche.models import MultiTaskModule
-
-    views = {name: view[0] for name, view in run.network.layout.views(run.network.posterior.mean).items()}
-
-    def linear(name: str) -> nn.Linear:
-        outputs, inputs = views[f"{name}.weight"].shape
-        layer = nn.Linear(inputs, outputs)
-        layer.load_state_dict({part: views[f"{name}.{part}"].clone() for part in ("weight", "bias")})
-        return layer
 
     class OneHead(nn.Sequential):
         def labels(self, task: int) -> tuple[int, ...]:
@@ -166,8 +167,8 @@ def network_of(run: Run, tasks: Benchmark) -> Any:
     class Heads(MultiTaskModule):
         def __init__(self) -> None:
             super().__init__()
-            self.trunk = nn.Sequential(nn.Flatten(), linear("1"), nn.ReLU())
-            self.heads = nn.ModuleList(linear(f"head {k}") for k in heads(tasks))
+            self.trunk = nn.Sequential(nn.Flatten(), layer(run, "1"), nn.ReLU())
+            self.heads = nn.ModuleList(layer(run, f"head {k}") for k in heads(tasks))
 
         def forward_single_task(self, x: Tensor, task_label: int) -> Tensor:
             found: Tensor = self.heads[task_label](self.trunk(x))
@@ -176,7 +177,7 @@ def network_of(run: Run, tasks: Benchmark) -> Any:
         def labels(self, task: int) -> tuple[int, ...]:
             return (task,)
 
-    return Heads() if max(heads(tasks)) else OneHead(nn.Flatten(), linear("1"), nn.ReLU(), linear("head 0"))
+    return Heads() if max(heads(tasks)) else OneHead(nn.Flatten(), layer(run, "1"), nn.ReLU(), layer(run, "head 0"))
 
 
 def ewc_plugin(strength: float) -> Any:

@@ -92,3 +92,42 @@ def evcl(monkeypatch, capsys, tmp_path):
         return stop.value.code or 0, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Chromium or Chrome, on the PATH or named by EVCL_CHROMIUM; without one, the test is skipped."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = os.environ.get("EVCL_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("needs Chromium or Chrome: install one (apt-get install chromium), or name it in EVCL_CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []  # Chromium refuses root without it
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watched(chromium):
+    """Open an address. At the end nothing may have gone wrong, and only addresses that begin with one of `allowed` may
+    have been asked for: by default, those on the disk.
+    """
+    contexts, wrong = [], []
+
+    def start(url, width=1200, height=800, allowed=("file:", "data:"), **options):
+        context = chromium.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(allowed) else wrong.append(asked.url))
+        page.goto(url)
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert wrong == []

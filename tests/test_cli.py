@@ -430,6 +430,16 @@ def test_help_names_every_command_whole(evcl, monkeypatch):
         assert all(param.help for param in one.params), name
 
 
+@pytest.mark.parametrize(("command", "read"), [("sweep", experiments.read_sweep), ("tune", experiments.read_search)])
+def test_the_file_that_a_help_shows_is_one(evcl, monkeypatch, command, read):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = evcl(command, "--help")
+    shown = out.partition(" file:\n")[2].partition("Arguments:")[0]
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    Path("shown.toml").write_text("\n".join(line.strip() for line in shown.splitlines()))
+    assert read(Path("shown.toml"))
+
+
 def test_a_shell_completes_commands_and_options():
     for words, wanted in (
         ("evcl pre", ["predict"]),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -18,8 +16,6 @@ import pytest
 from public_names import MODULES, PARTLY
 
 ROOT = Path(__file__).parent.parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("EVCL_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 
 
@@ -67,6 +63,16 @@ def test_the_learners_have_all_their_methods_with_types(site, name):
         assert inspect.signature(getattr(made, method)).return_annotation is not inspect.Signature.empty, method
 
 
+def test_a_page_has_one_name():
+    """Its title is its name in the navigation, or that and a colon and more. The first page has the library's name."""
+    named = re.findall(r"^ +- (?:(.+): )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert len(named) > 40
+    for name, page in named:
+        title = re.search(r"^# (.+)$", (ROOT / "docs" / page).read_text("utf-8"), re.M)
+        if name and title and page != "index.md":  # a page of the reference has no title of its own
+            assert title[1] == name or title[1].startswith(f"{name}: "), page
+
+
 class Anchors(HTMLParser):
     """The ids of a page, and what it links to."""
 
@@ -100,38 +106,10 @@ def test_no_link_is_broken(site):
     assert broken == []
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium or Chrome: install one (apt-get install chromium), or name it in EVCL_CHROMIUM")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []  # Chromium refuses root without it
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield started
-        started.close()
-
-
 @pytest.fixture
-def open_page(browser, site):
-    """Open a page of the site from the disk; at the end nothing may have gone wrong or been asked of the network."""
-    contexts, wrong = [], []
-
-    def start(name, width=1400):
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None)
-        page.goto((site / name).as_uri())
-        return page
-
-    yield start
-    for context in contexts:
-        context.close()
-    assert wrong == []
+def open_page(watched, site):
+    """Open a page of the site from the disk."""
+    return lambda name, width=1400: watched((site / name).as_uri(), width, 900)
 
 
 @pytest.mark.parametrize("width", [390, 1400])

@@ -261,16 +261,27 @@ def test_merging_changes_no_prediction_and_the_next_adapter_reads_other_inputs()
     torch.testing.assert_close(learner.mean_network(0)(x).softmax(1), learner.predict_proba(x))
 
 
-@pytest.mark.parametrize("method", ["kfac-ewc", "progress-compress", "progressive"])
-def test_methods_whose_memory_cannot_start_anew_share_their_adapters(method):
-    for tasks in ("each", "merged"):
-        with pytest.raises(evcl.EvclError, match="adapters must be shared"):
-            evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks=tasks))
-    for tasks in ("each", "merged"):
-        with pytest.raises(
-            evcl.EvclError, match="importance=kfac remembers factors of layers: adapters must be shared"
-        ):
-            evcl.EVCL(bert(), adapters=LoRA(rank=2, tasks=tasks), importance="kfac")
+@pytest.mark.parametrize(
+    ("method", "given", "why"),
+    [
+        ("progress-compress", {}, "trains another network"),
+        ("progressive", {}, "trains another network"),
+        ("kfac-ewc", {}, "remembers the factors of layers"),
+        ("noisy-kfac", {}, "remembers the factors of layers"),
+        ("evcl", {"importance": "kfac"}, "remembers the factors of layers"),
+        ("ewc", {"importance": "kfac"}, "remembers the factors of layers"),
+        ("evcl-er", {"importance": "kfac"}, "remembers the factors of layers"),
+    ],
+)
+@pytest.mark.parametrize("tasks", ["each", "merged"])
+def test_methods_whose_memory_cannot_start_anew_share_their_adapters(method, given, why, tasks):
+    with pytest.raises(evcl.EvclError, match=f"{why}.*: with it, adapters must be shared, not '{tasks}'"):
+        evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks=tasks), **given)
+
+
+@pytest.mark.parametrize("method", ["evcl", "ewc", "si"])
+def test_other_methods_may_have_an_adapter_per_task(method):
+    evcl.Learner(bert(), method, adapters=LoRA(rank=2, tasks="each"))
 
 
 def test_a_failed_round_leaves_the_learner_as_it_was():

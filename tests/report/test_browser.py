@@ -5,9 +5,7 @@ It needs Chromium or Chrome: on the PATH, or named by EVCL_CHROMIUM.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +17,6 @@ from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.report import by_benchmark, write_report
 from evcl.report import page as page_of
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("EVCL_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="needs Chromium or Chrome: install one (apt-get install chromium), or name it in EVCL_CHROMIUM",
-)
 EVIL = "<b>mine</b><script>alert(1)</script>"
 RESULTS = [
     with_bins(result("evcl", "split-mnist", last=(0.85, 0.86, 0.87))),
@@ -45,37 +37,16 @@ def page_url(tmp_path_factory):
     return write_report(folder, "A report")[-1].as_uri()
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []  # Chromium refuses root without it
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_page(chromium, page_url):
-    """Open the page; at the end nothing may have gone wrong, and nothing been asked of the network."""
-    contexts, wrong = [], []
+def open_page(watched, page_url):
+    """Open the page; it consists of one file."""
 
     def start(width=1200, height=800, **options):
-        context = chromium.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda r: None if r.url in (page_url, "data:,") else wrong.append(r.url))
-        page.goto(page_url)
+        page = watched(page_url, width, height, allowed=(page_url, "data:,"), **options)
         page.wait_for_selector(READY, state="attached", timeout=60_000)
         return page
 
-    yield start
-    for context in contexts:
-        context.close()
-    assert wrong == []
+    return start
 
 
 def mentions(page, label):

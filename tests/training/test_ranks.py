@@ -24,18 +24,29 @@ from evcl._core.ranks import Ranks, check_batch, joined
 from evcl.training import fit
 
 
+def start(*words, **variables):
+    """A process on one thread, with these variables, in a group of its own."""
+    own = {"PYTHONPATH": str(Path(ranked.__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1", **variables}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, *map(str, words)], env={**os.environ, **own}, **pipes)
+
+
+def end(*started):
+    """Wait for the processes: (status, standard output, standard error) of each. Nothing that they started is left."""
+    try:
+        said = [one.communicate(timeout=300) for one in started]
+    finally:
+        for one in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+    return [(one.returncode, *both) for one, both in zip(started, said, strict=True)]
+
+
 def torchrun(*arguments):
     """Two processes on this machine: (status, standard output, standard error)."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes) as started:
-        try:
-            out, err = started.communicate(timeout=300)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)  # those it started, if it hangs
-    return started.returncode, out, err
+    (ended,) = end(start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments))
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +128,19 @@ def saves(self, position):
     global saved
     saved += 1
     save(self, position)
-    if saved == 7 and not os.path.exists("{mark}"):
-        if self.ranks.rank == 0:
-            open("{mark}", "x").close()
-            os.kill(os.getpid(), signal.SIGKILL)
+    if saved == {count} and self.ranks.rank == {rank} and not os.path.exists("{mark}"):
+        open("{mark}", "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 Checkpointer.save = saves
-"""  # the first process is killed once, behind its 7th checkpoint
+"""  # one of the processes is killed once, after a checkpoint
+
+
+def killed(folder, rank, count):
+    """A plugin that kills the process `rank` once, after its checkpoint number `count`."""
+    plugin = folder / "killed.py"
+    plugin.write_text(KILLED.format(mark=folder / "mark", rank=rank, count=count))
+    return plugin
 
 
 @pytest.mark.full
@@ -132,13 +149,11 @@ def test_the_command_in_two_processes_is_resumed(tmp_path):
     options = ("-m", "evcl", "run", "split-digits", "--method", "vcl-random-coreset", "--epochs", "5", "--tasks", "2")
     options = (*options, "--seeds", "2", "--device", "cpu", "--checkpoint-seconds", "1e-6")
     assert torchrun(*options, "--out", tmp_path / "whole")[0] == 0
-    plugin = tmp_path / "killed.py"
-    plugin.write_text(KILLED.format(mark=tmp_path / "mark"))
-    killed = (*options, "--out", tmp_path / "part", "--plugin", plugin)
-    assert torchrun(*killed)[0] != 0
+    options = (*options, "--out", tmp_path / "part", "--plugin", killed(tmp_path, rank=0, count=7))
+    assert torchrun(*options)[0] != 0
     assert (tmp_path / "mark").exists()
     assert not (tmp_path / "part" / "result.json").exists()
-    status, out, err = torchrun(*killed, "--resume")
+    status, out, err = torchrun(*options, "--resume")
     assert status == 0, err
     assert "holds no checkpoint" not in out
     whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
@@ -223,56 +238,25 @@ def test_a_batch_norm_that_measures_needs_the_whole_batch():
         learner.learn((data.x[0], data.y[0]), epochs=1)
 
 
-ALONE = """
-import os, signal
-from evcl.training import Checkpointer
-
-save, saved = Checkpointer.save, 0
-
-def saves(self, position):
-    global saved
-    saved += 1
-    save(self, position)
-    if saved == 4 and self.ranks.rank == 1 and not os.path.exists("{mark}"):
-        open("{mark}", "x").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Checkpointer.save = saves
-"""  # the second process is killed once, behind its 4th checkpoint
-
-
 def by_hand(*arguments):
-    """Two processes that nobody watches, as on two machines: (status, standard error) of each."""
+    """Two processes that nobody watches, as on two machines: (status, standard output, standard error) of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    started = []
-    for rank in ("0", "1"):
-        about = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, "PYTHONPATH": str(Path(ranked.__file__).parents[2] / "src"), **about}
-        words = [sys.executable, "-m", "evcl", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(words, env={**environment, "OMP_NUM_THREADS": "1"}, **pipes))
-    try:
-        ended = [(one.communicate(timeout=300)[1], one.returncode) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    return [(status, err) for err, status in ended]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return end(*(start("-m", "evcl", *arguments, RANK=rank, LOCAL_RANK=rank, **group) for rank in ("0", "1")))
 
 
 @pytest.mark.full
 def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path):
     options = ("run", "split-digits", "--method", "evcl", "--preset", "paper", "--epochs", "2", "--tasks", "2")
     options = (*options, "--seeds", "1", "--device", "cpu", "--checkpoint-seconds", "1e-6", "--set", "batch_size=100")
-    assert [status for status, _ in by_hand(*options, "--out", tmp_path / "whole")] == [0, 0]
-    plugin = tmp_path / "killed.py"
-    plugin.write_text(ALONE.format(mark=tmp_path / "mark"))
-    options = (*options, "--out", tmp_path / "part", "--plugin", plugin)
-    (status, err), (lost, _) = by_hand(*options)
+    assert [status for status, *_ in by_hand(*options, "--out", tmp_path / "whole")] == [0, 0]
+    options = (*options, "--out", tmp_path / "part", "--plugin", killed(tmp_path, rank=1, count=4))
+    (status, _, err), (lost, *_) = by_hand(*options)
     assert (status, lost) == (1, -signal.SIGKILL)
     (line,) = [line for line in err.splitlines() if line.startswith("evcl: ")]
     assert "another process of this run has ended" in line
-    assert [status for status, _ in by_hand(*options, "--resume")] == [0, 0]
+    assert [status for status, *_ in by_hand(*options, "--resume")] == [0, 0]
     whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
     assert {**whole, "seconds": 0} == {**part, "seconds": 0}

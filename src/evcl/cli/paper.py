@@ -129,9 +129,7 @@ def reproduce(
 
 
 def tune(
-    search: Annotated[
-        Path, typer.Argument(help="A TOML file that defines the search; see experiments/paper/search for examples.")
-    ],
+    search: Annotated[Path, typer.Argument(help="A TOML file that defines the search: see above.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one file per benchmark [beside the search].")
     ] = None,
@@ -148,7 +146,17 @@ def tune(
 ) -> None:
     """Search for settings on validation data.
 
-    Every method has the same number of trials. Finished benchmarks are not searched again.
+    Every method has the same number of trials. Finished benchmarks are not searched again. A search file:
+
+    \b
+      benchmarks = ["permuted-digits:3"]       # NAME, or NAME:TASKS
+      validation = 0.2                         # held out, to compare the trials
+      seeds = [100, 101]                       # of every trial
+      trials = 8                               # per method
+      [methods.evcl]
+      strength = {low = 0.1, high = 10}        # drawn, log-uniformly
+      fisher = {choices = ["exact", "sampled"]}
+      epochs = 20                              # the same in every trial
     """
     experiments.load_plugins(plugin or [])
     with usage():

@@ -40,7 +40,7 @@ def engine(name: str, address: str | None, workers: int | None, device: str, pre
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see docs/SCALE.md.")],
+    file: Annotated[Path, typer.Argument(help="A TOML file that defines the sweep: see above.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the results [named like the file, beside it].")] = None,
     engine_name: EngineName = "local",
     address: Address = None,
@@ -52,7 +52,18 @@ def sweep(
 ) -> None:
     """Run every method, setting and seed of a sweep file, once.
 
-    Any number of processes may work on one folder.
+    Any number of processes may work on one folder. A sweep file:
+
+    \b
+      benchmarks = ["permuted-digits:3"]       # NAME, or NAME:TASKS
+      seeds = 5                                # 0 to 4; or a list
+      draws = 20                               # how often to draw from ranges
+      [settings]                               # for every method
+      epochs = 10
+      [methods.ewc]
+      strength = [0.1, 1, 10]                  # a grid: every value
+      [methods.evcl]
+      lr = {low = 1e-4, high = 1e-2}           # a range: drawn, log-uniformly
     """
     experiments.load_plugins(plugin or [])
     folder = out or file.parent / file.stem

@@ -13,7 +13,7 @@ from evcl._core.devices import usable
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, labels
 from evcl._core.ranks import Ranks
-from evcl._core.settings import SEED, Setting, resolve
+from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl.benchmarks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner.card import Record
@@ -103,12 +103,9 @@ class Learner(Predictor):
         precision: Literal["tf32", "fp32", "bf16"] = "tf32",
         **settings: Any,
     ) -> None:
-        self.method = _with_tasks(get_method(method), adapters)
-        self.settings = resolve(self.method.name, known_settings(self.method, settings), settings)
-        if isinstance(adapters, LoRA) and adapters.tasks != "shared" and self.settings.get("importance") == "kfac":
-            raise EvclError(
-                f"importance=kfac remembers factors of layers: adapters must be shared, not {adapters.tasks!r}"
-            )
+        found_method = get_method(method)
+        self.settings = resolve(found_method.name, known_settings(found_method, settings), settings)
+        self.method = _with_tasks(found_method, self.settings, adapters)
         self.seed = int(SEED.check("seed", seed))
         if init not in ("auto", "draw", "network"):
             raise EvclError(f"init must be 'auto', 'draw' or 'network', not {init!r}")
@@ -372,11 +369,12 @@ class Learner(Predictor):
         return described(self)
 
 
-def _with_tasks(method: Method, adapters: LoRA | None) -> Method:
+def _with_tasks(method: Method, settings: Settings, adapters: LoRA | None) -> Method:
     """The method, with adapters that are shared by all tasks, merged after each, or each task's own."""
-    if isinstance(adapters, LoRA) and adapters.tasks == "merged":
-        check_restarts(method, "merged")
-    return one_per_task(method) if isinstance(adapters, LoRA) and adapters.tasks == "each" else method
+    if not isinstance(adapters, LoRA) or adapters.tasks == "shared":
+        return method
+    check_restarts(method, settings, adapters.tasks)
+    return one_per_task(method) if adapters.tasks == "each" else method
 
 
 def _dtype_of(network: nn.Module) -> torch.dtype:

@@ -14,19 +14,29 @@ class NextToken(Energy):
 
     The network gives [M, (T - 1) x V]: the logits of V tokens at each position but the last, from which nothing
     follows. Those at position t may depend on x_1, ..., x_t only.
+
+    `vocabulary` is V. It may be left out, unless the width of the outputs is a multiple of both T - 1 and T: then they
+    could also be logits of all T positions, of fewer tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int | None = None) -> None:
         super().__init__()
-        self.name = "next-token"
+        self.name, self.vocabulary = "next-token", vocabulary
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
-        positions, width = y.shape[1] - 1, outputs.shape[1]
+        length, width, tokens = y.shape[1], outputs.shape[1], self.vocabulary
+        positions = length - 1
         if positions < 1:
-            raise EvclError(f"a sequence must have at least 2 tokens, not {y.shape[1]}")
-        if width % positions:
+            raise EvclError(f"a sequence must have at least 2 tokens, not {length}")
+        if width % positions or (tokens is not None and width != positions * tokens):
+            of = "" if tokens is None else f" of {tokens} tokens"
             raise EvclError(
-                f"the network must give logits for {positions} positions, all but the last, not {width} numbers"
+                f"the network must give logits{of} for {positions} positions, all but the last, not {width} numbers"
+            )
+        if tokens is None and width % length == 0:
+            raise EvclError(
+                f"{width} numbers are logits of {width // positions} tokens for {positions} positions, or of "
+                f"{width // length} for {length}: say which, likelihood=evcl.likelihoods.NextToken(vocabulary=...)"
             )
         logits = outputs.view(len(outputs) * positions, -1)
         each = F.cross_entropy(logits, y[:, 1:].reshape(-1).long(), reduction="none")

@@ -15,19 +15,21 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
-from evcl.methods.memory import Fresh, has_models, per_task, per_weight, relaid
+from evcl.methods.memory import Fresh, has_models, lasting, per_task, per_weight, relaid
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, with_fits
 from evcl.nn import Gaussian, Layout, head_names
 
 M = TypeVar("M")
 
 
-def check_restarts(method: Method, tasks: str) -> None:
+def check_restarts(method: Method, s: Settings, tasks: str) -> None:
     """Refuse a method whose memory of the adapters cannot start anew."""
     why = None
     if has_models(method.memory) or method.trunk is not None:
         why = "trains another network beside it"
-    elif "kfac" in method.name or method.predictor is not None:
+    elif kept := lasting(method.memory, s):
+        why = f"remembers {kept}"
+    elif method.predictor is not None:
         why = "remembers more than numbers per weight"
     if why is not None:
         raise EvclError(f"{method.name} {why}: with it, adapters must be shared, not {tasks!r}")
@@ -42,8 +44,7 @@ def restarted(memory: M, layout: Layout, names: Sequence[str], fresh: Fresh) -> 
 
 
 def one_per_task(method: Method) -> Method:
-    """The method, with adapters of its own for every task."""
-    check_restarts(method, "each")
+    """The method, with adapters of its own for every task; `check_restarts` says whether it can have them."""
     memory = make_dataclass(
         "Memory",
         [

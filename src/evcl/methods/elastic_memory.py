@@ -29,6 +29,10 @@ class Memory:
     beta: dict[int, Tensor] = per_task()  # used by EVCL, as in VCL's memory
     factors: Factors = per_layer()  # with importance=kfac, see kronecker.py
 
+    @staticmethod
+    def lasting(s: Settings) -> str:
+        return "the factors of layers" if s.get("importance") == "kfac" else ""
+
     def after(
         self, fitted: Fitted, round_: Round, importance: Tensor, decay: Number, beta: Mapping[int, Tensor] | None = None
     ) -> Memory:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from evcl._core.errors import EvclError
+from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
 from evcl.nn import BayesianNetwork, Gaussian, Layout
 from evcl.nn.posterior import Extending
@@ -273,6 +274,16 @@ def has_models(cls: type) -> bool:
     return any(
         has_models(_class_of(cls, name)) if how is None else isinstance(how, Another) for name, how in hows(cls).items()
     )
+
+
+def lasting(cls: type, s: Settings) -> str:
+    """What a memory of this class, with these settings, cannot start anew for some of the weights; empty: nothing.
+
+    A memory that has such a thing says so in a static method `lasting(s)`.
+    """
+    own = cls.lasting(s) if hasattr(cls, "lasting") else ""
+    parts = (lasting(_class_of(cls, name), s) for name, how in hows(cls).items() if how is None)
+    return next(filter(None, (own, *parts)), "")
 
 
 def copies_network(cls: type) -> bool:

@@ -56,6 +56,10 @@ class Memory:
     fisher: Tensor = per_weight(low=0)  # of weights without factors; 0 for the others
     factors: Factors = per_layer()  # key of a block -> A [R, 1, i, i], or [R, 1, i] if diagonal; G [R, 1, o, o]
 
+    @staticmethod
+    def lasting(s: Settings) -> str:
+        return "the factors of layers"
+
 
 class NoisyKfacRule(NaturalRule):
     """`old`: the factors of earlier tasks, divided by N; `prior` [R, P]: c^2; `weight`: beta / N."""
