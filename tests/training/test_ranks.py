@@ -235,14 +235,22 @@ def saves(self, position):
     save(self, position)
     if saved == 4 and self.ranks.rank == 1 and not os.path.exists("{mark}"):
         open("{mark}", "x").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.{how})
 
 Checkpointer.save = saves
-"""  # the second process is killed once, behind its 4th checkpoint
+"""  # the second process is killed or stopped once, behind its 4th checkpoint
+PATIENCE = """
+from datetime import timedelta
+from evcl._core import ranks
+
+ranks.PATIENCE = timedelta(seconds=8)
+"""
 
 
-def by_hand(*arguments):
-    """Two processes that nobody watches, as on two machines: (status, standard error) of each."""
+def by_hand(*arguments, hangs=False):
+    """Two processes that nobody watches, as on two machines: (status, standard error) of each. If the second `hangs`,
+    it is killed when the first has ended.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -254,7 +262,11 @@ def by_hand(*arguments):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(words, env={**environment, "OMP_NUM_THREADS": "1"}, **pipes))
     try:
-        ended = [(one.communicate(timeout=300)[1], one.returncode) for one in started]
+        ended = []
+        for one in started:
+            ended.append((one.communicate(timeout=300)[1], one.returncode))
+            if hangs:
+                started[1].kill()
     finally:
         for one in started:
             one.kill()
@@ -262,17 +274,19 @@ def by_hand(*arguments):
 
 
 @pytest.mark.full
-def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path):
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_process_that_is_lost_ends_the_other_with_one_line(how, tmp_path):
+    """It was killed, or it hangs: then the other gives up after a time, here of 8 seconds."""
     options = ("run", "split-digits", "--method", "evcl", "--preset", "paper", "--epochs", "2", "--tasks", "2")
     options = (*options, "--seeds", "1", "--device", "cpu", "--checkpoint-seconds", "1e-6", "--set", "batch_size=100")
     assert [status for status, _ in by_hand(*options, "--out", tmp_path / "whole")] == [0, 0]
-    plugin = tmp_path / "killed.py"
-    plugin.write_text(ALONE.format(mark=tmp_path / "mark"))
+    plugin = tmp_path / "lost.py"
+    plugin.write_text(ALONE.format(mark=tmp_path / "mark", how=how) + PATIENCE)
     options = (*options, "--out", tmp_path / "part", "--plugin", plugin)
-    (status, err), (lost, _) = by_hand(*options)
+    (status, err), (lost, _) = by_hand(*options, hangs=how == "SIGSTOP")
     assert (status, lost) == (1, -signal.SIGKILL)
     (line,) = [line for line in err.splitlines() if line.startswith("evcl: ")]
-    assert "another process of this run has ended" in line
+    assert "another process of this run has ended, or does not answer" in line
     assert [status for status, _ in by_hand(*options, "--resume")] == [0, 0]
     whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
     assert {**whole, "seconds": 0} == {**part, "seconds": 0}
