@@ -8,6 +8,7 @@ once showed a defect are in `corpus/TARGET`, and come first.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import signal
@@ -93,6 +94,8 @@ def tried(name: str, target: Target, seed: int, most: int, until: float, keep: P
         good = path.read_bytes()
         for _ in range(2):  # what is imported or compiled at first is not the file's
             target.read(path)
+        gc.collect()
+        gc.freeze()  # the libraries: to look through all of them before each file takes longer than the file
         kept = sorted((CORPUS / name.replace(" ", "-").replace(",", "")).glob("*"))
         count = 0
         for k in range(-len(kept), most):
