@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import ended, forked, killed, waited
+from forked import Killer, ended, forked
 
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 import made_up
@@ -46,18 +46,15 @@ def leftovers(folder: Path) -> list[str]:
 
 def killed_learns(model: Path, times: int, seed: int) -> tuple[int, int]:
     """Kill `evcl learn` this many times; how often the model was the old one afterwards, and how often the new one."""
-    source, data, count = random.Random(seed), model.with_name("t.csv"), [0, 0]
-    started = time.monotonic()
-    assert waited(forked(lambda: learn(model, data, task="first", epochs=1))) == 0
-    whole = time.monotonic() - started
-    for k in range(times):
-        before = load_model(model).learner.tasks
-        name = f"task {k}"
-        done = killed(lambda name=name: learn(model, data, task=name, epochs=1), whole, source)
+    data, count = model.with_name("t.csv"), [0, 0]
+    killer, k = Killer(lambda: learn(model, data, task="first", epochs=1), seed), 0
+    while killer.kills < times:
+        before, name, k = load_model(model).learner.tasks, f"task {k}", k + 1
+        done = killer.kill(lambda name=name: learn(model, data, task=name, epochs=1))
         after = load_model(model).learner.tasks  # raises if it is damaged
-        assert after in (before, (*before, name))
-        assert after != before or not done
-        count[after != before] += 1
+        assert after == (*before, name) or (after == before and not done)
+        if not done:
+            count[after != before] += 1
     learn(model, data, task="last", epochs=1)
     assert leftovers(model.parent) == []
     return count[0], count[1]
@@ -65,14 +62,22 @@ def killed_learns(model: Path, times: int, seed: int) -> tuple[int, int]:
 
 def killed_reports(folder: Path, times: int, seed: int) -> None:
     made_up.write(folder, made_up.result(), made_up.result("vcl"))
-    write_report(folder)
-    source, whole = random.Random(seed), 4.0
-    pages = {(folder / "index.html").read_bytes()}
-    for _ in range(times):
-        killed(lambda: write_report(folder), whole, source)
-        assert (folder / "index.html").read_bytes() in pages
+    killer = Killer(lambda: write_report(folder), seed)
+    page = (folder / "index.html").read_bytes()
+    while killer.kills < times:
+        killer.kill(lambda: write_report(folder))
+        assert (folder / "index.html").read_bytes() == page
     write_report(folder)
     assert leftovers(folder) == []
+
+
+def killed_predictions(model: Path, folder: Path, times: int, seed: int) -> None:
+    data = model.with_name("t.csv")
+    killer = Killer(lambda: predict(model, data, folder / "p.csv"), seed)
+    whole = (folder / "p.csv").read_bytes()
+    while killer.kills < times:
+        killer.kill(lambda: predict(model, data, folder / "p.csv"))
+        assert (folder / "p.csv").read_bytes() == whole
 
 
 def test_learn_is_killed(model):
@@ -88,12 +93,7 @@ def test_a_report_is_killed(tmp_path):
 def test_fifty_kills_of_each(model, tmp_path):
     assert sum(killed_learns(model, 50, 1)) == 50
     killed_reports(tmp_path / "runs", 50, 1)
-    data, source = model.with_name("t.csv"), random.Random(2)
-    predict(model, data, tmp_path / "p.csv")
-    whole = (tmp_path / "p.csv").read_bytes()
-    for _ in range(50):
-        killed(lambda: predict(model, data, tmp_path / "p.csv"), 0.3, source)
-        assert (tmp_path / "p.csv").read_bytes() == whole
+    killed_predictions(model, tmp_path, 50, 2)
 
 
 # --- many processes teach one model ---------------------------------------------------------------------------------
