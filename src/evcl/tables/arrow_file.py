@@ -26,11 +26,15 @@ class ArrowSource(TypedSource):
             import pyarrow as pa
         self.path, self.dialect, self._pa = path, dialect or Dialect(), pa
         schema = self._schema()
-        if len(schema.names) > MOST_COLUMNS:
-            bad(path, f"{len(schema.names)} columns, but the maximum is {MOST_COLUMNS}")
-        if len(set(schema.names)) != len(schema.names):
+        try:
+            names = schema.names
+        except UnicodeDecodeError:
+            bad(path, "the name of a column is not UTF-8")
+        if len(names) > MOST_COLUMNS:
+            bad(path, f"{len(names)} columns, but the maximum is {MOST_COLUMNS}")
+        if len(set(names)) != len(names):
             bad(path, "two columns have the same name")
-        self._types = dict(zip(schema.names, schema.types, strict=True))
+        self._types = dict(zip(names, schema.types, strict=True))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
