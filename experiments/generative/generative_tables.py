@@ -1,6 +1,6 @@
 """Write the tables of streams without labels into docs/RESULTS.md, and draw their figures, from the results here.
 
-    python experiments/generative/generative_tables.py    # also results/figures and a page, as `evcl report` does
+    python experiments/generative/generative_tables.py    # also figures and a page, as `evcl report` does
 
 Of the language stream, log-likelihoods are also given as bits per character.
 """

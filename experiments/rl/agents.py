@@ -143,7 +143,7 @@ def tune() -> None:
 
 
 def final(streams: Sequence[str], methods: Sequence[str], jobs: int, given: Settings, tasks: int | None) -> None:
-    """A job per seed, so that a slow method does not hold up the others; a file is written when all its seeds are in."""
+    """A job per seed, so that no method holds up the others. A file is written when all its seeds are in."""
     wanted = [(s, m, seed) for s in streams for m in methods if not place(s, m).exists() for seed in TESTED]
     works = [partial(trained, s, m, [seed], {**chosen(s, m), **given}, tasks) for s, m, seed in wanted]
     parts: dict[tuple[str, str], dict[int, Found]] = {}

@@ -366,7 +366,9 @@ def test_many_processes_at_one_folder_run_every_cell_once(processes, count, tmp_
     ran = [line.split() for line in log.read_text().splitlines()]
     assert len({(name, number) for name, number, _, _ in ran}) == len(ran)
     assert sorted(name for name, _, _, how in ran if how == "lived") == sorted(key(config) for config in cells)
-    assert sum(how == "killed" for *_, how in ran) == sum(process.exitcode != 0 for process in started) > 0
+    kills = sum(how == "killed" for *_, how in ran)
+    print(f"{kills} processes killed")  # noqa: T201  (shown with -s)
+    assert kills == sum(process.exitcode != 0 for process in started) > 0
     with Store(tmp_path) as after:
         assert all(after.take(config) == result_of(config) for config in cells)
     assert not list(tmp_path.rglob(".*.tmp"))

@@ -47,14 +47,26 @@ def waited(pid: int, seconds: float = 120.0) -> int:
     return status
 
 
-def killed(work: Callable[[], object], whole: float, source: random.Random) -> bool:
-    """Run `work`, and kill it with SIGKILL at a random moment of the `whole` seconds that it takes. Whether it had
-    ended by then.
-    """
-    pid = forked(work)
-    time.sleep(source.random() * whole * 1.2)
-    done = ended(pid)
-    if done is None:
+class Killer:
+    """Kills work with SIGKILL at random moments of the seconds that it takes, which are measured."""
+
+    def __init__(self, work: Callable[[], object], seed: int) -> None:
+        """`work` is done once, and not killed."""
+        self.source, self.kills = random.Random(seed), 0
+        started = time.monotonic()
+        assert waited(forked(work)) == 0
+        self.whole = time.monotonic() - started
+
+    def kill(self, work: Callable[[], object]) -> bool:
+        """Run `work`; whether it had ended before it could be killed, which does not count as a kill."""
+        pid = forked(work)
+        time.sleep(self.source.random() * self.whole)
+        done = ended(pid)
+        if done is not None:
+            assert done == 0
+            self.whole *= 0.9  # the machine is less busy
+            return True
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return done == 0
+        self.kills += 1
+        return False

@@ -39,7 +39,12 @@ strength = {low = 1.0, high = 1e4}
 epochs = 2
 """
 AGENTS = ("--set", "steps=512", "--set", "envs=4", "--set", "rollout=32", "--set", "episodes=2", "--set", "passes=1")
-RUN = ("run", "cartpole-variants", "--tasks", "3", "--seeds", "1", *AGENTS, "--checkpoint-seconds", "1e-6")
+OFTEN = ("--tasks", "3", "--seeds", "1", "--checkpoint-seconds", "1e-6", "--out", "run", "--resume")
+RUNS = {
+    "agents": ("run", "cartpole-variants", *AGENTS, *OFTEN),
+    "replay of agents": ("run", "cartpole-variants", "--method", "clear", *AGENTS, *OFTEN),
+    "replay": ("run", "split-digits", "--method", "derpp", "--epochs", "2", *OFTEN),
+}
 AGAIN = ("reproduce", "split-digits", "--method", "vcl", "--seeds", "2", "--epochs", "1", "--workers", "1")
 
 
@@ -92,6 +97,8 @@ def survives(work: Callable[[Path], None], same: Callable[[Path], Any], root: Pa
     for place in range(number + 1):
         assert same(root / str(place)) == wanted
         assert [path for path in (root / str(place)).rglob(".*") if path.suffix in (".tmp", ".part")] == []
+    took = time.monotonic() - begun
+    sys.stderr.write(f"{kills} kills, {number + 1} ended, {whole:.1f} s undisturbed: {took:.0f} s\n")
 
 
 def results(folder: Path, pattern: str = "result.json") -> dict[str, Any]:
@@ -126,7 +133,15 @@ def killed_reproduce(root: Path, times: int) -> None:
 
 
 def killed_agents(root: Path, times: int) -> None:
-    survives(lambda place: evcl(*RUN, "--out", "run", "--resume")(), results, root, times, 2)
+    survives(lambda _: evcl(*RUNS["agents"])(), results, root, times, 2)
+
+
+def killed_replay_of_agents(root: Path, times: int) -> None:
+    survives(lambda _: evcl(*RUNS["replay of agents"])(), results, root, times, 5)
+
+
+def killed_replay(root: Path, times: int) -> None:
+    survives(lambda _: evcl(*RUNS["replay"])(), results, root, times, 6)
 
 
 def killed_stream(root: Path, times: int) -> None:
@@ -179,7 +194,8 @@ def killed_fetch(root: Path, times: int) -> None:
         thread.join()
 
 
-KILLED = [killed_fetch, killed_stream, killed_agents, killed_tune, killed_reproduce]
+KILLED = [killed_fetch, killed_stream, killed_agents, killed_replay_of_agents, killed_replay, killed_tune]
+KILLED += [killed_reproduce]
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ once showed a defect are in `corpus/TARGET`, and come first.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import signal
@@ -86,15 +87,17 @@ def say(**what: object) -> None:
     sys.stdout.flush()
 
 
-def tried(name: str, target: Target, seed: int, most: int, until: float, keep: Path | None) -> int:
+def tried(name: str, target: Target, seed: int, most: int, seconds: float, keep: Path | None) -> int:
     """Give one entry point the corpus and `most` changed files, or fewer if the time is up; how many it was given."""
     with tempfile.TemporaryDirectory() as folder:
         path = target.make(Path(folder))
         good = path.read_bytes()
         for _ in range(2):  # what is imported or compiled at first is not the file's
             target.read(path)
+        gc.collect()
+        gc.freeze()  # the libraries: to look through all of them before each file takes longer than the file
         kept = sorted((CORPUS / name.replace(" ", "-").replace(",", "")).glob("*"))
-        count = 0
+        count, until = 0, time.monotonic() + seconds
         for k in range(-len(kept), most):
             if time.monotonic() > until:
                 break
@@ -115,11 +118,9 @@ def main(count: int, seed: int, names: list[str], seconds: float = 1e9, keep: Pa
     signal.signal(signal.SIGPROF, stop)
     sys.addaudithook(watch)
     chosen = {name: TARGETS[name] for name in names or TARGETS}
-    started, most = time.monotonic(), 0
-    taken = {}
-    for i, (name, target) in enumerate(chosen.items()):
-        until = started + seconds * (i + 1) / len(chosen)
-        taken[name] = tried(name, target, seed, -(-count // len(chosen)), until, keep)
+    taken, most = {}, 0
+    for name, target in chosen.items():
+        taken[name] = tried(name, target, seed, -(-count // len(chosen)), seconds / len(chosen), keep)
         most = max(most, PEAK[0])
     say(tried=sum(taken.values()), each=taken, most_megabytes=round(most / 1e6))
 
@@ -129,7 +130,12 @@ if __name__ == "__main__":
     parser.add_argument("count", type=int, help="files in all; the corpus comes first")
     parser.add_argument("seed", type=int)
     parser.add_argument("targets", nargs="*")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time, shared among the targets")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1e9,
+        help="stop after this time, shared among the targets, beside what making good files takes",
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the files that showed a defect")
     given = parser.parse_args()
     main(given.count, given.seed, given.targets, given.seconds, given.keep)

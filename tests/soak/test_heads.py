@@ -24,7 +24,9 @@ from cost import measured
 
 
 def taught(method: str, tasks: int, path: Path) -> dict[str, float]:
-    """Learn this many tasks, save, load, predict with each of some heads, infer; seconds of the processor."""
+    """Learn this many tasks, save, load, predict with the last head, infer: seconds of the processor. Those of a task
+    are medians over the first, the second and the last tenth of the tasks.
+    """
     learner = evcl.Learner(evcl.nn.mlp(4, [8]), method, epochs=1)
     rng = np.random.default_rng(0)
     each = []
@@ -33,7 +35,9 @@ def taught(method: str, tasks: int, path: Path) -> dict[str, float]:
         start = time.process_time()
         learner.learn(x, np.arange(20) % 2, head="new")
         each.append(time.process_time() - start)
-    found = {"first": statistics.median(each[2 : 2 + tasks // 5]), "last": statistics.median(each[-(tasks // 5) :])}
+    tenth = max(5, tasks // 10)
+    parts = {"first": each[2:tenth], "second": each[tenth : 2 * tenth], "last": each[-tenth:]}
+    found = {name: statistics.median(part) for name, part in parts.items()}
     for name, call in {
         "save": lambda: learner.save(path),
         "load": lambda: evcl.load(path),
@@ -50,7 +54,7 @@ def taught(method: str, tasks: int, path: Path) -> dict[str, float]:
 
 def test_thirty_tasks_with_a_head_each(tmp_path):
     found = taught("naive", 30, tmp_path / "m.safetensors")
-    assert found["last"] < 3 * found["first"] + 0.1
+    assert found["last"] < 3 * found["second"] + 0.1
     assert found["load"] < 3
 
 
@@ -58,7 +62,7 @@ def test_thirty_tasks_with_a_head_each(tmp_path):
 @pytest.mark.parametrize("method", ["naive", "ewc", "evcl"])
 def test_a_thousand_tasks_with_a_head_each(method, tmp_path):
     found = taught(method, 1000, tmp_path / "m.safetensors")
-    assert found["last"] < 1.5 * found["first"]
+    assert found["last"] < 1.5 * found["second"]
     assert found["load"] < 3
     assert found["infer"] < 5
 

@@ -130,16 +130,16 @@ def saves(self, position):
     save(self, position)
     if saved == {count} and self.ranks.rank == {rank} and not os.path.exists("{mark}"):
         open("{mark}", "x").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.{how})
 
 Checkpointer.save = saves
-"""  # one of the processes is killed once, after a checkpoint
+"""  # one of the processes is killed or stopped once, after a checkpoint
 
 
-def killed(folder, rank, count):
-    """A plugin that kills the process `rank` once, after its checkpoint number `count`."""
+def killed(folder, rank, count, how="SIGKILL"):
+    """A plugin that kills the process `rank` once, or stops it, after its checkpoint number `count`."""
     plugin = folder / "killed.py"
-    plugin.write_text(KILLED.format(mark=folder / "mark", rank=rank, count=count))
+    plugin.write_text(KILLED.format(mark=folder / "mark", rank=rank, count=count, how=how))
     return plugin
 
 
@@ -238,25 +238,46 @@ def test_a_batch_norm_that_measures_needs_the_whole_batch():
         learner.learn((data.x[0], data.y[0]), epochs=1)
 
 
-def by_hand(*arguments):
-    """Two processes that nobody watches, as on two machines: (status, standard output, standard error) of each."""
+PATIENCE = """
+from datetime import timedelta
+from evcl._core import ranks
+
+ranks.PATIENCE = timedelta(seconds=8)
+"""
+
+
+def by_hand(*arguments, hangs=False):
+    """Two processes that nobody watches, as on two machines: (status, standard output, standard error) of each. If the
+    second `hangs`, it is killed when the first has ended.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return end(*(start("-m", "evcl", *arguments, RANK=rank, LOCAL_RANK=rank, **group) for rank in ("0", "1")))
+    first, second = (start("-m", "evcl", *arguments, RANK=rank, LOCAL_RANK=rank, **group) for rank in ("0", "1"))
+    if not hangs:
+        return end(first, second)
+    try:
+        (ended,) = end(first)
+    finally:
+        os.killpg(second.pid, signal.SIGKILL)
+    return [ended, *end(second)]
 
 
 @pytest.mark.full
-def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path):
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_process_that_is_lost_ends_the_other_with_one_line(how, tmp_path):
+    """It was killed, or it hangs: then the other gives up after a time, here of 8 seconds."""
     options = ("run", "split-digits", "--method", "evcl", "--preset", "paper", "--epochs", "2", "--tasks", "2")
     options = (*options, "--seeds", "1", "--device", "cpu", "--checkpoint-seconds", "1e-6", "--set", "batch_size=100")
     assert [status for status, *_ in by_hand(*options, "--out", tmp_path / "whole")] == [0, 0]
-    options = (*options, "--out", tmp_path / "part", "--plugin", killed(tmp_path, rank=1, count=4))
-    (status, _, err), (lost, *_) = by_hand(*options)
+    plugin = killed(tmp_path, rank=1, count=4, how=how)
+    plugin.write_text(plugin.read_text() + PATIENCE)
+    options = (*options, "--out", tmp_path / "part", "--plugin", plugin)
+    (status, _, err), (lost, *_) = by_hand(*options, hangs=how == "SIGSTOP")
     assert (status, lost) == (1, -signal.SIGKILL)
     (line,) = [line for line in err.splitlines() if line.startswith("evcl: ")]
-    assert "another process of this run has ended" in line
+    assert "another process of this run has ended, or does not answer" in line
     assert [status for status, *_ in by_hand(*options, "--resume")] == [0, 0]
     whole, part = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "part"))
     assert {**whole, "seconds": 0} == {**part, "seconds": 0}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.torchrun import number, world
+
+PATIENCE = timedelta(minutes=5)  # how long a process waits for the others: torch's own 30 minutes look like a hang
 
 
 class Ranks:
@@ -53,7 +56,8 @@ def _together() -> Iterator[None]:
     except RuntimeError as error:  # a closed connection or a timeout
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise  # nothing is sent while a graph is captured: the cause is in this process
-        raise EvclError(f"another process of this run has ended: {str(error).splitlines()[0]}") from error
+        why = str(error).splitlines()[0]
+        raise EvclError(f"another process of this run has ended, or does not answer: {why}") from error
 
 
 def check_batch(batch_size: int, processes: int) -> None:
@@ -69,7 +73,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
     """Join the processes that torchrun started, one device each, over gloo on CPUs or NCCL on GPUs. Yields None if
     there is only one process.
 
-    An existing process group is used as it is.
+    A process that waits for the others for more than PATIENCE gives up. An existing process group is used as it is.
     """
     if dist.is_available() and dist.is_initialized():
         yield Ranks() if dist.get_world_size() > 1 else None
@@ -88,7 +92,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks | None]:
             )
         torch.cuda.set_device(local)
     try:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise EvclError(f"the processes cannot connect to each other: {str(error).splitlines()[0]}") from error
     yield Ranks()

@@ -27,7 +27,7 @@ class Categorical(Stateless):
         return F.cross_entropy(outputs, y, reduction="none")
 
     def predict(self, outputs: Tensor) -> Tensor:
-        return outputs.softmax(1)
+        return outputs.softmax(-1)
 
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         p = predicted.gather(2, y.unsqueeze(2)).squeeze(2)

@@ -26,11 +26,15 @@ class ArrowSource(TypedSource):
             import pyarrow as pa
         self.path, self.dialect, self._pa = path, dialect or Dialect(), pa
         schema = self._schema()
-        if len(schema.names) > MOST_COLUMNS:
-            bad(path, f"{len(schema.names)} columns, but the maximum is {MOST_COLUMNS}")
-        if len(set(schema.names)) != len(schema.names):
+        try:
+            names = schema.names
+        except UnicodeDecodeError:
+            bad(path, "the name of a column is not UTF-8")
+        if len(names) > MOST_COLUMNS:
+            bad(path, f"{len(names)} columns, but the maximum is {MOST_COLUMNS}")
+        if len(set(names)) != len(names):
             bad(path, "two columns have the same name")
-        self._types = dict(zip(schema.names, schema.types, strict=True))
+        self._types = dict(zip(names, schema.types, strict=True))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -191,10 +195,20 @@ class ArrowFile(ArrowSource):
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
         reader = self._reader()
-        if hasattr(reader, "num_record_batches"):
-            yield from (reader.get_batch(i).select(names) for i in range(reader.num_record_batches))
-        else:
-            yield from (batch.select(names) for batch in reader)
+        files = hasattr(reader, "num_record_batches")
+        for batch in (reader.get_batch(i) for i in range(reader.num_record_batches)) if files else reader:
+            found = batch.select(names)
+            for column in found.columns:
+                self._check(column)
+            yield found
+
+    def _check(self, column: Any) -> None:
+        """Raise if a column is damaged: pyarrow trusts a file's offsets, and would read beyond its end. Texts are
+        checked as bytes, because `_texts` says which row is not UTF-8.
+        """
+        pa = self._pa
+        bare = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
+        (column if bare is None else column.view(bare)).validate(full=True)
 
 
 class DuckDb(ArrowSource):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,14 +40,22 @@ def draws(
         parts[k] = slice(spans[names["weight"]].start, spans[names["bias"]].stop)
     distinct = sorted(set(seeds))
     own = torch.tensor([distinct.index(seed) for seed in seeds], device=mean.device)
+    noise = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
+    std = log_std.exp()
     for draw in range(samples):
-        weights = mean.clone()
         for k, span in parts.items():
-            noise = torch.empty(len(distinct), span.stop - span.start, dtype=mean.dtype)
             for row, seed in zip(noise, distinct, strict=True):  # on the CPU, so that every device predicts the same
-                row.normal_(generator=generator(seed, "predict", draw, k))
-            weights[:, span] += log_std[:, span].exp() * noise.to(mean.device)[own]
-        yield weights
+                row[span].normal_(generator=generator(seed, "predict", draw, k))
+        yield mean + std * noise.to(mean.device)[own]
+
+
+def of_each(found: Tensor, sizes: Sequence[int], function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of each head's part of the last axis [..., sum of sizes], concatenated again. Heads of one size are
+    computed at once: there may be thousands.
+    """
+    if len(set(sizes)) == 1:
+        return function(found.unflatten(-1, (len(sizes), -1))).flatten(-2)
+    return torch.cat([function(part) for part in found.split(list(sizes), -1)], -1)
 
 
 class Predicting(Growing):
@@ -183,7 +191,7 @@ class Predicting(Growing):
             return self._generated(x, [head])[0]
         total: Tensor | float = 0.0
         count = 0
-        for (p,) in self._drawn(x, [head], draws, chunk, task):
+        for p in self._drawn(x, [head], draws, chunk, task):
             total, count = total + p, count + 1
         return torch.as_tensor(total) / count
 
@@ -194,12 +202,11 @@ class Predicting(Growing):
         """`predict` for each of these heads. The trunk is computed only once."""
         if len(heads) == 1 or self.method.generative:
             return [self.predict(x, k, draws, task=task) for k in heads]
-        totals: list[Tensor | float] = [0.0 for _ in heads]
+        total: Tensor | float = 0.0
         count = 0
-        for found in self._drawn(x, heads, draws, task=task):
-            totals = [total + p for total, p in zip(totals, found, strict=True)]
-            count += 1
-        return [torch.as_tensor(total) / count for total in totals]
+        for p in self._drawn(x, heads, draws, task=task):
+            total, count = total + p, count + 1
+        return list((torch.as_tensor(total) / count).split([self.classes(k) for k in heads], 2))
 
     @torch.no_grad()
     def predict_with_entropy(
@@ -210,13 +217,15 @@ class Predicting(Growing):
         """
         if self.method.generative:
             return [(p, torch.special.entr(p).sum(2)) for p in self._generated(x, heads)]
-        totals: list[tuple[Tensor | float, Tensor | float]] = [(0.0, 0.0) for _ in heads]
+        sizes = [self.classes(k) for k in heads]
+        total: Tensor | float = 0.0
+        entropy: Tensor | float = 0.0  # [R, N, heads]
         count = 0
-        for found in self._drawn(x, heads, task=task):
-            pairs = zip(totals, found, strict=True)
-            totals = [(total + p, entropy + torch.special.entr(p).sum(-1)) for (total, entropy), p in pairs]
-            count += 1
-        return [(torch.as_tensor(total) / count, torch.as_tensor(entropy) / count) for total, entropy in totals]
+        for p in self._drawn(x, heads, task=task):
+            own = of_each(torch.special.entr(p), sizes, lambda part: part.sum(-1, keepdim=True))
+            total, entropy, count = total + p, entropy + own, count + 1
+        each = (torch.as_tensor(total) / count).split(sizes, 2)
+        return list(zip(each, (torch.as_tensor(entropy) / count).unbind(2), strict=True))
 
     def _generated(self, x: Tensor, heads: Sequence[int]) -> list[Tensor]:
         """The predictions of a method that predicts without the network."""
@@ -232,8 +241,8 @@ class Predicting(Growing):
         draws: Iterable[Tensor] | None = None,
         chunk: int | None = None,
         task: int | None = None,
-    ) -> Iterator[list[Tensor]]:
-        """Predictions [R, N, ...] through each of these heads, for each draw of the weights."""
+    ) -> Iterator[Tensor]:
+        """Predictions [R, N, ...] for each draw of the weights; those of several heads are concatenated."""
         network = self.network
         if len(self.seeds) > 1:
             self.check_independent(network, x)
@@ -243,12 +252,11 @@ class Predicting(Growing):
             raise EvclError("numbers are predicted through one head at a time: choose a task")
 
         def each_head(found: Tensor) -> Tensor:
-            return predict(found) if len(sizes) == 1 else torch.cat([predict(z) for z in found.split(sizes, 1)], 1)
+            return predict(found) if len(sizes) == 1 else of_each(found, sizes, predict)
 
         with self.precise(), network.keeping():
             for weights in self.draws(heads, task) if draws is None else draws:
-                found = outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
-                yield [found] if len(sizes) == 1 else list(found.split(sizes, 2))
+                yield outputs(network, weights, network.layout, x, heads, chunk, each_head, task)
 
     def draws(self, heads: Iterable[int], task: int | None = None) -> Sequence[Tensor] | Iterator[Tensor]:
         """The weight draws [R, P] for predictions. If they are not too large, they are kept until the posterior
