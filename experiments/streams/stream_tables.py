@@ -47,8 +47,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def compared(part: str, measures: Iterable[str] = MEASURES, folder: Path = HERE / "results") -> str:
-    """A table for each of these measures: a row per stream, a column per learner, the best in bold; then how often each is first, and
-    how often its accuracy is within one point of the best. A stream that not all learners have finished is left out.
+    """A table for each of these measures: a row per stream, a column per learner, the best in bold; then how often each
+    is first, and how often its accuracy is within one point of the best. A stream that some learners have not finished is
+    left out.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for one in read(folder / f"{part}.jsonl"):
@@ -113,13 +114,13 @@ def _of(who: str) -> tuple[float, ...]:
 def filled(text: str) -> str:
     """A document with its tables written again."""
     shown = ("accuracy", "nll", "ece")
-    titles = {
-        streams(): "The streams",
-        compared("first", shown): "The first 20,000 rows, with the settings found, mean and standard deviation of five seeds",
-        compared("whole", shown): "Whole streams, with the defaults",
-        alarms(): "Alarms",
+    parts = {
+        "The streams": streams(),
+        "The first 20,000 rows": compared("first", shown),
+        "Whole streams": compared("whole", shown),
+        "Alarms": alarms(),
     }
-    return between(text, "streams", "\n\n".join(f"### {title}\n\n{made}" for made, title in titles.items()))
+    return between(text, "streams", "\n\n".join(f"### {title}\n\n{made}" for title, made in parts.items()))
 
 
 TABLES: dict[str, Callable[[], str]] = {
