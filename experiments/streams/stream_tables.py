@@ -1,7 +1,7 @@
 """Write the tables of the streams into docs/RESULTS.md, from the files in results/; or print all measures of a part.
 
-    python experiments/streams/stream_tables.py             # into docs/RESULTS.md
-    python experiments/streams/stream_tables.py first       # print one of: streams whole first alarms
+python experiments/streams/stream_tables.py             # into docs/RESULTS.md
+python experiments/streams/stream_tables.py first       # print one of: streams whole first alarms
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def compared(part: str, measures: Iterable[str] = MEASURES, folder: Path = HERE / "results") -> str:
     """A table for each of these measures: a row per stream, a column per learner, the best in bold; then how often each
-    is first, and how often its accuracy is within one point of the best. A stream that some learners have not finished is
-    left out.
+    is first, and how often its accuracy is within one point of the best. A stream is left out if a learner has not
+    finished it.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for one in read(folder / f"{part}.jsonl"):

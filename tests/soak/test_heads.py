@@ -64,7 +64,7 @@ def test_a_thousand_tasks_with_a_head_each(method, tmp_path):
     found = taught(method, 1000, tmp_path / "m.safetensors")
     assert found["last"] < 1.5 * found["second"]
     assert found["load"] < 3
-    assert found["infer"] < 5
+    assert found["infer"] < 10  # a hundredth of a second per head, with all draws of the weights
 
 
 @pytest.mark.soak

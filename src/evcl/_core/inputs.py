@@ -99,12 +99,12 @@ def labels(y: Any, examples: int) -> list[Label]:
             f"labels are {array.dtype}, but classes are integers or strings: "
             "for numbers, make the learner with likelihood='gaussian'; if these are classes, use y.astype(int)"
         )
-    values = array.tolist()
+    values: list[Label] = array.tolist()
     if array.dtype.kind == "i":
         return values
     for kind in (str, bool, Integral):
         if all(isinstance(v, kind) for v in values):
-            found: list[Label] = [int(v) if kind is Integral else v for v in values]
+            found = [int(v) if kind is Integral else v for v in values]
             if kind is Integral and not all(-(2**63) <= int(v) < 2**63 for v in values):
                 break
             return found
