@@ -89,7 +89,7 @@ def test_tables_are_made_from_the_files(programs, tmp_path):
         for _ in range(2)
     ]
     (tmp_path / "first.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
-    made = tables.compared("first", tmp_path)
+    made = tables.compared("first", folder=tmp_path)
     assert "| `sea` | **82.0 ± 0.0** | 80.0 ± 0.0 |" in made
     assert "| within 1 point of the best | 1 | 0 | 0 | 0 | 0 | 0 |" in made
     assert tables.streams() in (FOLDER.parents[1] / "docs" / "named-streams.md").read_text("utf-8")
