@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evcl
 from evcl._core.files import write_atomically
 from evcl.benchmarks import Benchmark
+from evcl.experiments.compare import between
 from evcl.experiments.outcome import environment
 from peers_methods import (
     BATCH,
@@ -266,9 +267,7 @@ def tables(saved: dict[str, Any]) -> dict[str, str]:
 def filled(text: str, saved: dict[str, Any]) -> str:
     """The document with these tables, each between `<!-- NAME -->` and `<!-- end NAME -->`."""
     for name, table in tables(saved).items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{table}\n\n{end}{rest.partition(end)[2]}"
+        text = between(text, name, table)
     return text
 
 

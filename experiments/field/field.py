@@ -69,8 +69,9 @@ def config_of(
 ) -> Config:
     """The configuration that meets the test data, with these settings of the best trial."""
     name, tasks = named_tasks(stream_of(benchmark))
-    own, known = about(benchmark), {*METHODS[method].known_settings, *OF_A_CONFIG}
-    settings = {**settings, **{key: own[key] for key in OF_A_TEST if key in own and key in known}}
+    own, known = about(benchmark), METHODS[method].known_settings
+    keys = [key for key in OF_A_TEST if key in own and (key != "fisher_examples" or key in known)]
+    settings = {**settings, **{key: own[key] for key in keys}}
     seeds = own.get("test_seeds", FIELD["test_seeds"])
     return configure(name, method, "default", seeds, tasks, settings, device, precision)
 

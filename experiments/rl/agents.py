@@ -45,7 +45,7 @@ def grid(**values: Sequence[float]) -> list[Settings]:
 
 
 # As many trials for each method that has settings of its own; all others have the same values for all methods. In
-# the rooms, the weight that matters most has 0.3, 1, 3 and 10 times its best value on CartPole.
+# the rooms, the weight that matters most has 0.3, 1, 3 and 10 times its best value in the first search on CartPole.
 TRIALS: dict[str, dict[str, list[Settings]]] = {
     "cartpole-variants": {
         "evcl": grid(distill=(0.1, 0.3, 1.0, 3.0), tempering=(0.1, 1.0), strength=(0.3,)),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from run_alarms import AT, PARAMETERS, ROWS, WITHIN
-from run_streams import HERE, NAMES
+from run_streams import HERE, NAMES, jobs
 from stream_learners import PEERS
 
 from evcl.experiments.compare import between
@@ -54,7 +54,11 @@ def compared(part: str, measures: Iterable[str] = MEASURES, folder: Path = HERE 
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for one in read(folder / f"{part}.jsonl"):
         found.setdefault(one["stream"], {}).setdefault(one["learner"], []).append(one)
-    whole = [name for name in NAMES if set(found.get(name, ())) == set(PEERS)]
+    whole = [
+        name
+        for name in NAMES
+        if name in found and all(len(found[name].get(who, ())) == len(jobs(part, [name], [who], None)) for who in PEERS)
+    ]
     parts = []
     for measure in measures:
         title, factor, places, less = MEASURES[measure]

@@ -133,12 +133,16 @@ def test_the_table_compares_seed_by_seed(programs, tmp_path):
         folder.mkdir(parents=True)
         (folder / RESULT).write_text(to_json(one), "utf-8")
     (tmp_path / "memory.json").write_text('{"split-digits": {"evcl": 4000000, "ewc": 3000000, "joint": 1}}')
-    text = write_tables.filled("before\n<!-- field -->\nold\n<!-- end field -->\nafter\n", tmp_path)
+    marks = [f"<!-- {name} -->\nold\n<!-- end {name} -->\n" for name in ("scenarios", "texts", "field")]
+    with pytest.raises(EvclError, match="must have the lines <!-- scenarios -->"):
+        write_tables.filled("".join(marks[1:]), tmp_path)
+    text = write_tables.filled("".join(["before\n", *marks, "after\n"]), tmp_path)
     assert text == write_tables.filled(text, tmp_path)
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    field = text.partition("<!-- field -->")[2]
+    rows = [line.strip("| ").split(" | ") for line in field.splitlines() if line.startswith("|")]
     assert rows[:6] == [
         ["method", "split-digits"],
         ["---", "---:"],

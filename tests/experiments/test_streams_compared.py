@@ -86,7 +86,7 @@ def test_tables_are_made_from_the_files(programs, tmp_path):
     found = [
         {"stream": "sea", "learner": name, "accuracy": 0.8 + 0.02 * (k == 0), **measures}
         for k, name in enumerate(learners.PEERS)
-        for _ in range(2)
+        for _ in range(5)
     ]
     (tmp_path / "first.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
     made = tables.compared("first", folder=tmp_path)

@@ -434,3 +434,36 @@ def test_with_many_classes_the_covariance_has_a_block_per_unit(tmp_path: Path) -
     stream.save(tmp_path / "stream.safetensors")
     other = evcl.Stream.load(tmp_path / "stream.safetensors")
     assert np.array_equal(other.predict_proba(x), stream.predict_proba(x))
+
+
+@pytest.mark.parametrize("name", ["full", "identity", "frozen"])
+def test_a_stream_that_begins_without_weights_learns_its_second_class(name: str) -> None:
+    """With one class there are no outputs, and these networks have no weights below them."""
+    with torch.random.fork_rng():
+        networks = {"identity": nn.Identity(), "frozen": nn.Linear(4, 3).requires_grad_(False)}
+    stream = evcl.Stream(networks.get(name), covariance="full" if name == "full" else "auto")
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    x[30:, 0] += 5
+    for row, label in zip(x, np.arange(60) // 30, strict=True):
+        stream.learn(row, label)
+    assert (stream.predict(x) == np.arange(60) // 30).mean() > 0.9
+
+
+def test_what_is_done_to_a_prediction_does_not_change_what_is_learned() -> None:
+    x, y = np.random.default_rng(0).normal(size=(64, 3)), np.arange(64) % 2
+    streams = [evcl.Stream(seed=0), evcl.Stream(seed=0)]
+    for k, stream in enumerate(streams):
+        stream.learn(x, y)
+        said = stream.predict_proba(x)
+        if k:
+            said[:] = 0.5
+    reports = [stream.learn(x, y) for stream in streams]
+    assert reports[0].surprise == reports[1].surprise
+
+
+def test_a_network_that_failed_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    stream = evcl.Stream(standardize=False, seed=0)
+    for k, row in enumerate(1e60 * np.random.default_rng(0).normal(size=(12, 3))):
+        stream.learn(row, k % 3)
+    stream.save(tmp_path / "s.safetensors")
+    assert evcl.Stream.load(tmp_path / "s.safetensors").rows == 12

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from evcl._core.errors import EvclError
 from evcl.experiments.config import Config, where
 from evcl.experiments.folder import open_folder, write_result
 from evcl.experiments.parallel import execute_all
@@ -136,7 +137,7 @@ def prepare(args: argparse.Namespace) -> tuple[str, str | None]:
 def between(text: str, name: str, made: str) -> str:
     """A document with what stands between `<!-- name -->` and `<!-- end name -->` written again."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-    if begin not in text:
-        return text
-    before, _, rest = text.partition(begin)
+    before, found, rest = text.partition(begin)
+    if not found or end not in rest:
+        raise EvclError(f"the document must have the lines {begin.strip()} and {end}, with the tables between them")
     return f"{before}{begin}\n{made}\n\n{end}{rest.partition(end)[2]}"

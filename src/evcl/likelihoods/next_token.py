@@ -15,8 +15,8 @@ class NextToken(Energy):
     The network gives [M, (T - 1) x V]: the logits of V tokens at each position but the last, from which nothing
     follows. Those at position t may depend on x_1, ..., x_t only.
 
-    `vocabulary` is V. It may be left out, unless the width of the outputs is a multiple of both T - 1 and T: then they
-    could also be logits of all T positions, of fewer tokens.
+    `vocabulary` is V. If it is given, outputs of another width are refused; otherwise V is the width / (T - 1). Give it
+    if your network could also have logits at the last position: T x V may be a multiple of T - 1, too.
     """
 
     def __init__(self, vocabulary: int | None = None) -> None:
@@ -32,11 +32,6 @@ class NextToken(Energy):
             of = "" if tokens is None else f" of {tokens} tokens"
             raise EvclError(
                 f"the network must give logits{of} for {positions} positions, all but the last, not {width} numbers"
-            )
-        if tokens is None and width % length == 0:
-            raise EvclError(
-                f"{width} numbers are logits of {width // positions} tokens for {positions} positions, or of "
-                f"{width // length} for {length}: say which, likelihood=evcl.likelihoods.NextToken(vocabulary=...)"
             )
         logits = outputs.view(len(outputs) * positions, -1)
         each = F.cross_entropy(logits, y[:, 1:].reshape(-1).long(), reduction="none")

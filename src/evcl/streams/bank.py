@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evcl.streams.arrays import Array
+from evcl.streams.arrays import Array, joined
 from evcl.streams.experts import Experts, Moves, RowPredictions
 from evcl.streams.filters import solved
 from evcl.streams.forgetting import Overtaking, Powers, Shares, blend
@@ -72,14 +72,14 @@ class Bank:
         self.shares.learn(each[:count])
         n, k = looked.look.f.shape[1:]
         e, b = observing.derivatives(looked.every, y) if k else (np.empty((1, n, 0)), np.empty((1, n, 0, 0)))
-        moves = None
+        looks = [looked.look] if looked.blended is None else [looked.look, looked.blended]
+        asked = slice(count + len(looks) - 1)
+        variance = joined([look.variance for look in looks])
+        moves = Moves(b[asked], *solved(variance, e[asked], b[asked])) if k else None
         if self.blend is not None and looked.blended is not None:
             self.ways.learn(each[count : count + 2])
-            variance = np.concatenate([looked.look.variance, looked.blended.variance])
-            every = Moves(b[: count + 1], *solved(variance, e[: count + 1], b[: count + 1]))
-            moves = every.of(slice(count))
-            self.blend.learn(looked.blended, looked.odds, y, 1, every.of(slice(count, None)))
-        self.experts.learn(looked.look, looked.x, y, inner_steps, moves)
+            self.blend.learn(looked.blended, looked.odds, y, 1, moves and moves.of(slice(count, None)))
+        self.experts.learn(looked.look, looked.x, y, inner_steps, moves and moves.of(slice(count)))
         memories, replaced = self.experts.memories, []
         for slow, fast in self.overtaking.learn(each[:count]):
             self.experts.copy(slow, fast)

@@ -212,7 +212,7 @@ class Full(ArrayFilter):
             self.scale *= down
             squares = self.scale * self.scale
         own += FLOOR * (1 - kept)[:, None] * self.prior / squares
-        for r in np.flatnonzero(self.scale.max(1) > GROWN):
+        for r in np.flatnonzero(self.scale.max(1, initial=0.0) > GROWN):
             self._rescale(int(r))
 
     def _rescale(self, r: int) -> None:
@@ -237,6 +237,7 @@ class Full(ArrayFilter):
     def reset(self, targets: NDArray[np.bool_], mean: Array) -> None:
         self._settle()
         self.mean[targets], self.covariance[targets], self.scale[targets] = mean, np.diag(self.prior), 1.0
+        self.waiting[targets] = 0  # it is saved, and may hold what made the network fail
 
     def state(self) -> dict[str, Array]:
         return {**super().state(), "used": np.array(self.used)}

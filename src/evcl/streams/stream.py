@@ -18,7 +18,7 @@ from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
 from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
-from evcl.streams.arrays import Array, finite, joined, total, within
+from evcl.streams.arrays import Array, finite, total, within
 from evcl.streams.bank import Bank, Looked, all_states, restore
 from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
@@ -250,7 +250,7 @@ class Stream:
         if self._shape is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        return joined([self._looked(piece).together[0] for piece in _split(x, self._pieces())])
+        return np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])  # a copy
 
     def _numbers(self, found: Array) -> Numbers:
         """[n, D] each, in the units of the targets."""

@@ -207,8 +207,17 @@ class ArrowFile(ArrowSource):
         checked as bytes, because `_texts` says which row is not UTF-8.
         """
         pa = self._pa
+        if pa.types.is_dictionary(column.type):
+            texts = self._bytes(column.dictionary)
+            column = pa.DictionaryArray.from_arrays(column.indices, texts, ordered=column.type.ordered, safe=False)
+        fixed = pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)
+        self._bytes(column).validate(full=not fixed)
+
+    def _bytes(self, column: Any) -> Any:
+        """A column of texts as bytes; another one as it is."""
+        pa = self._pa
         bare = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
-        (column if bare is None else column.view(bare)).validate(full=True)
+        return column if bare is None else column.view(bare)
 
 
 class DuckDb(ArrowSource):
