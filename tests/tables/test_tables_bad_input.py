@@ -120,6 +120,32 @@ def test_bytes_that_are_not_utf8(model):
     assert "new.csv: line 2: byte 5 is not UTF-8" in refused(model, "learn", "--model", "m", "--data", "new.csv")
 
 
+@pytest.mark.parametrize(
+    ("texts", "index", "message"),
+    [
+        ([b"bath", b"b\xe4th"], 1, "row 3, column 'city': it holds a text that is not UTF-8"),
+        ([b"bath"], 9, "it is damaged"),
+    ],
+)
+def test_categories_of_an_arrow_file_that_are_wrong(model, texts, index, message):
+    """pandas writes categories as a dictionary of texts, and where in it each row's is."""
+    cities = pa.array(texts).view(pa.string())
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 0, index], pa.int32()), cities, safe=False)
+    table = pa.table({"age": [20, 30, 40], "city": column, "label": ["yes", "no", "yes"]})
+    with pa.OSFile("new.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert message in refused(model, "learn", "--model", "m", "--data", "new.arrow")
+
+
+def test_times_that_are_no_midnight_are_read(model):
+    """Arrow calls them invalid, and they do no harm."""
+    days = pa.array([86_400_001, 2], pa.int64()).view(pa.date64())
+    table = pa.table({"age": [20, 30], "city": ["bath", "york"], "label": ["yes", "no"], "day": days})
+    with pa.OSFile("new.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert model("learn", "--model", "m", "--data", "new.arrow", *FAST)[0] == 0
+
+
 def test_an_unknown_category_may_pass_as_a_missing_one(model):
     Path("new.csv").write_text(STRANGE["an unknown category"][0])
     for command in (["learn", "--unknown", "missing", *FAST], ["predict", "--out", "p.csv"]):
