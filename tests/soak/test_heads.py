@@ -54,7 +54,7 @@ def taught(method: str, tasks: int, path: Path) -> dict[str, float]:
 
 def test_thirty_tasks_with_a_head_each(tmp_path):
     found = taught("naive", 30, tmp_path / "m.safetensors")
-    assert found["last"] < 3 * found["second"] + 0.1
+    assert found["last"] < 3 * found["first"] + 0.1
     assert found["load"] < 3
 
 
@@ -62,9 +62,9 @@ def test_thirty_tasks_with_a_head_each(tmp_path):
 @pytest.mark.parametrize("method", ["naive", "ewc", "evcl"])
 def test_a_thousand_tasks_with_a_head_each(method, tmp_path):
     found = taught(method, 1000, tmp_path / "m.safetensors")
-    assert found["last"] < 1.5 * found["second"]
+    assert found["last"] < 1.5 * found["first"]
     assert found["load"] < 3
-    assert found["infer"] < 10  # a hundredth of a second per head, with all draws of the weights
+    assert found["infer"] < 5
 
 
 @pytest.mark.soak
