@@ -25,7 +25,7 @@ def learned(method, seeds=(0,), tasks=2, saver=None, stream=None, on_progress=la
 
 
 def test_ppo_learns_to_balance_the_pole():
-    given = {"steps": 12_288, "envs": 16, "rollout": 32, "batch_size": 256, "passes": 8, "episodes": 10, "lr": 0.003}
+    given = {"steps": 8192, "envs": 16, "rollout": 32, "batch_size": 256, "passes": 8, "episodes": 10, "lr": 0.006}
     found = learned("evcl", tasks=1, **given)
     before = Agent(rl.stream("cartpole-variants", 1), "evcl", given, [0])
     assert float(returns(before, 0, 10)) < 40
