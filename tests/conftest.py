@@ -1,4 +1,4 @@
-"""Every test runs on one thread, leaves torch's global generator alone, and knows the plugins of EVCL_PLUGINS."""
+"""Every test runs on one thread, finds torch's global generator at one seed, and knows the plugins of EVCL_PLUGINS."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _global_generator_is_left_alone():
+    """It begins each test at one seed, whatever ran before: a network made there has the same weights in any order."""
+    torch.manual_seed(0)
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state()), "torch's global generator was used"

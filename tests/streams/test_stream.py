@@ -440,7 +440,7 @@ def test_with_many_classes_the_covariance_has_a_block_per_unit(tmp_path: Path) -
 def test_a_stream_that_begins_without_weights_learns_its_second_class(name: str) -> None:
     """With one class there are no outputs, and these networks have no weights below them."""
     with torch.random.fork_rng():
-        networks = {"identity": nn.Identity(), "frozen": nn.Linear(4, 3).requires_grad_(False)}
+        networks = {"identity": nn.Identity(), "frozen": nn.Linear(4, 8).requires_grad_(False)}
     stream = evcl.Stream(networks.get(name), covariance="full" if name == "full" else "auto")
     x = np.random.default_rng(0).normal(size=(120, 4))
     y = (x[:, 0] > 0).astype(int)
