@@ -35,7 +35,7 @@ from evcl.report import (
 )
 from evcl.report.cells import best
 from evcl.report.diagnostics import reliability
-from evcl.report.figures import FIGURES, enlarged, limit, matrix
+from evcl.report.figures import FIGURES, enlarged, limits, matrix, only_last
 from evcl.report.published import published
 from evcl.report.results import scenarios, series
 from evcl.report.runs import command
@@ -218,9 +218,10 @@ def test_reliability_is_averaged_by_the_number_of_predictions():
 
 
 def test_an_axis_is_not_ruled_by_the_worst():
-    assert limit([0.1, 0.12, 0.2, 2.5]) == pytest.approx(0.48)
-    assert limit([0.1, 0.2]) is None
-    assert limit([]) is None
+    assert limits([0.1, 0.12, 0.2, 2.5]) == (None, pytest.approx(0.48))
+    assert limits([0.1, 0.12, 0.2, -1.6]) == (pytest.approx(-0.33), None)  # forgetting may be negative
+    assert limits([0.1, 0.2]) == limits([-3.0, 0.1]) == (None, None)
+    assert limits([]) == (None, None)
     (panel, *_) = FIGURES["-measures"](
         group(*(result(m, last=(v, v + 0.01)) for m, v in (("evcl", 0.85), ("vcl", 0.84), ("naive", 0.1))))
     ).axes
@@ -370,6 +371,18 @@ def test_the_figure_holds_every_curve_and_the_published_ones_dashed():
 def test_matrices_leave_out_what_was_not_measured():
     values = matrix(group(result(tasks=2, last=(0.5,))).lines[0])
     np.testing.assert_allclose(values, [[90, np.nan], [50, 50]])
+
+
+def test_joint_has_one_row_which_the_page_and_the_figure_explain():
+    one = group(result("evcl", tasks=3), result("joint", tasks=3))
+    assert [only_last(line) for line in one.lines] == [False, True]
+    text = page({"one": one}, "A title")
+    drawn = re.findall(r"<figure data-series.+?</table></figure>", text, re.S)
+    assert [figure.count('scope="row"') for figure in drawn] == [3, 1]
+    assert "A method with one row was measured after the last task only." in text
+    texts = [[text.get_text() for text in axes.texts] for axes in FIGURES["-matrices"](one).axes[:2]]
+    assert ["measured after\nthe last task only" in found for found in texts] == [False, True]
+    assert "A method with one row" not in page({"one": group(result("evcl", tasks=1))}, "A title")
 
 
 # --- the command of a run ------------------------------------------------------------------------------------------

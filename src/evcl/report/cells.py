@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -17,6 +17,17 @@ from evcl.report.results import Line
 
 BEST = "**Bold**: the best mean, and those within one standard error of the paired difference from it."
 CLASSES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # in LaTeX
+
+
+def best_note(lines: Iterable[Line]) -> str:
+    """What bold means in a table of these results."""
+    joint = any(_jointly(line) for line in lines)
+    return f"{BEST} Joint training is left out: it is an upper bound." if joint else BEST
+
+
+def _jointly(line: Line) -> bool:
+    method = METHODS.get(line.result.method)
+    return method is not None and method.jointly
 
 
 class Cell(str):
@@ -187,8 +198,7 @@ def best(lines: Sequence[Line], find: Find, better: int) -> set[str]:
     means = {}
     for line in lines:
         found = find(line)
-        method = METHODS.get(line.result.method)
-        if found is not None and found.mean is not None and not (method and method.jointly):
+        if found is not None and found.mean is not None and not _jointly(line):
             means[line.label] = (better * found.mean, line)
     if not better or len(means) < 2:
         return set()

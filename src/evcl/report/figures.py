@@ -247,6 +247,11 @@ def matrix(line: Line) -> np.ndarray:
     return found
 
 
+def only_last(line: Line) -> bool:
+    """Whether the scores were measured after the last task only, as those of `joint` are: it learns all tasks at once."""
+    return len(line.matrices[0]) > 1 and not np.isfinite(matrix(line)[:-1]).any()
+
+
 def task_names(line: Line) -> list[str]:
     """The names of the tasks if they are short, such as 0/1; otherwise their numbers from 1."""
     names, tasks = line.result.task_names, line.result.tasks
@@ -274,6 +279,9 @@ def _matrix(panel: Any, line: Line, low: float, high: float, size: float) -> Any
         for t, k in zip(*np.nonzero(np.isfinite(values)), strict=True):
             text = f"{values[t, k]:.1f}".replace("100.0", "100")
             panel.text(k, t, text, ha="center", va="center", fontsize=size)
+    if only_last(line):
+        place = {"ha": "center", "va": "center", "fontsize": size, "color": SOFT, "transform": panel.transAxes}
+        panel.text(0.5, 0.6, "measured after\nthe last task only", **place)
     return image
 
 
@@ -309,24 +317,30 @@ def measures_figure(group: Group) -> Figure:
         return _settled(figure)
 
 
-def limit(means: Sequence[float]) -> float | None:
-    """Where an axis from 0 ends: at three times the median, so that the worst methods do not rule it; None if no mean
-    is larger.
+def limits(means: Sequence[float]) -> tuple[float | None, float | None]:
+    """Where an axis through 0 begins and ends: at three times the median on each side, so that one method does not rule
+    it; None on a side where no mean is beyond that.
     """
     end = 3 * float(np.median(means)) if means else 0.0
-    return end if 0 < end < max(means, default=0.0) else None
+    if end <= 0:
+        return None, None
+    return (-end if min(means) < -end else None), (end if max(means) > end else None)
 
 
 def _cut(panel: Any, summaries: Sequence[Summary], scale: float) -> None:
-    """End the axis at the limit; an arrow and a number stand for each mean beyond it."""
-    end = limit([scale * one.mean for one in summaries if one.mean is not None])
-    if end is None:
-        return
-    low = panel.get_xlim()[0]
-    panel.set_xlim(low, end + 0.04 * (end - low))
+    """End the axis at the limits; an arrow and a number stand for each mean beyond them."""
+    low, high = limits([scale * one.mean for one in summaries if one.mean is not None])
+    left, right = panel.get_xlim()
+    left, right = left if low is None else low, right if high is None else high
+    panel.set_xlim(left - 0.04 * (right - left) * (low is not None), right + 0.04 * (right - left) * (high is not None))
     for place, one in enumerate(summaries):
-        if one.mean is not None and scale * one.mean > end:
-            panel.annotate(f"{scale * one.mean:.3g} →", (end, place), ha="right", va="center", fontsize=7.5)
+        if one.mean is None:
+            continue
+        mean, style = scale * one.mean, {"va": "center", "fontsize": 7.5}
+        if high is not None and mean > high:
+            panel.annotate(f"{mean:.3g} →", (high, place), ha="right", **style)
+        elif low is not None and mean < low:
+            panel.annotate(f"← \N{MINUS SIGN}{-mean:.3g}", (low, place), ha="left", **style)
 
 
 FIGURES = {"": score_figure, "-matrices": matrix_figure, "-measures": measures_figure}

@@ -116,7 +116,7 @@
   }
 
   // Where an axis of measures begins and ends: the worst methods do not rule it. A measure that is better the smaller it
-  // is ends at three times the median; a score begins where the distance from the best is four times the median.
+  // is ends at three times the median, on both sides of 0; a score begins where the distance from the best is four times the median.
   function ends(figure, values) {
     const [low, high] = [Math.min(...values.map((v) => v.mean - (v.sd ?? 0))), Math.max(...values.map((v) => v.mean + (v.sd ?? 0)))];
     const means = values.map((v) => v.mean);
@@ -128,9 +128,10 @@
     }
     const limit = 3 * middle(means);
     const end = limit > 0 && limit < Math.max(...means) ? limit : Infinity;
+    const start = limit > 0 && -limit > Math.min(...means) ? -limit : -Infinity;
     const right = Math.min(end, high);
-    const left = Math.min(0, low);
-    return [left - 0.03 * (right - left || 1), right + 0.06 * (right - left || 1), -Infinity, end];
+    const left = Math.max(start, Math.min(0, low));
+    return [left - 0.03 * (right - left || 1), right + 0.06 * (right - left || 1), start, end];
   }
 
   function measures(figure, wide) {
@@ -159,7 +160,8 @@
         if (beyond) { // an arrow at the edge, and the number
           const at = { ...axes, x: [beyond > 0 ? right - 0.02 * (right - left) : left + 0.02 * (right - left)], y: [i] };
           traces.push({ ...at, mode: "markers", hoverinfo: "text", text: [text], marker: { symbol: beyond > 0 ? "triangle-right" : "triangle-left", size: 9, color: color(line.series) } });
-          traces.push({ ...at, mode: "text", hoverinfo: "skip", text: [value.mean.toPrecision(3)], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") } });
+          const shown = beyond > 0 ? `${value.mean.toPrecision(3)}\u2002` : `\u2002\u2212${(-value.mean).toPrecision(3)}`;
+          traces.push({ ...at, mode: "text", hoverinfo: "skip", text: [shown], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") } });
           return;
         }
         traces.push({ ...axes, x: value.seeds, y: value.seeds.map(() => i), mode: "markers", hoverinfo: "skip", marker: { symbol: "line-ns-open", size: 9, color: color(line.series), opacity: 0.6, line: { width: 1.5, color: color(line.series) } } });

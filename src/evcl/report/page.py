@@ -17,7 +17,7 @@ from typing import Any
 from evcl._core.version import __version__
 from evcl.benchmarks import BENCHMARKS
 from evcl.report import diagnostics, figures, runs, streams, tables
-from evcl.report.cells import BEST
+from evcl.report.cells import best_note
 from evcl.report.figures import MOST_POINTS, enlarged, measures
 from evcl.report.published import WHY
 from evcl.report.results import Group, Line, scenarios, series
@@ -58,6 +58,7 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
+    environment.filters["only_last"] = figures.only_last
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html.j2")).render(
         title=title,
@@ -67,7 +68,7 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         places=places,
         scenarios=compared,
         diagnostics=diagnostics,
-        best=BEST.replace("**", ""),
+        best=best_note(line for group in groups.values() for line in group.lines).replace("**", ""),
         many=MANY,
         styles=styles,
         numbers=numbers,

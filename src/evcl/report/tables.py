@@ -8,7 +8,7 @@ import numpy as np
 
 from evcl.experiments import Result, Summary
 from evcl.experiments.result import SCORES
-from evcl.report.cells import BEST, Cell, Column, Find, Table, best, escaped, paired, plus_minus
+from evcl.report.cells import Cell, Column, Find, Table, best, best_note, escaped, paired, plus_minus
 from evcl.report.published import WHY
 from evcl.report.results import HELD_OUT, Group, Line, series
 from evcl.report.runs import command, machine, seeds
@@ -247,7 +247,7 @@ def tables_markdown(groups: Iterable[Group], title: str) -> str:
         definitions(groups),
         f"## {main_title(groups)}",
         main_table(groups).markdown(mark=True),
-        BEST,
+        best_note(line for group in groups for line in group.lines),
     ]
     parts += [BRACKETS] if some else []
     for group in groups:
