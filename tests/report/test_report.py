@@ -34,7 +34,7 @@ from evcl.report import (
     write_report,
 )
 from evcl.report.cells import best
-from evcl.report.diagnostics import reliability
+from evcl.report.diagnostics import memory_figure, reliability, size_ticks
 from evcl.report.figures import FIGURES, enlarged, limits, matrix, only_last
 from evcl.report.published import published
 from evcl.report.results import scenarios, series
@@ -215,6 +215,18 @@ def test_reliability_is_averaged_by_the_number_of_predictions():
     np.testing.assert_allclose(found.share, [0.4, 0.6])
     np.testing.assert_allclose(found.accuracy, [(0.2 * 0.7 + 0.6 * 0.9) / 0.8, 1.0])
     assert reliability(group(one).lines[0]) is None
+
+
+def test_the_figure_of_memory_has_plain_numbers_at_its_ticks():
+    one = group(
+        replace(result("evcl"), memory_bytes=51_000_000), replace(result("vcl"), memory_bytes=59_000_000)
+    )  # between two round numbers
+    axes = memory_figure(one).axes[0]
+    axes.figure.draw_without_rendering()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["51", "59"]
+    assert not [text for text in axes.get_xticklabels(minor=True) if text.get_text()]
+    assert size_ticks([0.03, 3.0]) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2])
+    assert size_ticks([4.0, 4.0]) == [4.0]
 
 
 def test_an_axis_is_not_ruled_by_the_worst():

@@ -20,13 +20,15 @@ Bytes = NDArray[np.uint8]
 
 def picture(samples: Bytes) -> str:
     """Images [after task, of task, n, channels, height, width] as a PNG in base64: a row after each task, and n columns
-    of each task. What was not learned yet is grey.
+    of each task. What was not learned yet is grey, and so is a row without samples, which are all 0.
     """
     channels, height, width = samples.shape[3:]
     tasks, n = samples.shape[1], samples.shape[2]
     down, across = height + EDGE, n * width + EDGE
     whole = np.full((channels, len(samples) * down, tasks * across), 128, np.uint8)
     for t, row in enumerate(samples):
+        if not row.any():
+            continue
         for k, some in enumerate(row[: t + 1]):
             images = some.reshape(n, channels, height, width).transpose(1, 2, 0, 3).reshape(channels, height, n * width)
             whole[:, t * down : t * down + height, k * across : k * across + n * width] = images

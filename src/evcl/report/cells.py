@@ -158,12 +158,13 @@ def escaped(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    return re.sub(r"[\\~^]|[&%$#_{}]", lambda m: CLASSES.get(m[0], f"\\{m[0]}"), " ".join(text.split()))
+    text = re.sub(r"[\\~^]|[&%$#_{}]", lambda m: CLASSES.get(m[0], f"\\{m[0]}"), " ".join(text.split()))
+    return text.replace("±", r"$\pm$")
 
 
 def _tex_cell(cell: str) -> str:
     text = "--" if cell == "-" else _tex(cell)
-    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text).replace(" ± ", r" $\pm$ ")
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)
     return rf"\textbf{{{text}}}" if _best(cell) else text
 
 

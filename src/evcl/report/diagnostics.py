@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -106,11 +108,24 @@ def memory_figure(group: Group) -> Figure | None:
                     markeredgewidth=0.5,
                 )  # fmt: skip
         axes.set_xscale("log")
+        axes.minorticks_off()
+        ticks = size_ticks([kept for line in group.lines if (kept := size(line)) is not None])
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])  # matplotlib's own labels need its mathtext, which is off
         axes.set_xlabel("kept after the last task (MB, logarithmic)")
         axes.set_ylabel(group.score.title)
         axes.set_title(_text(group.name), loc="left", fontweight="bold")
         _legend(figure, group, below=False)
         return _settled(figure)
+
+
+def size_ticks(sizes: Sequence[float]) -> list[float]:
+    """Where a logarithmic axis has ticks: at 1, 2, 5, 10, ... within the sizes or, without two of these, at the smallest
+    and the largest size.
+    """
+    low, high = min(sizes), max(sizes)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [first * 10.0**power for power in powers for first in (1, 2, 5) if low <= first * 10.0**power <= high]
+    return found if len(found) > 1 else sorted({float(f"{one:.2g}") for one in (low, high)})
 
 
 DIAGNOSTICS = {"-reliability": reliability_figure, "-memory": memory_figure}

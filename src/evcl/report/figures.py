@@ -47,7 +47,7 @@ class Pictures(NamedTuple):
 SAMPLES = Pictures(
     "What each model generates",
     "A row after each task; in it, a few samples of each task so far, by the first seed. Further down, the same task "
-    "later: what has become of it.",
+    "later: what has become of it. Grey: not learned yet. Joint training has the last row only.",
     "Samples after each task, by",
 )
 EPISODES = Pictures(

@@ -209,14 +209,18 @@
     layout.xaxis = axis({ type: "log", range: rows.length ? [Math.min(...sizes) - gap, Math.max(...sizes) + 2 * gap] : [0, 1], tickvals: ticks, ticktext: ticks.map((one) => String(one)), showgrid: false, title: { text: "kept after the last task (MB, logarithmic)", standoff: 8, font: { size: 12 } } });
     layout.yaxis = axis({ range: [low, high], nticks: 6, automargin: true });
     layout.annotations.push({ text: figure.title, xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 6, showarrow: false, font: { color: css("--soft") } });
-    const traces = rows.map((line) => {
+    // a name goes to the left of its point if there is a point with a name to the right, at nearly the same place
+    const across = Math.max(...sizes) - Math.min(...sizes) + 3 * gap;
+    const near = (one, line) => Math.abs(Math.log10(one.kept / line.kept)) < 0.06 * across && Math.abs(one.mean - line.mean) < 0.06 * (high - low);
+    const traces = rows.map((line, i) => {
       const beyond = line.mean < start;
+      const side = rows.slice(0, i).some((one) => near(one, line)) ? "middle left" : "middle right";
       const named = rows.length <= (wide ? 6 : 4) || !beaten(line);
       const number = beyond ? ` ${line.mean.toFixed(1)}` : "";
       return {
-        meta: line.series, x: [line.kept], y: [beyond ? low : line.mean], mode: named || beyond ? "markers+text" : "markers", cliponaxis: false, hoverinfo: "text",
+        meta: line.series, x: [line.kept], y: [beyond ? low + 0.03 * (high - low) : line.mean], mode: named || beyond ? "markers+text" : "markers", cliponaxis: false, hoverinfo: "text",
         hovertext: [`${label(line.series)}<br>${spread(line.mean, line.sd, 2)}<br>${line.kept.toPrecision(3)} MB`],
-        text: [(named ? label(line.series) : "") + number], textposition: "middle right", textfont: { size: 11, color: css("--ink") },
+        text: [(named ? label(line.series) : "") + number], textposition: side, textfont: { size: 11, color: css("--ink") },
         marker: beyond ? { ...marker(line.series, 9), symbol: "triangle-down" } : marker(line.series, 9),
         error_y: beyond ? undefined : { array: [line.sd ?? 0], color: color(line.series), thickness: 1.2, width: 0 },
       };

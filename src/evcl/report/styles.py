@@ -77,6 +77,7 @@ NAMES = {
     "ivon": "IVON",
     "noisy-kfac": "noisy K-FAC",
     "ekf": "EKF",
+    "mesu": "MESU",
     "dgr": "DGR",
     "evcl-dgr": "EVCL + DGR",
 }

@@ -88,7 +88,7 @@ def megabytes(result: Result) -> str:
 def caption(group: Group) -> str:
     """The caption of a benchmark's table: tasks, seeds, data and machine."""
     every = list(dict.fromkeys(seeds(line.result) for line in group.lines))
-    data = HELD_OUT if HELD_OUT in group.name else "test data"
+    data = HELD_OUT if HELD_OUT in group.name else "new episodes" if group.score.matrices == "returns" else "test data"
     one = max(len(line.result.seeds) for line in group.lines) == 1
     over = f"seed{'s' * (not one)} {every[0]}" if len(every) == 1 else "differing seeds"
     machines = "; ".join(dict.fromkeys(machine(line.result) for line in group.lines))
