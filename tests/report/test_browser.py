@@ -355,3 +355,23 @@ def test_thirty_methods_on_six_benchmarks_open_at_once_and_stay_readable(chromiu
     assert colours == 8  # the best few; the others are grey
     assert page.locator("#benchmark-split-mnist .others").is_visible()
     page.close()
+
+
+def test_long_names_leave_room_for_the_numbers_on_a_phone(watched, tmp_path):
+    """Names are cut, and a panel lists only the methods that it measured."""
+    long = "a method whose name is far too long for a phone"
+    folder = write(tmp_path, result("evcl"), result(long, last=(0.7, 0.8)), result("joint", last=(0.9, 0.9)))
+    url = write_report(folder, "A report")[-1].as_uri()
+    page = watched(url, 390, 800, allowed=(url, "data:,"))
+    page.wait_for_selector(READY, state="attached", timeout=60_000)
+    markers(page)
+    shown = page.evaluate(
+        """() => {
+            const plot = document.querySelectorAll('.plot')[1];
+            const names = (axis) => [...plot.querySelectorAll(`.${axis}tick text`)].map((e) => e.textContent);
+            return [names('y'), names('y2'), plot._fullLayout.xaxis._length / plot.clientWidth];
+        }"""
+    )
+    assert shown[0] == ["EVCL", "a method whose name\u2026"]  # joint training has no forgetting
+    assert len(shown[1]) == 3
+    assert shown[2] > 0.5

@@ -196,8 +196,8 @@ def test_scenarios_are_not_mixed_but_compared():
     ((name, some),) = scenarios(found.values()).items()
     assert name == "split-mnist"
     assert cells(scenario_table(some)) == [
-        {"method": "EVCL", "own scenario": "82.00 ± 2.00 (98.5)", "class scenario": "35.00 ± 7.07"},
-        {"method": "VCL", "own scenario": "-", "class scenario": "82.00 ± 2.00"},
+        {"method": "EVCL", "default scenario": "82.00 ± 2.00 (98.5)", "class scenario": "35.00 ± 7.07"},
+        {"method": "VCL", "default scenario": "-", "class scenario": "82.00 ± 2.00"},
     ]
     assert scenarios(by_benchmark([result(), result("vcl", "split-digits")]).values()) == {}
     both = [result(scenario=kind, validation=held) for held in (0.0, 0.1) for kind in ("task", "class")]

@@ -17,7 +17,10 @@
   const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
   // plotly reads a little HTML in texts; a name is only a name
   const plain = (text) => text.replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
-  const label = (series) => plain(data.series[series].label);
+  const label = (series, longest = Infinity) => {
+    const name = data.series[series].label;
+    return plain(name.length > longest ? `${name.slice(0, longest - 1)}\u2026` : name);
+  };
   const spread = (value, sd, digits) => value.toFixed(digits) + (sd === null ? "" : ` ± ${sd.toFixed(digits)}`);
   const marker = (series, size) => {
     const one = data.series[series];
@@ -138,7 +141,9 @@
     const rows = figure.lines.filter((line) => on(line.series));
     const measured = [...figure.measures.keys()].filter((m) => rows.some((line) => line.values[m] !== null));
     const panels = measured.length;
-    const tall = 60 + 24 * Math.max(1, rows.length);
+    // side by side, the panels share their rows; one below the other, each has the methods that it measured
+    const listed = measured.map((m) => (wide ? rows : rows.filter((line) => line.values[m] !== null)));
+    const tall = 60 + 24 * Math.max(1, ...listed.map((some) => some.length));
     const layout = { height: wide ? tall : Math.max(1, panels) * tall, margin: { l: 44, r: 10, t: 6, b: 44 } };
     const traces = [];
     measured.forEach((m, panel) => {
@@ -148,10 +153,10 @@
       const [left, right, low, high] = ends(figure, rows.map((line) => line.values[m]).filter((value) => value !== null));
       layout[`xaxis${suffix}`] = axis({ domain: x, anchor: `y${panel + 1}`, title: { text: name, standoff: 6, font: { size: 12 } }, nticks: 5, range: [left, right] });
       layout[`yaxis${suffix}`] = axis({
-        domain: y, anchor: `x${panel + 1}`, range: [rows.length - 0.4, -0.6], tickvals: rows.map((_, i) => i), ticktext: rows.map((line) => label(line.series)),
+        domain: y, anchor: `x${panel + 1}`, range: [tall / 24 - 2.9, -0.6], tickvals: listed[panel].map((_, i) => i), ticktext: listed[panel].map((line) => label(line.series, wide ? 40 : 20)),
         showticklabels: !(wide && panel), automargin: true, showline: false, ticks: "", zeroline: false,
       });
-      rows.forEach((line, i) => {
+      listed[panel].forEach((line, i) => {
         const value = line.values[m];
         if (value === null) return;
         const axes = { xaxis: `x${panel + 1}`, yaxis: `y${panel + 1}`, meta: line.series };
@@ -160,7 +165,8 @@
         if (beyond) { // an arrow at the edge, and the number
           const at = { ...axes, x: [beyond > 0 ? right - 0.02 * (right - left) : left + 0.02 * (right - left)], y: [i] };
           traces.push({ ...at, mode: "markers", hoverinfo: "text", text: [text], marker: { symbol: beyond > 0 ? "triangle-right" : "triangle-left", size: 9, color: color(line.series) } });
-          const shown = beyond > 0 ? `${value.mean.toPrecision(3)}\u2002` : `\u2002\u2212${(-value.mean).toPrecision(3)}`;
+          const number = value.mean.toPrecision(3).replace("-", "\u2212");
+          const shown = beyond > 0 ? `${number}\u2002` : `\u2002${number}`;
           traces.push({ ...at, mode: "text", hoverinfo: "skip", text: [shown], textposition: beyond > 0 ? "middle left" : "middle right", textfont: { size: 11, color: css("--ink") } });
           return;
         }

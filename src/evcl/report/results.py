@@ -74,8 +74,8 @@ class Group:
 
     @property
     def scenario_name(self) -> str:
-        """'class scenario', or 'own scenario' for the benchmark as it is registered."""
-        return f"{self.lines[0].result.config.get('scenario') or 'own'} scenario"
+        """'class scenario', or 'default scenario' for the benchmark as it is registered."""
+        return f"{self.lines[0].result.config.get('scenario') or 'default'} scenario"
 
     @property
     def score(self) -> Score:
