@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rich.console import Console
 from evcl import experiments
 from evcl._core.errors import EvclError
 from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.cli import app, lists
 
 FAST = ["--epochs", "1", "--seeds", "2", "--tasks", "2"]
@@ -363,11 +364,12 @@ def test_list_names_everything(evcl):
     status, out, _ = evcl("list")
     assert status == 0
     methods = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset")
-    for name in (*methods, "naive", "joint", "clear", "separate", "split-mnist", "permuted-digits", "tuned", "paper"):
+    for name in (*methods, "naive", "joint", "clear", "separate", "mesu", "split-mnist", "permuted-digits", "tuned", "paper"):
         assert f"  {name} " in out
     ours = {
         *METHOD_SUMMARIES,
         *AGENT_SUMMARIES,
+        *ROW_SUMMARIES,
         *BENCHMARK_SUMMARIES,
         *experiments.SUMMARIES,
     }  # the tests register others
@@ -544,3 +546,29 @@ def test_a_reader_that_ends_early_is_no_failure():
         other.stdin.flush()
         assert other.stderr.read() == b""
         assert other.wait() == 128 + signal.SIGPIPE
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of Unix")
+@pytest.mark.parametrize("words", [["list"], ["list", "settings", "mesu"]])
+def test_lists_fit_a_narrow_terminal(words):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
+    rest = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "evcl", *words], stdin=theirs, stdout=theirs, env={**rest, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    out = b""
+    with suppress(OSError):  # Linux says that the other end is closed by an error
+        while part := os.read(ours, 4096):
+            out += part
+    os.close(ours)
+    assert run.wait() == 0
+    lines = out.decode().splitlines()
+    assert len(lines) > 20
+    assert max(map(len, lines)) <= 60

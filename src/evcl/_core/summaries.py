@@ -21,11 +21,11 @@ METHOD_SUMMARIES = {
     "ewc-offline": "EWC with one anchor and one Fisher per task",
     "kfac-ewc": "EWC with a Kronecker-factored Fisher of each layer",
     "si": "plain weights; penalty by how much each reduced the loss",
-    "mas": "plain weights; penalty by how much each moves the outputs",
+    "mas": "plain weights; penalty by how much each moves outputs",
     "imm-mean": "plain weights; predicts with their mean over the tasks",
     "imm-mode": "plain weights; predicts with their Fisher-weighted mean",
     "xdg": "EWC on a random part of the hidden units for each task",
-    "progressive": "a new network per task, which reads from the earlier ones",
+    "progressive": "a new network per task, which reads from earlier ones",
     "progress-compress": "EWC, taught by a second network that learns each task",
     "lwf": "plain weights; distils the old heads on the new inputs",
     "er": "experience replay: kept examples in each batch",
@@ -43,6 +43,9 @@ METHOD_SUMMARIES = {
 AGENT_SUMMARIES = {  # methods that only agents have
     "clear": "agents: replays kept steps, with V-trace and cloning",
     "separate": "agents: a new one for every task, to compare with",
+}
+ROW_SUMMARIES = {  # methods that only streams of rows have
+    "mesu": "rows: Gaussian weights that remember a window of rows",
 }
 BENCHMARK_SUMMARIES = {
     "permuted-mnist": "MNIST, one random pixel order per task, one head",

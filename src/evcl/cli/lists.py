@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
@@ -11,12 +13,13 @@ import typer
 from evcl import experiments
 from evcl._core.errors import EvclError, unknown
 from evcl._core.facts import AGENT_FACTS, METHOD_FACTS, SHOWN, measured
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.cli.options import Plugins, Usage, usage
 from evcl.cli.progress import console, echo, screen
 
 KINDS = ("methods", "benchmarks", "presets")
 SETTINGS = "settings"
+NARROW = 120  # columns of a terminal in which the table of settings does not fit
 WIDE = 200  # columns of the table of methods where there is no terminal: a line per method
 
 
@@ -32,11 +35,11 @@ def list_(
     plugin: Plugins = None,
 ) -> None:
     """List methods, benchmarks, presets and settings."""
-    of_methods, of_benchmarks = METHOD_SUMMARIES | AGENT_SUMMARIES, BENCHMARK_SUMMARIES
+    of_methods, of_benchmarks = METHOD_SUMMARIES | AGENT_SUMMARIES | ROW_SUMMARIES, BENCHMARK_SUMMARIES
     if experiments.load_plugins(plugin or []):
         from evcl import benchmarks, methods
 
-        of_methods = {m.name: m.summary for m in methods.METHODS.values()} | AGENT_SUMMARIES
+        of_methods = {m.name: m.summary for m in methods.METHODS.values()} | AGENT_SUMMARIES | ROW_SUMMARIES
         of_benchmarks = of_benchmarks | {b.name: b.summary for b in benchmarks.BENCHMARKS.values()}
     if method is not None and what != SETTINGS:
         raise Usage(f"evcl list {what} takes nothing more, not {method!r}; evcl list settings {method} may be meant")
@@ -55,29 +58,44 @@ def list_(
     for kind, entries in zip(KINDS, (of_methods, of_benchmarks, experiments.SUMMARIES), strict=True):
         if what in (None, kind):
             echo(kind)
+            column = max(20, *map(len, entries))
             for name, summary in entries.items():
-                echo(f"  {name:<20} {summary}")
+                _wrapped(f"  {name:<{column}} ", summary)
+
+
+def _wrapped(start: str, text: str) -> None:
+    """Print a line; on a terminal that is narrower, several, of which the others begin where the text does."""
+    width = max(20, console().width - len(start)) if console().is_terminal else sys.maxsize
+    echo(start + f"\n{' ' * len(start)}".join(textwrap.wrap(text, width)))
 
 
 def _settings(name: str) -> None:
-    """A table of a method's settings: what --set takes."""
+    """A method's settings, what --set takes: a table or, on a narrow terminal, one below the other."""
     from rich.table import Table
 
     from evcl import methods, rl
+    from evcl.experiments import streams
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("setting", "default", "values", "meaning"):
         table.add_column(column, no_wrap=column in ("setting", "default"))
-    found = rl.METHODS[name] if name in AGENT_SUMMARIES else methods.METHODS[name]
+    home = rl.METHODS if name in AGENT_SUMMARIES else streams.METHODS if name in ROW_SUMMARIES else methods.METHODS
+    found = home[name]
     known = dict(found.known_settings)
-    if name not in AGENT_SUMMARIES:
+    if home is methods.METHODS:
         with suppress(EvclError):  # the settings of --keep, which keeps nothing unless it is given
             kept = methods.known_settings(found, {"memory": 0})
             known = {**kept, **known} if "memory" in known else {**kept, "memory": replace(kept["memory"], default=0)}
+    narrow = console().is_terminal and console().width < NARROW
+    echo(f"{name}: {found.summary}")
     for key, setting in known.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
         table.add_row(key, default, setting.values, setting.help)
-    echo(f"{name}: {found.summary}")
+        if narrow:
+            _wrapped("", f"{key} [{default}]: {setting.values}")
+            _wrapped("    ", setting.help)
+    if narrow:
+        return
     out = console() if console().is_terminal else screen(WIDE)
     out.print(table, highlight=False)
 

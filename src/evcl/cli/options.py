@@ -11,12 +11,12 @@ import typer
 
 from evcl import experiments
 from evcl._core.errors import EvclError
-from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES
+from evcl._core.summaries import AGENT_SUMMARIES, BENCHMARK_SUMMARIES, METHOD_SUMMARIES, ROW_SUMMARIES
 
 
 def a_method(incomplete: str) -> list[str]:
     """What a shell completes the name of a method to."""
-    return [name for name in METHOD_SUMMARIES | AGENT_SUMMARIES if name.startswith(incomplete)]
+    return [name for name in METHOD_SUMMARIES | AGENT_SUMMARIES | ROW_SUMMARIES if name.startswith(incomplete)]
 
 
 def a_benchmark(incomplete: str) -> list[str]:

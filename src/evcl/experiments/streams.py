@@ -18,7 +18,7 @@ from torch import Tensor
 from evcl._core.errors import Diverged, EvclError, unknown
 from evcl._core.interrupts import deferred
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting
-from evcl._core.summaries import METHOD_SUMMARIES
+from evcl._core.summaries import METHOD_SUMMARIES, ROW_SUMMARIES
 from evcl.benchmarks import Benchmark, Entry, Request, register
 from evcl.experiments.result import AlarmRow, Environment, Result, binned, prequential, summarise
 from evcl.experiments.resume import identity, program_name
@@ -43,7 +43,7 @@ METHODS = {
     "ekf": Method("ekf", METHOD_SUMMARIES["ekf"], True, settings={**NEITHER, "batch_size": BATCH, **_OWN}),
     "mesu": Method(
         "mesu",
-        "windows of rows: Gaussian weights that forget at a constant rate",
+        ROW_SUMMARIES["mesu"],
         True,
         settings={**NEITHER, "batch_size": BATCH, **{n: s for n, s in _OWN.items() if n not in ("covariance", "rank")}},
     ),
