@@ -364,7 +364,18 @@ def test_list_names_everything(evcl):
     status, out, _ = evcl("list")
     assert status == 0
     methods = ("evcl", "vcl", "vcl-random-coreset", "vcl-kcenter-coreset", "ewc", "random-coreset", "kcenter-coreset")
-    for name in (*methods, "naive", "joint", "clear", "separate", "mesu", "split-mnist", "permuted-digits", "tuned", "paper"):
+    for name in (
+        *methods,
+        "naive",
+        "joint",
+        "clear",
+        "separate",
+        "mesu",
+        "split-mnist",
+        "permuted-digits",
+        "tuned",
+        "paper",
+    ):
         assert f"  {name} " in out
     ours = {
         *METHOD_SUMMARIES,
@@ -570,5 +581,5 @@ def test_lists_fit_a_narrow_terminal(words):
     os.close(ours)
     assert run.wait() == 0
     lines = out.decode().splitlines()
-    assert len(lines) > 20
+    assert len(lines) > 10
     assert max(map(len, lines)) <= 60

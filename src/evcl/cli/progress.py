@@ -235,7 +235,7 @@ def print_tables(results: list[Result]) -> None:
             table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
         for row in rows(group):
             table.add_row(*row)
-        console().print(table)
+        _print_fitted(table)
 
 
 def _print_stream(group: Group) -> None:
@@ -251,6 +251,14 @@ def _print_stream(group: Group) -> None:
         table.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
     for _, cells in found.rows:
         table.add_row(*cells)
+    _print_fitted(table)
+
+
+def _print_fitted(table: Any) -> None:
+    """Print a table; without the space around its cells if that keeps their numbers on one line."""
+    measured = console().options.update(max_width=1000)
+    if console().measure(table, options=measured).maximum > console().width:
+        table.padding = 0
     console().print(table)
 
 

@@ -110,7 +110,9 @@ def memory_figure(group: Group) -> Figure | None:
         axes.set_xscale("log")
         axes.minorticks_off()
         ticks = size_ticks([kept for line in group.lines if (kept := size(line)) is not None])
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])  # matplotlib's own labels need its mathtext, which is off
+        axes.set_xticks(
+            ticks, [f"{tick:g}" for tick in ticks]
+        )  # matplotlib's own labels need its mathtext, which is off
         axes.set_xlabel("kept after the last task (MB, logarithmic)")
         axes.set_ylabel(group.score.title)
         axes.set_title(_text(group.name), loc="left", fontweight="bold")
