@@ -121,8 +121,8 @@ def memory_figure(group: Group) -> Figure | None:
 
 
 def size_ticks(sizes: Sequence[float]) -> list[float]:
-    """Where a logarithmic axis has ticks: at 1, 2, 5, 10, ... within the sizes or, without two of these, at the smallest
-    and the largest size.
+    """Where a logarithmic axis has ticks: at 1, 2, 5, 10, ... within the sizes or, without two of these, at the
+    smallest and the largest size.
     """
     low, high = min(sizes), max(sizes)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -248,7 +248,7 @@ def matrix(line: Line) -> np.ndarray:
 
 
 def only_last(line: Line) -> bool:
-    """Whether the scores were measured after the last task only, as those of `joint` are: it learns all tasks at once."""
+    """Whether the scores were measured after the last task only, as those of `joint`, which learns all at once."""
     return len(line.matrices[0]) > 1 and not np.isfinite(matrix(line)[:-1]).any()
 
 
