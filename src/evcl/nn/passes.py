@@ -13,6 +13,9 @@ from evcl.nn.below import WHOLE
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.posterior import Layout
 from evcl.nn.sizes import MOST_ROWS
+from evcl.nn.slots import head_names
+
+MANY = 64  # heads whose outputs are one matrix product: with fewer, one after another takes no time
 
 
 @contextmanager
@@ -54,9 +57,37 @@ def outputs(
         chunk = chunk if size is None else size.forward_rows(x.is_cuda, r)
     network.bind(weights, None, layout)
     network.weights.noise = None
+    together = _together(network, weights, layout, heads)
     pieces = []
     for xs in x.split(max(1, chunk // r), 1):
         copies = xs.repeat(r // len(xs), *[1] * (x.dim() - 1))  # not a view, because a forward pass may write to it
         with network.using(task):
-            pieces.append(change(network.logits(copies.flatten(0, 1), heads, from_below)).unflatten(0, (r, -1)))
+            found = network.logits(copies.flatten(0, 1), [] if together else heads, from_below)
+        if together:
+            found = torch.baddbmm(together[1], found.unflatten(0, (r, -1)), together[0]).flatten(0, 1)
+        pieces.append(change(found).unflatten(0, (r, -1)))
     return torch.cat(pieces, 1)
+
+
+def _together(
+    network: BayesianNetwork, weights: Tensor, layout: Layout, heads: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """The weights [R, features, K] and biases [R, 1, K] of all outputs of these heads, if the heads are many, have one
+    shape and lie one after another in the layout, as those of a stream do; otherwise None.
+    """
+    if len(heads) < MANY or network.whole or network.beside_outputs:
+        return None
+    names = [head_names(k) for k in heads]
+    first, start = layout.shapes[names[0]["weight"]], layout.spans[names[0]["weight"]].start
+    size = first[0] * (first[1] + 1)
+    for i, name in enumerate(names):
+        place, shape = start + i * size, layout.shapes[name["weight"]]
+        if (
+            shape != first
+            or layout.spans[name["weight"]].start != place
+            or layout.spans[name["bias"]].stop != place + size
+        ):
+            return None
+    each = weights[:, start : start + len(heads) * size].unflatten(1, (len(heads), size))
+    weight, bias = each.split([first[0] * first[1], first[0]], 2)
+    return weight.unflatten(2, first).flatten(1, 2).mT, bias.flatten(1).unsqueeze(1)
