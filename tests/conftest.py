@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 
 HERE = Path(__file__).parent
 OWN = (HERE / "user_method.py", *sorted((HERE / "plugins").glob("*.py")))
@@ -28,6 +30,7 @@ from evcl.experiments import load_plugins  # noqa: E402  (after the variable is 
 
 torch.set_num_threads(1)
 load_plugins()
+typer.main.get_command = cache(typer.main.get_command)  # thousands of commands are called in this process
 
 
 SAMPLE = ("evcl", "ewc", "naive")  # the methods that `make test` puts through the contract

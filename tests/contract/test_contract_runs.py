@@ -176,13 +176,14 @@ def test_a_head_may_grow(method, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory):
+def by_two(request, tmp_path_factory):
     """What two processes end with that train together: of a method, what each of them has."""
+    asked = [item.callspec.params["method"] for item in request.session.items if "by_two" in item.fixturenames]
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(evcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, small.__file__, str(folder)],
+        [*command, small.__file__, str(folder), *dict.fromkeys(asked)],
         env=environment,
         capture_output=True,
         text=True,
