@@ -115,8 +115,7 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture
-def watched(chromium):
+def _watched(chromium):
     """Open an address. At the end nothing may have gone wrong, and only addresses that begin with one of `allowed` may
     have been asked for: by default, those on the disk.
     """
@@ -136,3 +135,7 @@ def watched(chromium):
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+watched = pytest.fixture(_watched)
+watched_by_module = pytest.fixture(scope="module")(_watched)  # for a page that all tests of a file look at
