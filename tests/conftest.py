@@ -100,6 +100,25 @@ def evcl(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def _written():
+    return {}
+
+
+@pytest.fixture
+def made_once(evcl, _written):
+    """Call `make`, which writes into the empty folder; the file's next tests get copies of what it wrote."""
+
+    def call(make):
+        if not _written:
+            make()
+            _written.update((path, path.read_bytes()) for path in Path().iterdir())
+        for path, content in _written.items():
+            path.write_bytes(content)
+
+    return call
+
+
+@pytest.fixture(scope="module")
 def chromium():
     """Chromium or Chrome, on the PATH or named by EVCL_CHROMIUM; without one, the test is skipped."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
