@@ -80,8 +80,14 @@ def trained(network, method, given, seeds, source, reference=False, rounds=2):
     return {**tensors, "probabilities": probabilities}
 
 
-@pytest.mark.parametrize("network", ["mlp", "convolutional"])
-@pytest.mark.parametrize("method", ["evcl", "ewc", "vcl", "naive", "huber"])
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [
+        *((method, "mlp") for method in ("evcl", "ewc", "vcl", "naive", "huber")),
+        ("evcl", "convolutional"),
+        *(pytest.param(method, "convolutional", marks=pytest.mark.full) for method in ("ewc", "vcl", "naive", "huber")),
+    ],
+)
 def test_replicas_are_their_solo_runs(method, network):
     """50 steps; each replica has its own seed, data, strength and learning rate; the same noise is handed in."""
     make = convolutional if network == "convolutional" else lambda: evcl.nn.mlp(64, [20, 20])
