@@ -1,8 +1,7 @@
-"""A small stream that every method can learn in a second: in this process, or in several that torchrun starts."""
+"""A small stream that every method can learn in a second: in this process, or in several together."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,3 @@ def main(folder: Path, methods: Sequence[str]) -> None:
                 {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()},
                 folder / f"{method} {ranks.rank}",
             )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

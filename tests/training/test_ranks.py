@@ -16,6 +16,7 @@ import pytest
 import ranked
 import torch
 from safetensors.torch import load_file
+from two_processes import in_two
 
 import evcl
 from evcl._core.errors import EvclError
@@ -52,8 +53,7 @@ def torchrun(*arguments):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    status, _, err = torchrun(ranked.__file__, folder, "cpu")
-    assert status == 0, err
+    in_two(ranked.main, folder, "cpu")
     return lambda name: [load_file(folder / f"{name} {rank}.safetensors") for rank in range(2)]
 
 
