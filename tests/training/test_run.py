@@ -303,7 +303,7 @@ def test_evcl_vcl_and_ewc_end_above_naive():
     """What the demo shows, in small: three permuted tasks, one seed."""
     found = {}
     for method in ("evcl", "vcl", "ewc", "naive"):
-        config = configure("permuted-digits", method, seeds=[0], tasks=3, given={"epochs": 30})
+        config = configure("permuted-digits", method, seeds=[0], tasks=3, given={"epochs": 15})
         found[method] = execute(config).average_accuracy.mean
     assert found["naive"] < 0.75
     assert min(found["evcl"], found["vcl"], found["ewc"]) > found["naive"] + 0.05
