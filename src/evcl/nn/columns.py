@@ -110,7 +110,7 @@ class Lateral(nn.Module):
 
 def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options: Any) -> nn.Module:
     """A layer with He-uniform weights; its default initialisation would use the global generator."""
-    layer = blank(kind, *sizes, **options)
+    layer: Any = blank(kind, *sizes, **options)
     for parameter in layer.parameters():
         parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
     return layer

@@ -1,0 +1,27 @@
+"""The digits are read from scikit-learn's file, without importing scikit-learn."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from evcl._core.errors import MissingExtra
+from evcl.data.digits import digits
+
+
+def test_they_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    wanted, labels = load_digits(return_X_y=True)
+    images, found = digits()
+    assert (images.dtype, found.dtype) == (np.uint8, np.uint8)
+    assert np.array_equal(images, wanted)
+    assert np.array_equal(found, labels)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtra, match=r"the embedded digits come with scikit-learn: pip install 'evcl\[data\]'"):
+        digits.__wrapped__()
