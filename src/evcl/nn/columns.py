@@ -113,7 +113,7 @@ def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options
     layer: Any = blank(kind, *sizes, **options)
     for parameter in layer.parameters():
         parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
-    return layer
+    return layer  # type: ignore[no-any-return]
 
 
 class Column(nn.Module):
