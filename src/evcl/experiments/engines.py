@@ -146,7 +146,7 @@ def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
     copied = sys.platform == "linux"
     context: Any = multiprocessing.get_context("forkserver" if copied else "spawn")
     if copied:
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload(["evcl.experiments.original"])
     process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
     process.start()
     pipe.close()  # so that the pipe closes when the process ends
@@ -161,6 +161,8 @@ def _work(pipe: Connection, allow_divergence: bool, environment: dict[str, str])
     os.environ.update(environment)  # as it is now: a copy has that of its original
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked in the original
     _end_with_parent()
     torch.set_num_threads(1)
     load_plugins()
