@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 
 HERE = Path(__file__).parent
 OWN = (HERE / "user_method.py", *sorted((HERE / "plugins").glob("*.py")))
@@ -28,6 +30,7 @@ from evcl.experiments import load_plugins  # noqa: E402  (after the variable is 
 
 torch.set_num_threads(1)
 load_plugins()
+typer.main.get_command = cache(typer.main.get_command)  # thousands of commands are called in this process
 
 
 SAMPLE = ("evcl", "ewc", "naive")  # the methods that `make test` puts through the contract
@@ -97,6 +100,25 @@ def evcl(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def _written():
+    return {}
+
+
+@pytest.fixture
+def made_once(evcl, _written):
+    """Call `make`, which writes into the empty folder; the file's next tests get copies of what it wrote."""
+
+    def call(make):
+        if not _written:
+            make()
+            _written.update((path, path.read_bytes()) for path in Path().iterdir())
+        for path, content in _written.items():
+            path.write_bytes(content)
+
+    return call
+
+
+@pytest.fixture(scope="module")
 def chromium():
     """Chromium or Chrome, on the PATH or named by EVCL_CHROMIUM; without one, the test is skipped."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -112,8 +134,7 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture
-def watched(chromium):
+def _watched(chromium):
     """Open an address. At the end nothing may have gone wrong, and only addresses that begin with one of `allowed` may
     have been asked for: by default, those on the disk.
     """
@@ -133,3 +154,7 @@ def watched(chromium):
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+watched = pytest.fixture(_watched)
+watched_by_module = pytest.fixture(scope="module")(_watched)  # for a page that all tests of a file look at

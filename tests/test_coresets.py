@@ -18,13 +18,12 @@ forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def reference(x, count):
-    """Greedy farthest-point, example by example, in float64; the first index wins a tie."""
+    """Greedy farthest-point, one after the other, in float64; the first index wins a tie."""
     points = x.double()
-    mean = points.mean(0)
-    to_mean = [float((p - mean).square().sum()) for p in points]
+    to_mean = (points - points.mean(0)).square().sum(1).tolist()
     chosen = [to_mean.index(min(to_mean))][:count]
     while len(chosen) < count:
-        near = [min(float((p - points[c]).square().sum()) for c in chosen) for p in points]
+        near = torch.stack([(points - points[c]).square().sum(1) for c in chosen]).amin(0).tolist()
         left = [i for i in range(len(points)) if i not in chosen]
         chosen.append(max(left, key=lambda i: near[i]))  # max takes the first
     return chosen

@@ -207,7 +207,7 @@ learner.learn(there["blobs"](1, ("x", "y")), task="b", checkpoint=sys.argv[2])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
-@pytest.mark.parametrize("method", ["evcl", "random-coreset"])
+@pytest.mark.parametrize("method", ["evcl", pytest.param("random-coreset", marks=pytest.mark.full)])
 def test_killed_in_the_middle_of_a_task(method, tmp_path):
     folder = tmp_path / "c"
     command = [sys.executable, "-c", KILLED, __file__, str(folder), method]

@@ -379,7 +379,7 @@ def test_the_number_of_targets_stays():
         EVCLRegressor((4,), epochs=1).fit(X, X[:, :2]).partial_fit(X, y)
 
 
-@pytest.mark.parametrize("name", [None, "a"])
+@pytest.mark.parametrize("name", [None, pytest.param("a", marks=pytest.mark.full)])
 def test_the_spread_of_numbers_is_measured_when_it_is_wanted(name, monkeypatch):
     """It takes five more trainings, but is that of one call with all rows, and leaves the means as they were."""
     trials, measured = Learning._trials, []

@@ -1,8 +1,7 @@
-"""A small stream that every method can learn in a second: in this process, or in several that torchrun starts."""
+"""A small stream that every method can learn in a second: in this process, or in several together."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,19 +65,15 @@ def train(
     return {**run.tensors(), **said}
 
 
-def main(folder: Path) -> None:
-    """Each method with two seeds, by all processes together; each writes what it has."""
+def main(folder: Path, methods: Sequence[str]) -> None:
+    """Each of these methods with two seeds, by all processes together; each writes what it has."""
     torch.set_num_threads(1)
     load_plugins()
     with joined() as ranks:
         assert ranks is not None
-        for method in METHODS:
+        for method in methods:
             found = train([method] * 2, [0, 1], ranks=ranks)
             save_file(
                 {name: t.clone(memory_format=torch.contiguous_format) for name, t in found.items()},
                 folder / f"{method} {ranks.rank}",
             )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -6,18 +6,15 @@ EVCL_PLUGINS=mine.py pytest tests/test_contract.py tests/contract   puts a metho
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from itertools import count, cycle
-from pathlib import Path
 
 import pytest
 import small
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
+from two_processes import in_two
 
 import evcl
 from evcl.experiments import configure, execute
@@ -176,20 +173,11 @@ def test_a_head_may_grow(method, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory):
+def by_two(request, tmp_path_factory):
     """What two processes end with that train together: of a method, what each of them has."""
+    asked = [item.callspec.params["method"] for item in request.session.items if "by_two" in item.fixturenames]
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(evcl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, small.__file__, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    in_two(small.main, folder, list(dict.fromkeys(asked)))
     return lambda method: [load_file(folder / f"{method} {rank}") for rank in range(2)]
 
 

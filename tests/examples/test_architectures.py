@@ -57,6 +57,7 @@ def _one_by_one(monkeypatch):
     monkeypatch.setattr("evcl.experiments.parallel.local", inline)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_one_by_one")
 def test_a_small_run_of_all_of_it(example, subset, tmp_path, monkeypatch, capsys):
     """From the search to the table; a second run finds everything there."""

@@ -25,7 +25,7 @@ from evcl.training.checkpoint import newest
 COMMAND = ["run", "split-digits", "--tasks", "3"]
 # A plugin: from the 20th step on a process takes its time; the first to come there sends a signal.
 AT_A_STEP = """
-import os, signal, time
+import multiprocessing, os, signal, time
 from evcl.training import Step
 
 step, taken = Step.__call__, 0
@@ -103,8 +103,12 @@ def gone_on_with(evcl, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("seeds", "how", "whom"),
-    [((7,), "SIGINT", "os.getpid()"), ((0, 1), "SIGTERM", "os.getppid()")],
-    ids=["Ctrl-C", "SIGTERM, a process a seed"],
+    [
+        ((7,), "SIGINT", "os.getpid()"),
+        ((0, 1), "SIGTERM", "multiprocessing.parent_process().pid"),
+        ((0, 1), "SIGTERM", "0"),
+    ],
+    ids=["Ctrl-C", "SIGTERM, a process a seed", "SIGTERM to all processes"],
 )
 def test_a_signal_saves_and_says_how_to_go_on(seeds, how, whom, tmp_path, gone_on_with):
     """There is no checkpoint but at the ends of tasks, so that what is gone on from is what the signal saved."""
@@ -197,7 +201,9 @@ def test_the_processes_of_the_seeds(tmp_path, gone_on_with):
     whole = never_interrupted(tmp_path / "whole", (0, 1), 10)
     assert untimed(read_result(tmp_path / "r" / "result.json")) == whole[0]
     again = tmp_path / "again"
-    parent = start(command, again, AT_A_STEP.format(folder=again, whom="os.getppid()", how="SIGKILL"))
+    parent = start(
+        command, again, AT_A_STEP.format(folder=again, whom="multiprocessing.parent_process().pid", how="SIGKILL")
+    )
     parent.communicate(timeout=120)
     assert parent.returncode == -signal.SIGKILL
     assert nobody_is_left(parent.pid)

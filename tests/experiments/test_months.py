@@ -51,6 +51,7 @@ def test_the_shop_has_what_the_documents_say(programs):
         assert 0.01 < month.train["age"].isna().mean() < 0.1
 
 
+@pytest.mark.full
 def test_new_classes_are_learned_and_old_ones_kept(programs, tmp_path):
     """A small version of the stream `digits`: above naive training, and above naive Bayes."""
     streams, learners, _ = programs

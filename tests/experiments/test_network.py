@@ -181,7 +181,7 @@ def test_images_are_augmented_where_published_results_are(pictures):
     assert "augment" not in command(result)  # the preset's
 
 
-@pytest.mark.parametrize("method", ["naive", "ewc", "evcl"])
+@pytest.mark.parametrize("method", ["naive", pytest.param("ewc", marks=pytest.mark.full), "evcl"])
 @pytest.mark.parametrize(
     "network",
     [
@@ -212,7 +212,7 @@ def test_in_any_scenario(pictures):
     assert sizes == ["task", "domain", "class"]
 
 
-@pytest.mark.parametrize("method", ["naive", "evcl"])
+@pytest.mark.parametrize("method", ["naive", pytest.param("evcl", marks=pytest.mark.full)])
 def test_convolutions_in_bf16_learn_nearly_the_same(method, pictures):
     exact, rough = (
         execute(small(method, network="cnn", precision=precision, lr=1e-4)) for precision in ("fp32", "bf16")

@@ -174,7 +174,17 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+LATER = (
+    "in the consolidation",
+    "when a round is taken over",
+    "before an evaluation",
+    "before old checkpoints are removed",
+)  # part of make test-all
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(point, marks=pytest.mark.full) if point in LATER else point for point in POINTS]
+)
 def test_a_crash_loses_nothing(point, tmp_path, monkeypatch):
     """At the first call, the second, the fourth, ...: as often as there are calls."""
     owner, name = POINTS[point]

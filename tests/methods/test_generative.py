@@ -400,6 +400,7 @@ class StopAfter:
         return self.times < 0
 
 
+@pytest.mark.full
 def test_a_stream_of_new_classes_is_interrupted_and_resumed(tmp_path):
     whole = execute(stream("evcl", (0, 1)))
     assert whole.average_accuracy.mean > 0.9

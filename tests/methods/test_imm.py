@@ -248,6 +248,7 @@ def test_the_mode_of_a_weight_without_a_fisher_is_the_mean():
     assert torch.allclose(run.memory.weight[dead & (run.memory.weight > 0)], torch.tensor(SMALLEST, dtype=F64), rtol=1)
 
 
+@pytest.mark.full
 def test_merging_forgets_less_than_naive_training():
     """Four permuted tasks, two seeds: far above naive training; the Fisher helps."""
     final = {}

@@ -249,6 +249,7 @@ def test_a_replica_that_diverges_leaves_the_other_as_it_is():
         torch.testing.assert_close(found[0].tensors()[name][1:], wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 def test_it_forgets_less_than_without_its_memory():
     """And than plain training, with two temperings, which make a difference."""
     benchmark = evcl.benchmarks.get("permuted-digits", seed=0, tasks=2)

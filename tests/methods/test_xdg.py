@@ -246,6 +246,7 @@ def test_two_kinds_of_importance_share_a_program():
         torch.testing.assert_close(together.network.posterior.mean[r], alone.network.posterior.mean[0])
 
 
+@pytest.mark.full
 def test_gates_and_the_fisher_together_forget_least():
     """Four permuted tasks, two seeds."""
     final = {}

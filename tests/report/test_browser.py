@@ -6,6 +6,7 @@ It needs Chromium or Chrome: on the PATH, or named by EVCL_CHROMIUM.
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,20 +34,27 @@ LABELS = ["EVCL", "VCL", "EWC", "random coreset only", "naive", "joint", EVIL]
 
 @pytest.fixture(scope="module")
 def page_url(tmp_path_factory):
-    folder = write(tmp_path_factory.mktemp("report"), *RESULTS)
-    return write_report(folder, "A report")[-1].as_uri()
+    path = tmp_path_factory.mktemp("report") / "index.html"
+    path.write_text(page_of(by_benchmark(RESULTS), "A report"), "utf-8")
+    return path.as_uri()
+
+
+def ready(watched, page_url, *size, **options):
+    """The page, opened; it consists of one file."""
+    page = watched(page_url, *size, allowed=(page_url, "data:,"), **options)
+    page.wait_for_selector(READY, state="attached", timeout=60_000)
+    return page
 
 
 @pytest.fixture
 def open_page(watched, page_url):
-    """Open the page; it consists of one file."""
+    return partial(ready, watched, page_url)
 
-    def start(width=1200, height=800, **options):
-        page = watched(page_url, width, height, allowed=(page_url, "data:,"), **options)
-        page.wait_for_selector(READY, state="attached", timeout=60_000)
-        return page
 
-    return start
+@pytest.fixture(scope="module")
+def page(watched_by_module, page_url):
+    """The page, for tests that leave it as it is: it takes seconds to open."""
+    return ready(watched_by_module, page_url)
 
 
 def mentions(page, label):
@@ -81,8 +89,7 @@ def markers(page):
     )
 
 
-def test_every_figure_is_drawn_with_data(open_page):
-    page = open_page()
+def test_every_figure_is_drawn_with_data(page):
     assert page.title() == "A report"
     assert page.locator(".plot").count() == 6
     curves, measures, reliability, *_ = markers(page)
@@ -104,8 +111,7 @@ def test_every_figure_is_drawn_with_data(open_page):
     assert page.evaluate("document.querySelector('.plot').textContent.includes('tasks seen')")
 
 
-def test_a_name_is_shown_as_it_is_and_nothing_of_it_runs(open_page):
-    page = open_page()
+def test_a_name_is_shown_as_it_is_and_nothing_of_it_runs(page):
     markers(page)
     assert page.locator(".switches label", has_text=EVIL).count() == 1
     assert page.evaluate("document.querySelectorAll('#benchmark-data-9-tasks .plot')[1].textContent").count(EVIL) == 1
@@ -129,6 +135,7 @@ def test_a_switch_takes_a_method_out_of_every_figure_and_table_and_back(open_pag
     assert mentions(page, label) == mentioned
 
 
+@pytest.mark.full
 def test_published_curves_and_all_methods_can_be_switched(open_page):
     page = open_page()
     before = markers(page)
@@ -144,6 +151,7 @@ def test_published_curves_and_all_methods_can_be_switched(open_page):
     assert markers(page) == after
 
 
+@pytest.mark.full
 def test_panels_keep_their_labels_and_do_not_overlap(open_page):
     page = open_page(360, 740)
     page.locator(".switches summary").click()
@@ -165,6 +173,7 @@ def test_panels_keep_their_labels_and_do_not_overlap(open_page):
         assert clear
 
 
+@pytest.mark.full
 def test_the_keyboard_reaches_the_switches_and_shows_where_it_is(open_page):
     page = open_page()
     reached = []
@@ -213,6 +222,7 @@ def test_a_phone_does_not_scroll_sideways_but_its_tables_do(open_page):
     assert page.get_by_role("checkbox", name="EWC", exact=True).is_visible()
 
 
+@pytest.mark.full
 def test_dark_follows_the_system_in_page_and_figures(open_page):
     page = open_page(color_scheme="light")
 
@@ -287,8 +297,7 @@ def test_a_column_is_sorted_by_a_button_that_says_so(open_page):
     assert methods() == before
 
 
-def test_tables_are_downloaded_as_csv_and_latex(open_page):
-    page = open_page(accept_downloads=True)
+def test_tables_are_downloaded_as_csv_and_latex(page):
     for kind, start in (("CSV", "method,seeds,average accuracy (%)"), ("LaTeX", r"\begin{tabular}")):
         with page.expect_download() as download:
             page.locator("#benchmark-split-mnist .files a", has_text=kind).first.click()
@@ -297,8 +306,7 @@ def test_tables_are_downloaded_as_csv_and_latex(open_page):
         assert download.value.suggested_filename == f"split-mnist.{'csv' if kind == 'CSV' else 'tex'}"
 
 
-def test_headings_tables_and_figures_say_what_they_are(open_page):
-    page = open_page()
+def test_headings_tables_and_figures_say_what_they_are(page):
     levels = [int(tag[1]) for tag in page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => h.tagName)")]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -308,8 +316,7 @@ def test_headings_tables_and_figures_say_what_they_are(open_page):
     assert page.evaluate("[...document.querySelectorAll('.scroll')].every((e) => e.tabIndex === 0 && e.ariaLabel)")
 
 
-def test_the_best_is_marked_and_the_worst_does_not_rule_the_axis(open_page):
-    page = open_page()
+def test_the_best_is_marked_and_the_worst_does_not_rule_the_axis(page):
     marked = (
         page.locator("#benchmark-split-mnist table.wide").first.locator("tbody tr:has(strong) th").all_inner_texts()
     )

@@ -77,7 +77,10 @@ def test_the_tables_say_what_the_results_say():
 
 @pytest.mark.parametrize(
     ("score", "label", "unit"),
-    [("log_likelihood", "log-likelihood (nats)", " nats"), ("average_return", "average return", "")],
+    [
+        ("log_likelihood", "log-likelihood (nats)", " nats"),
+        pytest.param("average_return", "average return", "", marks=pytest.mark.full),
+    ],
 )
 def test_a_benchmark_is_reported_by_its_own_score(tmp_path, score, label, unit):
     """No accuracy, calibration or per cent: the score, its unit and its own forgetting, in every table and figure."""

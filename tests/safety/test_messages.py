@@ -199,6 +199,7 @@ def test_a_zero_in_a_cell(tmp_path):
         learn(tmp_path / "m.safetensors", tmp_path / "t.csv", "y", epochs=1)
 
 
+@pytest.mark.full
 def test_long_names_are_drawn_without_a_warning(evcl, tmp_path):
     import made_up
 

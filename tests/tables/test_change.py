@@ -31,9 +31,12 @@ def shop(rows=300, seed=0, cities=("bath", "hull", "york"), shift=0.0, scale=1.0
 
 
 @pytest.fixture
-def model(evcl):
-    shop().to_csv("a.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", *FAST)[0] == 0
+def model(evcl, made_once):
+    def make():
+        shop().to_csv("a.csv", index=False)
+        assert evcl("learn", "--model", "m", "--data", "a.csv", "--target", "y", *FAST)[0] == 0
+
+    made_once(make)
     return evcl
 
 

@@ -31,11 +31,14 @@ def orders(rows=60, seed=0):
 
 
 @pytest.fixture
-def model(evcl):
-    orders().to_csv("orders.csv", index=False)
-    options = ["--target", "returned", "--drop", "order", "--epochs", "5", "--hidden", "8"]
-    assert evcl("learn", "--model", "m", "--data", "orders.csv", *options)[0] == 0
-    orders(seed=1).to_csv("more.csv", index=False)
+def model(evcl, made_once):
+    def make():
+        orders().to_csv("orders.csv", index=False)
+        options = ["--target", "returned", "--drop", "order", "--epochs", "5", "--hidden", "8"]
+        assert evcl("learn", "--model", "m", "--data", "orders.csv", *options)[0] == 0
+        orders(seed=1).to_csv("more.csv", index=False)
+
+    made_once(make)
     return lambda *more: evcl("predict", "--model", "m", "--data", "more.csv", *more)
 
 

@@ -24,10 +24,14 @@ def rows(seed, labels=("no", "yes"), count=200, cities=("bath", "hull"), centre=
 
 
 @pytest.fixture
-def site(evcl):
+def site(evcl, made_once):
     """Let a site learn a file of its own; the first call makes the base."""
-    rows(0, count=100).to_csv("start.csv", index=False)
-    assert evcl("learn", "--model", "base.safetensors", "--data", "start.csv", *FAST)[0] == 0
+
+    def make():
+        rows(0, count=100).to_csv("start.csv", index=False)
+        assert evcl("learn", "--model", "base.safetensors", "--data", "start.csv", *FAST)[0] == 0
+
+    made_once(make)
 
     def learn(name, frame, *more, file=None):
         if not Path(f"{name}.safetensors").exists():

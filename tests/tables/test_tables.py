@@ -45,9 +45,12 @@ def rows_of(path):
 
 
 @pytest.fixture
-def model(evcl):
-    people().to_csv("january.csv", index=False)
-    assert evcl("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)[0] == 0
+def model(evcl, made_once):
+    def make():
+        people().to_csv("january.csv", index=False)
+        assert evcl("learn", "--model", "m", "--data", "january.csv", "--target", "buys", *FAST)[0] == 0
+
+    made_once(make)
     return evcl
 
 

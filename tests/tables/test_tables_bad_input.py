@@ -28,10 +28,14 @@ def image(path, size=(6, 5), mode="L", value=7):
 
 
 @pytest.fixture
-def model(evcl):
+def model(evcl, made_once):
     """A model that has learned a table, and the command, in one folder."""
-    Path("good.csv").write_text(GOOD)
-    assert evcl("learn", "--model", "m", "--data", "good.csv", "--target", "label", *FAST)[0] == 0
+
+    def make():
+        Path("good.csv").write_text(GOOD)
+        assert evcl("learn", "--model", "m", "--data", "good.csv", "--target", "label", *FAST)[0] == 0
+
+    made_once(make)
     return evcl
 
 

@@ -24,14 +24,17 @@ def homes(rows=300, seed=0, shift=0.0):
 
 
 @pytest.fixture
-def model(evcl):
-    homes().to_csv("january.csv", index=False)
-    status, out, err = evcl("learn", "--model", "m", "--data", "january.csv", "--target", "price", "--drop", "rooms",
-                            *FAST)  # fmt: skip
-    assert (status, err) == (0, "")
-    assert "note: price has numbers with fractions, so it is learned as a number, not as classes" in out
-    assert "270 examples learned" in out
-    assert "on the held-out rows: RMSE " in out
+def model(evcl, made_once):
+    def make():
+        homes().to_csv("january.csv", index=False)
+        options = ("--target", "price", "--drop", "rooms", *FAST)
+        status, out, err = evcl("learn", "--model", "m", "--data", "january.csv", *options)
+        assert (status, err) == (0, "")
+        assert "note: price has numbers with fractions, so it is learned as a number, not as classes" in out
+        assert "270 examples learned" in out
+        assert "on the held-out rows: RMSE " in out
+
+    made_once(make)
     return evcl
 
 

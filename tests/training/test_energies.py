@@ -271,6 +271,7 @@ def settings(**more):
     return {"epochs": 20, "batch_size": 32, **more}
 
 
+@pytest.mark.full
 def test_evcl_forgets_characters_less_than_naive_training():
     """The stream of digits, through the commands' own path: seeds side by side, samples and a classifier's doubt."""
     found = {}

@@ -16,6 +16,7 @@ import pytest
 import ranked
 import torch
 from safetensors.torch import load_file
+from two_processes import in_two
 
 import evcl
 from evcl._core.errors import EvclError
@@ -52,8 +53,7 @@ def torchrun(*arguments):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    status, _, err = torchrun(ranked.__file__, folder, "cpu")
-    assert status == 0, err
+    in_two(ranked.main, folder, "cpu")
     return lambda name: [load_file(folder / f"{name} {rank}.safetensors") for rank in range(2)]
 
 
@@ -161,6 +161,7 @@ def test_the_command_in_two_processes_is_resumed(tmp_path):
     assert [path.name for path in (tmp_path / "part").iterdir()] == ["result.json"]
 
 
+@pytest.mark.full
 def test_more_processes_than_examples_is_one_line(tmp_path):
     options = ("-m", "evcl", "run", "split-digits", "--set", "batch_size=1", "--out", tmp_path / "none")
     status, out, err = torchrun(*options, "--device", "cpu")
@@ -222,6 +223,8 @@ def test_one_process_needs_no_group():
     with joined() as ranks:
         assert ranks is None
     check_batch(1, 1)
+    with pytest.raises(EvclError, match="2 processes cannot share batches of 1 examples: start at most 1"):
+        check_batch(1, 2)
 
 
 class Alone:

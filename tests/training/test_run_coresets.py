@@ -221,6 +221,7 @@ def test_progress_counts_the_epochs_of_tuning(method, epochs):
     assert [e.done for e in events if e.accuracy is not None] == [0.5, 1]
 
 
+@pytest.mark.full
 def test_a_coreset_restores_what_vcl_forgets():
     """Five permuted tasks, one seed."""
     found = {}

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -138,12 +139,30 @@ def _end_with_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _work(pipe: Connection, allow_divergence: bool) -> None:
+def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
+    """A process that runs `_work`. Where it can be, it is the copy of a process that has imported this module already:
+    importing torch takes seconds. On a Mac, a process may not go on after it is copied.
+    """
+    copied = sys.platform == "linux"
+    context: Any = multiprocessing.get_context("forkserver" if copied else "spawn")
+    if copied:
+        context.set_forkserver_preload(["evcl.experiments.original"])
+    process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
+    process.start()
+    pipe.close()  # so that the pipe closes when the process ends
+    return process
+
+
+def _work(pipe: Connection, allow_divergence: bool, environment: dict[str, str]) -> None:
     """The loop of a worker process: receive programs through the pipe, send back events and outcomes. SIGTERM ends it
     after the current program has saved a checkpoint (see `execute_together`).
     """
+    os.environ.clear()
+    os.environ.update(environment)  # as it is now: a copy has that of its original
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked in the original
     _end_with_parent()
     torch.set_num_threads(1)
     load_plugins()
@@ -194,12 +213,8 @@ class Processes:
         self.running[number] = cells, checkpoints
         idle = next((worker for worker in self.workers if worker.number is None), None)
         if idle is None:
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, self.allow_divergence), daemon=True)
-            process.start()
-            theirs.close()  # so that the pipe closes when the process ends
-            idle = _Worker(process, ours)
+            ours, theirs = multiprocessing.Pipe()
+            idle = _Worker(_start_worker(theirs, self.allow_divergence), ours)
             self.workers.append(idle)
         idle.number = number
         try:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -64,12 +65,18 @@ def read_sweep(path: Path, device: str = "cpu", precision: str = "fp32") -> list
         checked(own, Space, f"{path}: methods.{table}")
         space = {**sweep.settings, **own}
         with at_key(path, (f"methods.{table}", own), ("settings", sweep.settings), ("", Sweep.__struct_fields__)):
+            if len(cells) + len(seeds) * _count(space, sweep.draws) > MOST_CELLS:
+                raise EvclError(f"more than {MOST_CELLS:,} cells: divide it into several sweeps")
             for point in _combinations(space, sweep.draws):
                 config = configure(benchmark, space.get("method", table), sweep.preset, seeds, tasks, point)
                 cells += replace(config, device=device, precision=precision).cells
-                if len(cells) > MOST_CELLS:
-                    raise EvclError(f"more than {MOST_CELLS:,} cells: divide it into several sweeps")
     return cells
+
+
+def _count(space: Space, draws: int) -> int:
+    """How many combinations there are."""
+    grids = prod(len(value) for value in space.values() if isinstance(value, list))
+    return grids * (draws if any(isinstance(value, dict) for value in space.values()) else 1)
 
 
 def _combinations(space: Space, draws: int) -> Iterator[Space]:

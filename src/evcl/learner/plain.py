@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl.likelihoods import CATEGORICAL, Energy, Poisson
 from evcl.nn import BayesianNetwork, PerTask, head_names
+from evcl.nn.blank import blank
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
 
@@ -104,7 +105,7 @@ def _head(views: dict[str, Tensor], heads: Sequence[int]) -> nn.Module:
     if not heads:
         return nn.Identity()
     weight, bias = (torch.cat([views[head_names(k)[key]][0] for k in heads]) for key in ("weight", "bias"))
-    head: nn.Linear = torch.nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
+    head = blank(nn.Linear, weight.shape[1], weight.shape[0]).to(weight)
     head.weight.copy_(weight)
     head.bias.copy_(bias)
     return head

@@ -23,7 +23,6 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
@@ -33,6 +32,7 @@ from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.memory import Model, per_layer, per_task
 from evcl.methods.method import Fit, Fitted, Loss, Round
 from evcl.nn import BayesianNetwork, Gaussian, bayesianize
+from evcl.nn.blank import blank
 from evcl.nn.layers import Embedding
 from evcl.nn.vae import Draw
 
@@ -90,7 +90,7 @@ class VAE(nn.Module):
 def _layers(*widths: int) -> nn.Sequential:
     found: list[nn.Module] = []
     for ins, outs in pairwise(widths):
-        layer = skip_init(nn.Linear, ins, outs)  # its default initialisation uses the global generator
+        layer = blank(nn.Linear, ins, outs)
         for parameter in layer.parameters():
             parameter.data.zero_()  # `made` draws them
         found += [layer, nn.ReLU()]

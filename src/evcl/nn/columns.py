@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from evcl._core.errors import EvclError
+from evcl.nn.blank import blank
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.posterior import Layout, he_uniform
 
@@ -110,7 +110,7 @@ class Lateral(nn.Module):
 
 def _made(source: torch.Generator, kind: type[nn.Module], *sizes: int, **options: Any) -> nn.Module:
     """A layer with He-uniform weights; its default initialisation would use the global generator."""
-    layer = skip_init(kind, *sizes, **options)
+    layer: Any = blank(kind, *sizes, **options)
     for parameter in layer.parameters():
         parameter.data.copy_(he_uniform(parameter.shape, prod(layer.weight.shape[1:]), source))
     return layer  # type: ignore[no-any-return]
@@ -128,7 +128,7 @@ class Column(nn.Module):
                 self.laterals[str(i)] = Lateral(network.get_submodule(path), earlier, source)
             last = network.get_submodule(self.sites[-1])
             self.features = int(last.out_features if isinstance(last, nn.Linear) else last.out_channels)  # type: ignore[arg-type]
-            like = skip_init(nn.Linear, self.features, self.features)
+            like = blank(nn.Linear, self.features, self.features)
             self.laterals[OUTPUT] = Lateral(like, earlier, source)
 
     def forward(self, x: Tensor, earlier: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from evcl._core.bounds import MOST_LAYERS, MOST_WEIGHTS
 from evcl._core.errors import EvclError
+from evcl.nn.blank import blank
 from evcl.nn.posterior import he_uniform
 
 
@@ -42,7 +42,7 @@ class MLP(nn.Sequential):
         if input_dropout:
             layers.append(nn.Dropout(input_dropout))
         for fan_in, fan_out in pairwise(widths):
-            layer = skip_init(nn.Linear, fan_in, fan_out)  # its default initialisation uses the global generator
+            layer = blank(nn.Linear, fan_in, fan_out)
             for parameter in (layer.weight, layer.bias):
                 parameter.data.copy_(he_uniform(parameter.shape, fan_in, source))
             layers += [layer, nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]

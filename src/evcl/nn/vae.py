@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
+from evcl.nn.blank import blank
 from evcl.nn.convert import register
 from evcl.nn.layer import BayesianLayer
 from evcl.nn.posterior import he_uniform
@@ -69,7 +69,7 @@ def layers(widths: Sequence[int], source: torch.Generator) -> list[nn.Module]:
     """Linear layers of these widths, with ReLUs between them."""
     found: list[nn.Module] = []
     for ins, outs in pairwise(widths):
-        layer = skip_init(nn.Linear, ins, outs)  # its default initialisation uses the global generator
+        layer = blank(nn.Linear, ins, outs)
         for parameter in layer.parameters():
             parameter.data.copy_(he_uniform(parameter.shape, ins, source))
         found += [layer, nn.ReLU()]

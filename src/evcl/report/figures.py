@@ -33,6 +33,7 @@ RC: dict[Any, Any] = {
     "xtick.color": INK["light"], "xtick.major.width": 0.6, "xtick.major.size": 2.5,
     "ytick.color": INK["light"], "ytick.major.width": 0.6, "ytick.major.size": 2.5,
     "savefig.dpi": 300, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "evcl",
+    "figure.autolayout": False, "figure.constrained_layout.use": False,
 }  # fmt: skip
 
 
@@ -349,7 +350,7 @@ FIGURES = {"": score_figure, "-matrices": matrix_figure, "-measures": measures_f
 def _settled(figure: Figure) -> Figure:
     """Compute the layout once, not for each file format: it takes longer than drawing."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # "none" would leave one for which matplotlib draws a figure twice per file
     return figure
 
 

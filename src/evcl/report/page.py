@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -27,9 +28,6 @@ MANY = 8  # matrices that are shown at once; the others are folded away
 
 def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
     """The HTML of a page that shows results grouped by benchmark. `made`: the date that it shows."""
-    from jinja2 import Environment, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
     styles = series(groups.values())
     numbers = {label: number for number, label in enumerate(styles)}
     data: dict[str, list[Any]] = {
@@ -47,20 +45,13 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
     ]:
         places[name] = {one["kind"]: len(data["figures"]) + i for i, one in enumerate(drawn)}
         data["figures"] += drawn
-    script, plotly = _asset("page.js"), get_plotlyjs()
+    script, (plotly, packed) = _asset("page.js"), _plotly()
     # Only these two scripts may run, and nothing may be downloaded: even an unescaped name in a result is harmless.
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}' '{_hash(plotly)}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src '{_hash(script)}' '{plotly}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    # plotly.js is compressed from 5 MB to 2 MB; the browser decompresses it.
-    packed = base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode()
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters["only_last"] = figures.only_last
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return environment.from_string(_asset("page.html.j2")).render(
+    return _template().render(  # type: ignore[no-any-return]
         title=title,
         made=made,
         version=__version__,
@@ -86,6 +77,27 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         script=script,
         css=_asset("page.css"),
     )
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """The hash of plotly.js, and plotly.js compressed from 5 MB to 2 MB; the browser decompresses it."""
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return _hash(script), base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["only_last"] = figures.only_last
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.from_string(_asset("page.html.j2"))
 
 
 def _asset(name: str) -> str:
