@@ -14,7 +14,8 @@ import evcl
 from evcl.likelihoods import CATEGORICAL
 from evcl.methods import Round, TaskData
 from evcl.methods.teacher import taught
-from evcl.nn import BayesianNetwork, Layout
+from evcl.nn import BayesianNetwork, Layout, bayesianize, head, mlp, outputs
+from evcl.nn.passes import MANY
 from evcl.training import Run
 
 HEADS = 1200
@@ -108,3 +109,24 @@ def test_of_many_heads_some_are_distilled():
     drawn = Counter(k for number in range(200) for k in asked(101, number))
     assert set(drawn) == set(range(1, 101))
     assert 60 < min(drawn.values()) < max(drawn.values()) < 140  # about 100 times each
+
+
+@pytest.mark.parametrize("change", ["none", "another order", "another shape"])
+def test_many_heads_in_one_product_are_each_alone(change, generator):
+    """Heads of one shape, one after another, are one matrix product."""
+    network = bayesianize(mlp(3, [5]), replicas=2, dtype=torch.float64)
+    sizes = [2] * (MANY + 1)
+    if change == "another shape":
+        sizes[7] = 3
+    layout = network.layout
+    for size in sizes:
+        k = network.add_head()
+        network.layout = layout = network.with_slots([head(k, size, 5)])
+    weights = torch.randn(2, layout.size, generator=generator, dtype=torch.float64)
+    heads = list(range(len(sizes)))
+    if change == "another order":
+        heads = heads[::-1]
+    x = torch.randn(1, 4, 3, generator=generator, dtype=torch.float64)
+    found = outputs(network, weights, layout, x, heads)
+    alone = torch.cat([outputs(network, weights, layout, x, [k]) for k in heads], 2)
+    torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-12)
