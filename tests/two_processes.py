@@ -21,7 +21,7 @@ def in_two(main: Callable[..., None], *arguments: Any) -> None:
     """
     context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(["evcl.experiments.original"])
+        context.set_forkserver_preload(["evcl.experiments.engines"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from made_up_cells import untimed
 
@@ -7,6 +13,9 @@ from evcl.experiments import configure, execute, execute_all, merge
 from evcl.experiments.programs import programs
 from evcl.experiments.result import MEASURES
 from evcl.experiments.run import execute_together
+
+sys.path.append(str(Path(__file__).parents[1] / "safety"))
+from forked import forked, waited
 
 GIVEN = {"epochs": 1}
 
@@ -37,6 +46,32 @@ def test_a_seed_alone_is_the_same_in_a_process_of_its_own():
     for index, config in enumerate(configs):
         alone = execute(config)
         assert untimed(found[index]) == untimed(alone)
+
+
+COPIES = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, workers are no copies")
+
+
+@COPIES
+def test_a_forked_program_has_workers_of_its_own():
+    """What its parent's workers are copies of is not the child's."""
+    config = configure("split-digits", "naive", seeds=[0, 1], tasks=1, given=GIVEN)
+    assert len(list(execute_all([config], lambda *_: None, workers=2))) == 1
+
+    def again() -> None:
+        assert len(list(execute_all([config], lambda *_: None, workers=2))) == 1
+
+    assert waited(forked(again), 120) == 0
+
+
+@COPIES
+def test_a_process_of_the_users_own_can_be_ended_after_a_run():
+    config = configure("split-digits", "naive", seeds=[0, 1], tasks=1, given=GIVEN)
+    list(execute_all([config], lambda *_: None, workers=2))
+    own = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    own.start()
+    own.terminate()
+    own.join(30)
+    assert own.exitcode == -signal.SIGTERM
 
 
 def test_progress_counts_every_seed():

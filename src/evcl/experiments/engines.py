@@ -143,12 +143,16 @@ def _start_worker(pipe: Connection, allow_divergence: bool) -> Any:
     """A process that runs `_work`. Where it can be, it is the copy of a process that has imported this module already:
     importing torch takes seconds. On a Mac, a process may not go on after it is copied.
     """
-    copied = sys.platform == "linux"
-    context: Any = multiprocessing.get_context("forkserver" if copied else "spawn")
-    if copied:
-        context.set_forkserver_preload(["evcl.experiments.original"])
-    process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
-    process.start()
+    for kind in ("forkserver", "spawn") if sys.platform == "linux" else ("spawn",):
+        context: Any = multiprocessing.get_context(kind)
+        if kind == "forkserver":
+            context.set_forkserver_preload([__name__])
+        process = context.Process(target=_work, args=(pipe, allow_divergence, dict(os.environ)), daemon=True)
+        try:
+            process.start()
+        except ChildProcessError:  # this process was forked from one that has such a process: it is not ours to copy
+            continue
+        break
     pipe.close()  # so that the pipe closes when the process ends
     return process
 
@@ -161,8 +165,6 @@ def _work(pipe: Connection, allow_divergence: bool, environment: dict[str, str])
     os.environ.update(environment)  # as it is now: a copy has that of its original
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked in the original
     _end_with_parent()
     torch.set_num_threads(1)
     load_plugins()
