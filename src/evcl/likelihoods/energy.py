@@ -50,6 +50,12 @@ class Energy(Stateless):
             raise EvclError(f"an energy must be one number per example, [{len(outputs)}], not {came}")
         return found
 
+    def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """If the energy is a sum of cross-entropies, their logits [M, parts, V] and classes [M, parts]: EVCL then also
+        keeps what the network says (see `methods/teacher.py`). Otherwise None.
+        """
+        return None
+
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs
 

@@ -24,6 +24,12 @@ class NextToken(Energy):
         self.name, self.vocabulary = "next-token", vocabulary
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None = None) -> Tensor:
+        logits, tokens = self.softmaxes(outputs, y)
+        each = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        return each.view(len(y), -1).sum(1)
+
+    def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [M, T - 1, V] of the next tokens, and these tokens [M, T - 1]."""
         length, width, tokens = y.shape[1], outputs.shape[1], self.vocabulary
         positions = length - 1
         if positions < 1:
@@ -33,6 +39,4 @@ class NextToken(Energy):
             raise EvclError(
                 f"the network must give logits{of} for {positions} positions, all but the last, not {width} numbers"
             )
-        logits = outputs.view(len(outputs) * positions, -1)
-        each = F.cross_entropy(logits, y[:, 1:].reshape(-1).long(), reduction="none")
-        return each.view(len(y), -1).sum(1)
+        return outputs.unflatten(1, (positions, -1)), y[:, 1:].long()

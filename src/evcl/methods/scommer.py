@@ -218,12 +218,8 @@ class Consistency(Loss):
         network.weights.gate = None
         if not len(self.columns):
             return batch.x.new_zeros(len(batch.x))
-        before = dict(vars(network.weights))
-        with torch.no_grad():
-            network.bind(self.stable.phi, None, self.stable.part)
-            network.weights.noise = None
+        with torch.no_grad(), network.lent(self.stable.phi, self.stable.part):
             wanted = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
-        vars(network.weights).update(before)
         away = (batch.logits(network, self.heads) - wanted).square() * self.columns[batch.rows]
         weight = self.weight.flatten() if isinstance(self.weight, Tensor) else self.weight
         found: Tensor = weight * away.sum((1, 2)) / batch.rows.shape[1]  # half of a batch are kept rows

@@ -18,6 +18,11 @@ on up to 1,000 of the new rows, as fractions of log C nats:
 
 where NLL is the teacher's, and H, its mean entropy, is the NLL that it expects. Both are limited to 0 to 1.
 
+A network without heads, such as a language model, is one head that is always used again, with many softmaxes per
+example: it is distilled with the weight TOLD * knows. Where the teacher knows new text, that text says most of what the
+old text did, and the teacher repeats it. So of the posterior's precision only the fraction (1 - knows)^KEEN is kept: a
+diagonal posterior takes all tokens of a text for independent evidence, and would hardly move.
+
 What the teacher says on inputs unlike those it has learned is arbitrary, and to hold it there moves weights that matter
 on the old inputs. So EVCL multiplies w_k by the familiarity of the new inputs, from 0 to 1 (`domains.familiarity`).
 """
@@ -39,7 +44,7 @@ from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fitted, Loss, Round, Taught
-from evcl.nn import BayesianNetwork, Gaussian, outputs
+from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
 
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more
@@ -47,6 +52,8 @@ UNTAUGHT = 1.7  # factor on the elastic term where no distillation makes up for 
 MOST = 10.0  # upper limit of n_k / n: with a larger weight, the new task is hardly learned
 TAUGHT = 50  # heads that are distilled in a round; of more, this many are drawn
 DOUBTED = 10  # draws of the weights that tell how sure a teacher is of numbers
+TOLD = 0.5  # factor on the distillation of a network without heads
+KEEN = 4  # exponent of the fraction of precision that its prior keeps
 COMPARED = (20, 500)  # minimum and maximum number of rows used to compare the curvatures of NLL and distillation
 Number = Tensor | float  # one number for all replicas, or [R, 1]
 
@@ -109,6 +116,39 @@ class Distillation(Loss):
         return Taught(self.heads, self.said, self.strength, self.temperature)
 
 
+@dataclass(frozen=True)
+class Reading(Loss):
+    """Distillation loss of a network without heads: strength * T^2 times the sum of the KLs of an example's softmaxes.
+    The teacher reads each batch anew: what it says of all examples may not fit into memory.
+    """
+
+    likelihood: Energy
+    teacher: Tensor  # [R, P]
+    layout: Layout
+    temperature: Number
+    strength: Number
+    name: ClassVar[str] = "distillation"
+
+    def __call__(self, network: BayesianNetwork, batch: Minibatch) -> Tensor:
+        with torch.no_grad(), network.lent(self.teacher, self.layout):
+            wanted = self._said(batch.through(network), batch)
+        found = self._said(batch.logits(network, self.heads).flatten(0, 1), batch)
+        kl = F.kl_div(found, wanted, reduction="none", log_target=True).sum((2, 3)).mean(1)
+        factor: Tensor = column(self.strength, kl) * column(self.temperature, kl).square()
+        return factor.flatten() * kl
+
+    def _said(self, outputs: Tensor, batch: Minibatch) -> Tensor:
+        """[R, B, parts, V]: log-probabilities."""
+        found = self.likelihood.softmaxes(outputs, batch.y.flatten(0, 1))
+        assert found is not None
+        z = found[0].unflatten(0, batch.rows.shape)
+        said: Tensor = (z / column(self.temperature, z).unsqueeze(3)).log_softmax(3)
+        return said
+
+    def renew(self, x: Tensor) -> None:
+        """It stores nothing for each row."""
+
+
 def column(value: Number, like: Tensor) -> Tensor:
     """`value` as [R, 1, 1], without a copy from the host, which a CUDA graph could not capture."""
     return value.view(-1, 1, 1) if isinstance(value, Tensor) else like.new_full((len(like), 1, 1), value)
@@ -161,14 +201,21 @@ class Agreement(NamedTuple):
 
 
 @torch.no_grad()
-def agreement(task: TaskData, round_: Round) -> Agreement:
-    """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted."""
+def agreement(task: TaskData, round_: Round) -> Agreement | None:
+    """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
+    None if the likelihood is an energy without softmaxes.
+    """
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
     network, last = round_.network, round_.last_task(task.head)
     shown, below = task.seen_by(network)
     x, y = shown.take(drawn.to(task.y.device))
     z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=below)
+    if isinstance(round_.likelihood, Energy):
+        parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
+        if parts is None:
+            return None
+        z, y = (part.unflatten(0, drawn.shape).flatten(1, 2) for part in parts)
     z = z.log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
@@ -195,7 +242,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     of min(1, noise / variance due to uncertain weights), which is 1 for inputs like those that were learned.
     """
     task = round_.tasks[0]
-    if len(round_.tasks) != 1 or task.head not in rows or isinstance(round_.likelihood, Energy):
+    if len(round_.tasks) != 1 or task.head not in rows:
         return Past([], 1.0, 1.0)
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
@@ -236,12 +283,14 @@ def protection(
     likelihood = round_.likelihood
     if not isinstance(s.distill, Tensor) and s.distill == 0:
         return Past([], 1.0, 1.0)
+    whole = s.distill / USUAL
+    whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
+    if isinstance(likelihood, Energy):
+        return _retold(rows, round_, s, whole)
     if likelihood is not CATEGORICAL:
         return believed(rows, round_)
     n, strengths = round_.n, {}
     head, familiar = round_.tasks[0].head, familiar or {}
-    whole = s.distill / USUAL
-    whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
     prior: Number = 1.0
     elastic: Number = 1.0
     total = torch.stack(list(rows.values())).sum(0) if rows else torch.zeros(())
@@ -256,12 +305,31 @@ def protection(
             share = times * whole * (1 - familiar[k]) * rows[k] / counted
             elastic = elastic + share * (UNTAUGHT - 1)
     if len(round_.tasks) == 1 and head in rows:
-        knows, surprised = agreement(round_.tasks[0], round_)
+        agreed = agreement(round_.tasks[0], round_)
+        assert agreed is not None
+        knows, surprised = agreed
         strengths[head] = whole * knows * (rows[head] / n).clamp(max=1.0)
         share = whole * rows[head] / total  # this head's fraction of all earlier rows
         prior = 1 - share * (1 - torch.maximum(knows, surprised))
         elastic = elastic - share * (1 - UNTAUGHT * surprised)
     return Past(teach(round_.tasks, round_, s.distill_temperature, strengths), prior, elastic)
+
+
+def _retold(rows: Mapping[int, Tensor], round_: Round, s: Settings, whole: Number) -> Past:
+    """`protection` for a network without heads: see the top of this file."""
+    network = round_.network
+    if not rows or len(round_.tasks) != 1 or network.film is not None:
+        return Past([], 1.0, 1.0)
+    agreed = agreement(round_.tasks[0], round_)
+    if agreed is None:
+        return Past([], 1.0, 1.0)
+    total = torch.stack(list(rows.values())).sum(0)
+    strength = TOLD * whole * agreed.knows * (total / round_.n).clamp(max=1.0)
+    likelihood, teacher = round_.likelihood, round_.posterior.mean.clone()
+    assert isinstance(likelihood, Energy)
+    loss = Reading(likelihood, teacher, network.layout, s.distill_temperature, strength)
+    prior = 1 - whole * (1 - (1 - agreed.knows) ** KEEN)
+    return Past([loss], prior, 1 - whole * (1 - agreed.surprised))
 
 
 @torch.no_grad()
@@ -271,8 +339,12 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
     Distillation makes variances smaller, as more data would. But its rows have no labels, and `prior` already has the
     precision of the rows they stand for. So of the precision that the fit added to the prior's, each weight keeps the
     part r = H / (H + D). H is the diagonal Fisher of the NLL and D is that of the distillation loss, both at the means.
+    Without heads, both are of the same softmaxes of the same rows: D is `strength` times H.
     """
     log_std = fitted.q.log_std
+    for loss in past.losses:
+        if isinstance(loss, Reading) and log_std is not None and prior.log_std is not None:
+            return _with_part(fitted, prior, 1 / (1 + loss.strength) * torch.ones_like(log_std))
     distilled = [loss for loss in past.losses if isinstance(loss, Distillation)]
     if log_std is None or prior.log_std is None or not distilled:
         return fitted
@@ -301,6 +373,14 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
                 taught += share * strength * loss.temperature**2 * bent
     layout, r = fitted.network.layout, torch.ones_like(log_std)
     layout.scatter_(r, fitted.layout, torch.where(taught > 0, labels / (labels + taught), 1.0))
+    return _with_part(fitted, prior, r)
+
+
+def _with_part(fitted: Fitted, prior: Gaussian, r: Tensor) -> Fitted:
+    """The result of a fit with the part r [R, P] of the precision that it added to the prior's."""
+    log_std = fitted.q.log_std
+    assert log_std is not None
+    assert prior.log_std is not None
     before, after = (-2 * prior.log_std).exp(), (-2 * log_std).exp()
     kept = torch.where((r < 1) & (after > before), -0.5 * (before + r * (after - before)).log(), log_std)
     return replace(fitted, q=Gaussian(fitted.q.mean, kept, fitted.q.layout))

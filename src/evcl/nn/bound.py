@@ -125,6 +125,17 @@ class Bound(nn.Module):
             vars(weights).update(before)
 
     @contextmanager
+    def lent(self, weights: Tensor, layout: Layout) -> Iterator[None]:
+        """Inside this context, a training step computes with these weights [R, P] instead of its own, without noise."""
+        before = dict(vars(self.weights))
+        self.bind(weights, None, layout)
+        self.weights.noise = None
+        try:
+            yield
+        finally:
+            vars(self.weights).update(before)
+
+    @contextmanager
     def using(self, task: int | Mixture | None) -> Iterator[None]:
         """Inside this context, compute with the FiLM row of this task; None: as before."""
         before = self.weights.task
