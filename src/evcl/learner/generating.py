@@ -42,6 +42,8 @@ def examples(predictor: Predictor, data: Any, verb: str) -> tuple[Tensor, Tensor
 
 def log_likelihood(predictor: Predictor, data: Any, task: str | int | None, draws: int | None) -> Tensor:
     """[N]: see `Predictor.log_likelihood`."""
+    if task is None and predictor._tasks and not predictor._run.predicts_by_task:
+        task = 0  # all tasks have the same network
     number = _task(predictor, task)
     x, y = examples(predictor, data, "log_likelihood")
     head = predictor._session.groups[predictor._head(task)][0].number

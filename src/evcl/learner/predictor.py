@@ -166,7 +166,7 @@ class Predictor:
 
         For a learner with `likelihood="bound"`, it is estimated by importance sampling with this many latent `draws`
         per example, 1,000 by default, at the posterior's means. For any other energy, it is the negative energy of x,
-        or of the pair (x, y).
+        or of the pair (x, y). The task may be left out if all tasks share the whole network, as in a language model.
         """
         found = generating.log_likelihood(self, x, task, draws)
         return in_form(x[0] if isinstance(x, tuple) else x, found)
