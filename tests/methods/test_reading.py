@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import evcl
+from evcl.benchmarks import language
+from evcl.benchmarks.benchmark import Examples
+from evcl.experiments import configure, execute
 from evcl.likelihoods import Energy, NextToken
 from evcl.methods import Round, TaskData
 from evcl.methods.data import Minibatch
@@ -114,3 +117,15 @@ def test_a_language_model_keeps_its_first_text_and_learns_the_second():
         found[method] = [float(one.log_likelihood(x).mean()) - b for x, b in zip((first, second), before, strict=True)]
     assert found["evcl"][0] > found["naive"][0] / 2  # nats lost
     assert found["evcl"][1] > found["naive"][1] / 2  # nats won
+
+
+def test_seeds_side_by_side_are_as_each_alone(monkeypatch):
+    """In the benchmark's own network, on texts that are made here."""
+    rows = [torch.randint(0, 40, (24, LENGTH), generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    some = [tuple(Examples(x.to(torch.uint8), torch.zeros(24, dtype=torch.long)) for _ in range(2)) for x in rows]
+    monkeypatch.setattr(language, "_decades", lambda data_dir: some)
+    given = {"epochs": 2, "batch_size": 8}
+    both = execute(configure("sotu-decades", "evcl", "default", seeds=[0, 1], tasks=2, given=given))
+    for seed in (0, 1):
+        alone = execute(configure("sotu-decades", "evcl", "default", seeds=[seed], tasks=2, given=given))
+        assert both.log_likelihood.per_seed[seed] == pytest.approx(alone.log_likelihood.per_seed[0], rel=1e-4)
