@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from evcl.experiments.config import Config
     from evcl.training import Checkpoints
 
-NUMBERS = 10  # the numerical version: increased whenever the same settings give different numbers
+NUMBERS = 11  # the numerical version: increased whenever the same settings give different numbers
 BEAT, MISSED = 15.0, 8  # seconds between an owner's heartbeats, and how many may be missed
 LONGEST_BEAT = 3600.0  # seconds
 CELLS = "cells"
