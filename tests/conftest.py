@@ -109,10 +109,11 @@ def made_once(evcl, _written):
     """Call `make`, which writes into the empty folder; the file's next tests get copies of what it wrote."""
 
     def call(make):
-        if not _written:
+        name = make.__qualname__  # a file may make several things
+        if name not in _written:
             make()
-            _written.update((path, path.read_bytes()) for path in Path().iterdir())
-        for path, content in _written.items():
+            _written[name] = {path: path.read_bytes() for path in Path().iterdir()}
+        for path, content in _written[name].items():
             path.write_bytes(content)
 
     return call
