@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,21 @@ def test_torchs_own_precision_settings_do_no_harm():
         torch.backends.mkldnn.matmul.fp32_precision = before
     plain, other = (learner.predict_proba(X) for learner in learners)
     np.testing.assert_allclose(other, plain, atol=0.05)
+
+
+def test_threads_make_the_noise_of_a_prediction_in_its_order():
+    slow_first = {0: 0.02, 1: 0.01}
+
+    def make(i):
+        time.sleep(slow_first.get(i, 0.0))
+        return torch.tensor(i)
+
+    for count in (0, 1, predict.AHEAD, 3 * predict.AHEAD + 1):
+        assert [int(one) for one in predict.ahead(make, count)] == list(range(count))
+    some = predict.ahead(make, 100)
+    assert int(next(some)) == 0
+    some.close()  # a caller that needs no more leaves no thread at work
+    assert not any(thread.name.startswith("evcl-draws") for thread in threading.enumerate())
 
 
 def test_more_draws_average_more_weights():

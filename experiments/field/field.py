@@ -52,7 +52,7 @@ def search_of(benchmark: str, methods: Sequence[str]) -> Search:
     for method in methods:
         known = METHODS[method].known_settings
         common = {name: value for name, value in about(benchmark).items() if name in known or name in OF_A_CONFIG}
-        space = common | RANGES[method] | about(benchmark).get("ranges", {})
+        space = common | RANGES[method] | about(benchmark).get("ranges", {}).get(method, {})
         spaces[method] = [{name: value for name, value in space.items() if not isinstance(value, dict)}, space]
     return Search(
         benchmarks=(stream_of(benchmark),),

@@ -118,7 +118,7 @@ def title(benchmark: str) -> str:
             [own["stream"].replace("permuted-mnist:10", "permuted-mnist-10"), own.get("network"), own.get("scenario")],
         )
     )
-    words += ", other ranges" if "ranges" in own else ""
+    words += f", {own['called']}" if "called" in own else ""
     return f"{words}, {own['memory']:,} kept" if "memory" in own else words
 
 

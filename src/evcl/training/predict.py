@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +24,7 @@ from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.growing import Growing
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
+AHEAD = 4  # threads that make the next draws while a GPU computes: one needs longer for a draw than the GPU
 
 
 def draws(
@@ -40,13 +43,30 @@ def draws(
         parts[k] = slice(spans[names["weight"]].start, spans[names["bias"]].stop)
     distinct = sorted(set(seeds))
     own = torch.tensor([distinct.index(seed) for seed in seeds], device=mean.device)
-    noise = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
     std = log_std.exp()
-    for draw in range(samples):
+
+    def noise(draw: int) -> Tensor:
+        """Made on the CPU, so that every device predicts the same."""
+        found = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
         for k, span in parts.items():
-            for row, seed in zip(noise, distinct, strict=True):  # on the CPU, so that every device predicts the same
+            for row, seed in zip(found, distinct, strict=True):
                 row[span].normal_(generator=generator(seed, "predict", draw, k))
-        yield mean + std * noise.to(mean.device)[own]
+        return found
+
+    for found in map(noise, range(samples)) if mean.is_cpu else ahead(noise, samples):
+        yield mean + std * found.to(mean.device)[own]
+
+
+def ahead(make: Callable[[int], Tensor], count: int) -> Iterator[Tensor]:
+    """make(0), make(1), ...: threads make the next ones before they are asked for."""
+    with ThreadPoolExecutor(AHEAD, "evcl-draws") as threads:
+        coming: deque[Future[Tensor]] = deque()
+        for i in range(count):
+            coming.append(threads.submit(make, i))
+            if len(coming) > AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def of_each(found: Tensor, sizes: Sequence[int], function: Callable[[Tensor], Tensor]) -> Tensor:
