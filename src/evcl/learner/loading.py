@@ -28,6 +28,7 @@ from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.training.session import Group, Session
 
+SMALL = 2**22  # weights: 16 MB in float32
 STREAM = "it is a stream, not a learner: use evcl.Stream.load, or evcl stream, predict and inspect"
 
 
@@ -68,8 +69,9 @@ def rebuilt(
     weights = trunk.size + (0 if whole else sum((saved["features"] + 1) * size for size in sizes.values()))
     _check_heads(saved, tensors, heads, tasks, weights)
     method = get_method(saved["method"])
-    # The file replaces every tensor of an mlp: until then, its tensors have shapes but no memory.
-    device = "cpu" if network is not None else "meta"
+    # The file replaces every tensor of an mlp: until then, those of a large one have shapes but no memory. Without
+    # memory, torch computes shapes with its compiler, whose import takes seconds.
+    device = "cpu" if network is not None or weights <= SMALL else "meta"
     if network is None:
         network = _mlp(saved["mlp"], trunk if method.trunk is None else first_column(trunk)[0])
     more = {"output": _output(saved, output), "device": device, "likelihood": _likelihood(saved, likelihood)}
