@@ -28,6 +28,12 @@ TUNED = (  # in the order in which they were run
 DIGITS = ("permuted-digits", "split-digits")
 TEN = {"permuted-mnist:10": ("evcl", "vcl", "ewc")}
 LWF = ("split-mnist", "split-notmnist", "split-fashion-mnist", "split-cifar10")  # where it differs from naive training
+FIELD = HERE.parent / "field" / "search"
+CONVOLUTIONS = {  # the search in FIELD with the best trial of each method
+    "naive": "split-cifar10-conv", "joint": "split-cifar10-conv", "ewc": "split-cifar10-conv",
+    "lwf": "split-cifar10-conv", "evcl": "split-cifar10-conv-near", "er": "split-cifar10-conv-task-200",
+    "derpp": "split-cifar10-conv-task-200", "evcl-er": "split-cifar10-conv-task-200",
+}  # fmt: skip
 
 
 def found(search: str, benchmark: str) -> dict[str, Any] | None:
@@ -65,10 +71,20 @@ def tuned(benchmark: str, method: str) -> str:
     return f"# experiments/paper/search/{search}, {result['date']}: {accuracy}\n{made}"
 
 
+def of_the_field(method: str) -> str:
+    """The preset's table for split-cifar10-conv and a method."""
+    search = CONVOLUTIONS[method]
+    result = json.loads((FIELD / search / f"{method}.json").read_text("utf-8"))
+    trial, benchmark = best_trial(result, method), "split-cifar10-conv"
+    found = table(f"tuned.{benchmark}.{method}", benchmark, method, result, trial["settings"])
+    return f"# experiments/field/search/{search}, {result['date']}: {100 * trial['mean']:.2f}, one seed\n{found}"
+
+
 def made() -> str:
     wanted = {**dict.fromkeys((*DIGITS, *PAPER_BENCHMARKS), PAPER_METHODS), **TEN}
     wanted |= dict.fromkeys(LWF, (*PAPER_METHODS, "lwf"))
     tables = [tuned(benchmark, method) for benchmark, methods in wanted.items() for method in methods]
+    tables += map(of_the_field, CONVOLUTIONS)
     return MARK + "\n" + "\n\n".join(tables) + "\n"
 
 
