@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import evcl
+from evcl.learner import loading
 from evcl.training import predict
 
 
@@ -134,6 +137,24 @@ def test_torchs_own_precision_settings_do_no_harm():
         torch.backends.mkldnn.matmul.fp32_precision = before
     plain, other = (learner.predict_proba(X) for learner in learners)
     np.testing.assert_allclose(other, plain, atol=0.05)
+
+
+def test_a_large_model_is_loaded_as_a_small_one_is(tmp_path, monkeypatch):
+    x, y = blobs(n=40)
+    learner = small(epochs=1)
+    learner.learn((x, y))
+    learner.save(tmp_path / "model.safetensors")
+    monkeypatch.setattr(loading, "SMALL", 0)
+    assert np.array_equal(evcl.load(tmp_path / "model.safetensors").predict_proba(x), learner.predict_proba(x))
+
+
+def test_loading_a_small_model_does_not_import_torchs_compiler(tmp_path):
+    learner = small(epochs=1)
+    learner.learn(blobs(n=40))
+    learner.save(tmp_path / "model.safetensors")
+    code = "import sys, evcl; evcl.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    command = [sys.executable, "-c", code, str(tmp_path / "model.safetensors")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 def test_threads_make_the_noise_of_a_prediction_in_its_order():

@@ -271,8 +271,10 @@ def test_authors_of_imm_used_three_tasks_and_dropout():
 def test_a_method_without_a_protocol_says_where_there_is_one():
     with pytest.raises(EvclError, match=r"no si on split-digits; it has si only on permuted-mnist and split-mnist$"):
         configure("split-digits", "si", "authors", [0])
-    with pytest.raises(EvclError, match=r"no naive on split-mnist; it has only derpp, .*er, ewc, .* xdg$"):
+    with pytest.raises(EvclError, match=r"no naive on split-mnist; it has only derpp, .*er, ewc, .* si there$"):
         configure("split-mnist", "naive", "authors", [0])
+    with pytest.raises(EvclError, match=r"no evcl on split-digits; it has only permuted-mnist and split-mnist$"):
+        configure("split-digits", "evcl", "authors", [0])
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ def search(tmp_path):
     return write
 
 
+def test_a_search_starts_from_the_defaults_unless_it_names_a_preset(search):
+    assert read_search(search()).preset == "paper"
+    assert read_search(search(SEARCH.replace('preset = "paper"\n', ""))).preset == "default"
+
+
 def test_every_method_has_as_many_trials_which_cover_its_space(search):
     found = read_search(search(SEARCH.replace("trials = 3", "trials = 16")))
     for method in ("slow", "ewc"):

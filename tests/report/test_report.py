@@ -189,7 +189,7 @@ def test_a_table_as_csv_and_latex():
 def test_published_values_are_those_of_the_method_that_was_published():
     found = group(result(), result(coreset="random"), result("vcl-random-coreset", coreset="random"))
     shown = {row["method"]: row["published"] for row in cells(full_table(found))}
-    assert shown == {"EVCL (coreset=None)": "98.5", "EVCL (coreset=random)": "-", "VCL + random coreset": "96.7"}
+    assert shown == {"EVCL (no coreset)": "98.5", "EVCL (coreset=random)": "-", "VCL + random coreset": "96.7"}
 
 
 def test_scenarios_are_not_mixed_but_compared():
@@ -257,6 +257,10 @@ def test_methods_come_in_the_papers_order_and_twins_are_told_apart():
     assert [line.name for line in presets.lines] == ["evcl (tuned)", "evcl (paper)"]
     settings = group(result(strength=10.0, lr=0.1), result(strength=20.0, lr=0.1))
     assert [line.label for line in settings.lines] == ["EVCL (strength=10.0)", "EVCL (strength=20.0)"]
+    memories = group(
+        result(strength=10.0), result(strength=10.0, memory=12, memory_policy="balanced", replay_share=0.5)
+    )
+    assert [line.label for line in memories.lines] == ["EVCL (no memory)", "EVCL (memory=12)"]
     same = group(result(), result(last=(0.1, 0.2, 0.3)))
     assert [line.label for line in same.lines] == ["EVCL (1)", "EVCL (2)"]
     assert [line.label for line in group(result(), result("EVCL")).lines] == ["evcl", "EVCL"]

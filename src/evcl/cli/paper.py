@@ -153,6 +153,7 @@ def tune(
       validation = 0.2                         # held out, to compare the trials
       seeds = [100, 101]                       # of every trial
       trials = 8                               # per method
+      preset = "default"                       # has the settings that are not here
       [methods.evcl]
       strength = {low = 0.1, high = 10}        # drawn, log-uniformly
       fisher = {choices = ["exact", "sampled"]}
@@ -176,9 +177,8 @@ def tune(
             found = experiments.read_found(path, wanted)
         else:
             experiments.check_writable(folder)
-            console().print(
-                f"{name}: {wanted.trials + wanted.refine} trials per method, {len(wanted.seeds)} seeds each"
-            )
+            seeds = "one seed" if len(wanted.seeds) == 1 else f"{len(wanted.seeds)} seeds"
+            console().print(f"{name}: {wanted.trials + wanted.refine} trials per method, {seeds} each")
             store = experiments.Store(folder / experiments.HIDDEN)
             if overwrite:
                 store.forget(key for key, cell in store.declared().items() if cell["benchmark"] == name.split(":")[0])

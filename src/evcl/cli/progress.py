@@ -284,7 +284,8 @@ def print_trials(found: dict[str, Any], count: int = 3) -> None:
         table.add_column(column, overflow="fold")
     for method, tried in found.get("confirmed", found["tried"]).items():
         for trial in tried[:count]:
-            mean, std = trial["mean"], trial["std"] or 0
-            value = "diverged" if mean is None else f"{score.scale * mean:.2f} ± {score.scale * std:.2f}"
+            mean, std = trial["mean"], trial["std"]
+            value = "diverged" if mean is None else f"{score.scale * mean:.2f}"
+            value += "" if std is None else f" ± {score.scale * std:.2f}"
             table.add_row(method, value, " ".join(f"{name}={value}" for name, value in trial["settings"].items()))
     console().print(table)

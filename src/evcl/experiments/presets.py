@@ -57,8 +57,10 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     known = _table().get(name, {})
     if name == "authors" and method.name not in known.get(benchmark, {}):
         published = [one for one, tables in known.items() if method.name in tables]
-        others = sorted({one for scope, tables in known.items() if scope != "*" for one in tables})
-        has = f"{method.name} only on {' and '.join(published)}" if published else f"only {', '.join(others)}"
+        there = sorted(known.get(benchmark, {}))
+        has = f"{method.name} only on {' and '.join(published)}" if published else f"only {', '.join(there)} there"
+        if not published and not there:
+            has = f"only {' and '.join(one for one in known if one != '*')}"
         raise EvclError(f"the preset authors has no {method.name} on {benchmark}; it has {has}", setting="preset")
     counted = f"{benchmark}:{tasks}"
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):

@@ -7,7 +7,7 @@ date, the machine and the search itself:
     validation = 0.1            # fraction of each training set to hold out and evaluate on
     seeds = [100, 101, 102]
     trials = 32                 # per method; every benchmark gets the same ones
-    preset = "paper"            # gives the settings that are not searched
+    preset = "tuned"            # gives the settings that are not searched [default]
 
     [methods.evcl]
     strength = {low = 1e-3, high = 1.0}     # sampled from this range, uniformly in its logarithm
@@ -63,7 +63,7 @@ class Search(Struct, frozen=True, kw_only=True):
     validation: Annotated[float, Meta(gt=0, lt=1)]
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=MOST_SEEDS)]
     trials: Annotated[int, Meta(ge=1, le=1_000)]
-    preset: str = "paper"
+    preset: str = "default"
     refine: Annotated[int, Meta(ge=0, le=1_000)] = 0
     after: Annotated[tuple[str, ...], Meta(max_length=100)] = ()  # after reading: paths without .toml
     confirm: Annotated[int, Meta(ge=0, le=1_000)] = 0

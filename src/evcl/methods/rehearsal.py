@@ -41,7 +41,7 @@ REHEARSAL: dict[str, Setting] = {
     "memory_policy": Setting(
         "balanced",
         "which examples are kept: equally many of each class and, within a class, of each task (balanced); or every "
-        "example seen so far with the same probability (reservoir)",
+        "example seen so far with the same probability (reservoir; how many of a task, is drawn once for all seeds)",
         choices=("balanced", "reservoir"),
     ),
 }

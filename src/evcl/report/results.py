@@ -236,7 +236,14 @@ def _distinction(result: Result, same: Sequence[Result]) -> str:
         return result.preset
     names = sorted({name for r in same for name in r.config})
     differing = [name for name in names if len({repr(r.config.get(name)) for r in same}) > 1]
-    words = [", ".join(f"{name}={r.config.get(name)}" for name in differing) for r in same]
+    # a memory brings several settings, of which one is enough to name it
+    lacking = [name for name in differing if any(name not in r.config for r in same)]
+    differing = [name for name in differing if name not in lacking] + lacking[:1]
+
+    def word(r: Result, name: str) -> str:
+        return f"{name}={r.config[name]}" if name in r.config else f"no {name}"
+
+    words = [", ".join(word(r, name) for name in differing) for r in same]
     position = next(i for i, r in enumerate(same) if r is result)
     if len(set(words)) == len(same) and max(map(len, words)) <= 40:
         return words[position]

@@ -24,7 +24,7 @@ from evcl.nn import BayesianNetwork, Gaussian, head_names, outputs
 from evcl.training.growing import Growing
 
 KEPT_NUMBERS = 20_000_000  # largest size of weight draws that are kept: 80 MB in float32
-AHEAD = 4  # threads that make the next draws while a GPU computes: one needs longer for a draw than the GPU
+AHEAD = 4  # threads that make the next draws of a large network while a GPU computes, which needs less time for one
 
 
 def draws(
@@ -53,7 +53,8 @@ def draws(
                 row[span].normal_(generator=generator(seed, "predict", draw, k))
         return found
 
-    for found in map(noise, range(samples)) if mean.is_cpu else ahead(noise, samples):
+    slow = len(distinct) * mean.shape[1] > KEPT_NUMBERS // AHEAD and samples > 1
+    for found in ahead(noise, samples) if slow and not mean.is_cpu else map(noise, range(samples)):
         yield mean + std * found.to(mean.device)[own]
 
 
