@@ -24,6 +24,7 @@ from msgspec import structs
 from evcl._core.facts import measured
 from evcl._core.settings import VALIDATION
 from evcl._core.summaries import METHOD_SUMMARIES
+from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import RESULT, write_found
 from evcl.methods import METHODS
 
@@ -38,6 +39,7 @@ DOCUMENTS = [
 DOCUMENTS.remove(DOCS / "integrations.md")  # needs other libraries: tests/integrations/test_document.py
 GUIDES = ("start", "models", "data", "training", "methods/index", "own-method", "command-line", "faq", "comparison")
 GO_ON = ("own-method",)  # their pieces of Python go on from one another
+REGISTERED = set(BENCHMARKS)
 COMMANDS = {
     "README": 4,
     "start": 4,
@@ -46,7 +48,7 @@ COMMANDS = {
     "sites": 5,
     "streams": 3,
     "generative": 2,
-    "own-method": 3,
+    "own-method": 4,
     "rl": 2,
     "install": 1,
     "table": 4,
@@ -128,6 +130,8 @@ def assert_printed(found, wanted):
 def forget(modules, methods):
     for name in set(METHODS) - methods:
         METHODS.remove(name)
+    for name in set(BENCHMARKS) - REGISTERED:
+        BENCHMARKS.remove(name)
     for name in set(sys.modules) - modules:
         if name == "my_method" or name.startswith("evcl_plugin:"):
             del sys.modules[name]
