@@ -256,6 +256,7 @@ def test_a_result_that_came_while_a_run_was_at_work_stays(evcl, monkeypatch):
         (["run", "split-digits", "--bogus"], "No such option"),
         (["run"], "BENCHMARK is missing (see evcl run --help)"),
         (["runn"], "No such command"),
+        (["evaluate", "m.safetensors"], "No such command 'evaluate': evcl predict says the accuracy if the file has"),
         (["demo", "--epochs", "0"], "epochs must be"),
     ],
 )

@@ -122,6 +122,8 @@ def test_what_is_new_is_an_error_on_request(model, name):
 def test_bytes_that_are_not_utf8(model):
     Path("new.csv").write_bytes(HEADER.encode() + b"30,b\xe4th,yes\n")
     assert "new.csv: line 2: byte 5 is not UTF-8" in refused(model, "learn", "--model", "m", "--data", "new.csv")
+    Path("new.csv").write_bytes("city,label\nbath,yes\n".encode("utf-16"))  # Excel's "Unicode text"
+    assert "new.csv: it is UTF-16; save it as UTF-8" in refused(model, "learn", "--model", "m", "--data", "new.csv")
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,22 @@ class ClosedPipe(Exception):
     """Whoever read the output has ended, as in evcl ... | head."""
 
 
+INSTEAD = {  # names that a newcomer may try
+    "evaluate": "evcl predict says the accuracy if the file has labels",
+    "test": "evcl predict says the accuracy if the file has labels",
+    "train": "evcl learn learns a file, and evcl run a benchmark",
+    "fit": "evcl learn learns a file, and evcl run a benchmark",
+    "compare": "evcl run or sweep trains the methods, and evcl report compares the results of a folder",
+}
+
+
 class Sections(TyperGroup):
     """The group of all commands. Its help lists them by what they are for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in INSTEAD and args[0] not in self.commands:
+            raise UsageError(f"No such command {args[0]!r}: {INSTEAD[args[0]]}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

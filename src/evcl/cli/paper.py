@@ -153,7 +153,7 @@ def tune(
       validation = 0.2                         # held out, to compare the trials
       seeds = [100, 101]                       # of every trial
       trials = 8                               # per method
-      preset = "default"                       # has the settings that are not here
+      preset = "default"                       # for all other settings
       [methods.evcl]
       strength = {low = 0.1, high = 10}        # drawn, log-uniformly
       fisher = {choices = ["exact", "sampled"]}

@@ -209,6 +209,8 @@ class _Lines:
             what = "longer" if self.number == self.start else "a row that begins here is longer"
             bad(self._path, f"line {self.start}", f"{what} than {MOST_LINE_BYTES:,} bytes; is a quote left open?")
         self._left -= len(line)
+        if self.number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            bad(self._path, "it is UTF-16; save it as UTF-8, in Excel as CSV UTF-8")
         if b"\0" in line:
             bad(self._path, f"line {self.number}", "it has the character NUL; the file is damaged, or not UTF-8")
         try:
