@@ -353,7 +353,8 @@ def load_model(path: Path) -> Model:
         for line in history:
             texts += [line["task"], line["learned"]]
             own_measures = numeric.MEASURED if model.numeric else MEASURED
-            _check_numbers(line, ("examples", *(own_measures if line["held_out"] else ())), ("ece", "seconds"))
+            needed = ("examples", *(own_measures if line["held_out"] else ()))
+            _check_numbers(line, needed, ("ece", "seconds", "deviation"))
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be text")
