@@ -119,7 +119,7 @@ def test_decimal_commas_are_numbers_too(evcl):
         (lambda t: t, ["--kind", "class"], "--kind is fixed when a model is created"),
         (lambda t: t, ["--kind", "ratio"], "--kind must be class, number or count, not 'ratio'"),
         (lambda t: t.assign(price=["dear", *t.price[1:]]), [], "line 2, column 'price'"),
-        (lambda t: t.assign(price=[None, *t.price[1:]]), [], "the target 'price' is missing"),
+        (lambda t: t.assign(price=None), [], "column 'price': every label is missing"),
     ],
 )
 def test_bad_input_is_refused_and_the_model_stays(model, change, arguments, message):

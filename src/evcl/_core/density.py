@@ -45,9 +45,7 @@ class Density:
     mean: Tensor  # [columns]
     variance: Tensor  # [columns]
     rows: Tensor  # [k, columns], float32
-    low: (
-        Tensor  # [columns], float64: the smallest value of each column; -inf if a file does not have it
-    )
+    low: Tensor  # [columns], float64: the smallest value of each column; -inf if a file does not have it
     high: Tensor  # [columns], float64: the largest value, or inf
 
     def merged(self, other: Density, most: int) -> Density:
