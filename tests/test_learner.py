@@ -259,7 +259,7 @@ def test_a_saved_file_holds_no_code_and_everything_else(saved):
         "memory/classes/common/scale", "memory/classes/common/scatter", "memory/classes/common/nll",
         "memory/classes/common/squares", "memory/rows/0", "memory/rows/1", "memory/beta/-1", "memory/beta/0",
         "memory/beta/1",
-        "density.about", "density.mean", "density.variance", "density.rows",
+        "density.about", "density.mean", "density.variance", "density.rows", "density.low", "density.high",
     }  # fmt: skip
     with safe_open(path, framework="pt") as file:
         description = json.loads(file.metadata()["evcl"])

@@ -216,6 +216,10 @@ def test_a_model_of_an_earlier_release_says_nothing(evcl):
         ("variance", torch.ones(10)),
         ("rows", torch.zeros(3, 4)),
         ("rows", torch.full((3, 10), torch.inf)),
+        ("low", torch.zeros(4, dtype=torch.float64)),
+        ("low", torch.full((10,), 99.0, dtype=torch.float64)),
+        ("high", torch.full((10,), torch.nan, dtype=torch.float64)),
+        ("high", torch.full((10,), 99.0)),
     ],
 )
 def test_a_damaged_density_is_refused(name, value):

@@ -96,7 +96,7 @@ def test_the_density_is_that_of_all_rows(generator):
     parts = [x[:30], x[:60], torch.cat([x[:30], x[60:]])]
     base, *sites = (density_of(some, torch.full((len(some),), 0.2), 3) for some in parts)
     found, wanted = density(base, sites), density_of(x, torch.full((90,), 0.2), 3)
-    for name in ("about", "mean", "variance"):
+    for name in ("about", "mean", "variance", "low", "high"):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
     torch.testing.assert_close(found.rows.T @ found.rows, wanted.rows.T @ wanted.rows, rtol=1e-4, atol=1e-5)
 

@@ -99,6 +99,8 @@ def test_a_density_with_more_columns_is_that_of_rows_with_zeros():
     wider, wanted = density(x, doubt, 5).with_inputs(2), density(torch.nn.functional.pad(x, (0, 2)), doubt, 5)
     far = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
     assert wider.unfamiliar(far, doubt[:9]).allclose(wanted.unfamiliar(far, doubt[:9]), rtol=1e-4)
+    assert wider.low.equal(wanted.low)
+    assert wider.high.equal(wanted.high)
 
 
 @pytest.mark.parametrize("method", ["xdg", "progressive", "progress-compress"])

@@ -111,7 +111,7 @@ def test_tensors_that_nothing_explains(tmp_path, count):
 def use(path, **options):
     source = open_source(path, **options)
     made, rows = create(source, None if source.images else "y", hidden=(2,))
-    made.inputs(source, rows.numbers(sorted(rows.names)), 0.1)
+    made.inputs(source, rows.labelled, rows.numbers(sorted(rows.names)), 0.1)
 
 
 def test_arrays_are_added_up_before_they_are_read(tmp_path):

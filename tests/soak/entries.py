@@ -105,7 +105,7 @@ def use_table(path: Path) -> None:
     source = open_source(path)
     target = next((name for name in ("class", "y") if name in source.shapes), None)
     made, rows = create(source, target, hidden=(4,))
-    made.inputs(source, rows.numbers(sorted(rows.names)), 0.1)
+    made.inputs(source, rows.labelled, rows.numbers(sorted(rows.names)), 0.1)
 
 
 def use_images(path: Path) -> None:

@@ -249,7 +249,7 @@ def test_numbers_and_counts(evcl):
         (["a.csv", "--target", "rain", "--out", "a.csv"], 1, "a.csv"),
         (["empty.csv", "--target", "rain"], 1, "it holds no rows"),
         (["unlabelled.csv", "--target", "rain"], 1, "no row has a label in the column 'rain'"),
-        (["gap.csv", *FAST], 1, "the time is missing"),
+        (["gap.csv", *FAST], 1, "the time is missing: fill it in, or leave out --time to take the rows in"),
         ([".", "--target", "rain"], 1, "evcl stream learns rows of tables"),
     ],
 )

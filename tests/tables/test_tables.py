@@ -157,7 +157,7 @@ def test_a_file_is_read_in_pieces(tmp_path):
     del whole
     tracemalloc.reset_peak()
     model, rows = create(source, "label")
-    train, held = model.inputs(source, rows.numbers(rows.names), 0.1)
+    train, held = model.inputs(source, rows.labelled, rows.numbers(rows.names), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (len(train), len(held)) == (36_000, 4_000)
@@ -170,10 +170,10 @@ def test_what_is_held_out_is_not_learned_from_and_is_measured_on(model, tmp_path
     source = CsvFile(Path("b.csv"))
     made, rows = create(source, "buys", seed=3)
     y = rows.numbers(sorted(rows.names))
-    train, held = made.inputs(source, y, 0.2)
+    train, held = made.inputs(source, rows.labelled, y, 0.2)
     assert (len(train), len(held)) == (240, 60)
     together = torch.cat([train.x, held.x]).numpy()
-    whole = made.inputs(source, y, 0.0)
+    whole = made.inputs(source, rows.labelled, y, 0.0)
     assert whole[1] is None
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole[0].x.tolist()))
     yes = sorted(rows.names).index("yes")

@@ -65,7 +65,7 @@ CASES = {
     "no number of Python's": (HEADER + "1_000,bath,yes\n", "line 2, column 'age': '1_000' is not a number"),
     "an empty file": ("", "new.csv: line 1: it is empty; a CSV file begins with a line of column names"),
     "a header alone": (HEADER, "new.csv: it holds no rows"),
-    "no label": (HEADER + "30,bath,yes\n31,york,\n", "new.csv: line 3: the label is missing"),
+    "no labels": (HEADER + "30,bath,\n31,york,\n", "column 'label': every label is missing; choose another --target"),
     "too few cells": (HEADER + "30,bath,yes\n\n31,york\n", "new.csv: line 4: 2 cells, but the header has 3"),
     "a name twice": ("age,age,label\n", "new.csv: line 1: two columns are called 'age'"),
     "a name missing": ("age,,label\n", "new.csv: line 1: column 2 has no name; name it"),

@@ -66,6 +66,26 @@ def test_the_whole_way(model):
     assert loaded.learner.likelihood == "gaussian"
 
 
+def test_rows_unlike_the_training_rows_get_a_note_and_wide_intervals(model):
+    far = homes(10, seed=4)
+    assert "unlike" not in predicted(model, far)[0]
+    far.loc[:6, "size"] = 3000.0
+    said, found = predicted(model, far)
+    assert "note: 7 of 10 rows are unlike the training rows: such predictions mean little (epistemic above " in said
+    assert (found.epistemic[:7] > 100).all()
+    assert (found.epistemic[7:] < 53).all()
+    assert (found.low_95[:7] < 0).all()  # as if the price stayed as it is at the largest size, and less
+    said, _ = predicted(model, far[:1])
+    assert "note: 1 of 1 row is unlike the training rows" in said
+
+
+def predicted(model, frame):
+    frame.to_csv("new.csv", index=False)
+    status, out, _ = model("predict", "--model", "m", "--data", "new.csv", "--out", "p.csv")
+    assert status == 0
+    return out, pd.read_csv("p.csv")
+
+
 def test_counts_and_whole_numbers_are_asked_for(evcl):
     table = homes()
     table.to_csv("a.csv", index=False)
@@ -99,7 +119,7 @@ def test_decimal_commas_are_numbers_too(evcl):
         (lambda t: t, ["--kind", "class"], "--kind is fixed when a model is created"),
         (lambda t: t, ["--kind", "ratio"], "--kind must be class, number or count, not 'ratio'"),
         (lambda t: t.assign(price=["dear", *t.price[1:]]), [], "line 2, column 'price'"),
-        (lambda t: t.assign(price=[None, *t.price[1:]]), [], "the target 'price' is missing"),
+        (lambda t: t.assign(price=None), [], "column 'price': every label is missing"),
     ],
 )
 def test_bad_input_is_refused_and_the_model_stays(model, change, arguments, message):

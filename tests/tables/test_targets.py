@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,21 @@ def learn(evcl, frame, *options, name="a"):
     return evcl("learn", "--model", "m", "--data", f"{name}.csv", *options)
 
 
-def test_numbers_that_would_be_classes_get_a_note(evcl):
+def test_numbers_that_would_be_classes_get_a_warning(evcl):
     ages = np.random.default_rng(0).integers(18, 99, 200)
     status, out, err = learn(evcl, table(ages), *FIRST)
     assert (status, err) == (0, "")
-    assert f"note: y has {len(set(ages))} different numbers, each of which is learned as a class: --kind number" in out
+    told = f"y has {len(set(ages))} different numbers, each of which is learned as a class: "
+    assert out.startswith(f"warning: {told}--kind number or --kind count learns it as one")  # before it is trained
+    assert out.count("different numbers") == 1
+    status, out, _ = learn(evcl, table(ages), "--epochs", "1", name="b")
+    assert status == 0
+    assert out.startswith(f"warning: {told}a new model with --kind number or --kind count learns it as one\n")
+    _, out, _ = learn(evcl, table(ages), "--epochs", "1", "--json", name="c")
+    assert json.loads(out)["notes"][0].startswith(told)
     Path("m").unlink()
     assert "different numbers" not in learn(evcl, table(ages), *FIRST, "--kind", "class")[1]
+    assert "different numbers" not in learn(evcl, table(ages), "--epochs", "1", name="b")[1]
     Path("m").unlink()
     assert "different numbers" not in learn(evcl, table(np.arange(200) % 30), *FIRST)[1]  # codes
 
@@ -102,7 +111,7 @@ def test_what_a_message_advises(evcl):
     assert "'2024-13-45' is not a date, but the column holds dates: correct it, or create the model with" in odd
     assert "--missing" not in odd
     told = first("".join(f"{i},{label}\n" for i, label in enumerate(["EU", "NA"] * 10)))
-    assert "line 3: the label is missing: 'NA' means a missing value; if it is a class here, write it in" in told
+    assert "every label is 'EU', and 10 rows without a label are left out (line 3: 'NA' means a missing" in told
 
 
 def test_a_column_that_is_empty_from_now_on_is_named(evcl):

@@ -1,16 +1,16 @@
 """A small summary of the training inputs. It tells how unfamiliar a new row is.
 
-The summary has two parts. One is a Gaussian over the inputs: their mean, the variance of each column, and at most k
+The summary has three parts. One is a Gaussian over the inputs: their mean, the variance of each column, and at most k
 directions that describe how the columns vary together. With k columns or fewer, the directions give the full
-covariance; with more columns, a sketch of it. The other part is the mean doubt, which measures how uncertain the
-network's predictions were. Both are averages over rows, so another task's summary can be merged in without making it
-larger.
+covariance; with more columns, a sketch of it. Another part is the mean doubt, which measures how uncertain the
+network's predictions were. The third is the range of each column. Averages and ranges of more rows are known from those
+of their parts, so another task's summary can be merged in without making it larger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -45,6 +45,8 @@ class Density:
     mean: Tensor  # [columns]
     variance: Tensor  # [columns]
     rows: Tensor  # [k, columns], float32
+    low: Tensor  # [columns], float64: the smallest value of each column; -inf if a file does not have it
+    high: Tensor  # [columns], float64: the largest value, or inf
 
     def merged(self, other: Density, most: int) -> Density:
         """Return the summary of both sets of rows. It is exact, except that only `most` directions are kept."""
@@ -54,13 +56,15 @@ class Density:
         variance = a * self.variance + b * other.variance + a * b * step**2
         parts = (math.sqrt(a) * self.rows.double(), math.sqrt(b) * other.rows.double(), math.sqrt(a * b) * step[None])
         about = torch.stack([self.about[0] + other.about[0], a * self.about[1] + b * other.about[1]])
-        return Density(about, self.mean + b * step, variance, _directions(torch.cat(parts), variance.sqrt(), most))
+        rows = _directions(torch.cat(parts), variance.sqrt(), most)
+        return Density(about, self.mean + b * step, variance, rows, *ranges((self, other)))
 
     def with_inputs(self, count: int) -> Density:
         """The summary with this many more columns, which were 0 in all rows so far."""
         more = self.mean.new_zeros(count)
         rows = torch.cat([self.rows, self.rows.new_zeros(len(self.rows), count)], 1)
-        return Density(self.about, torch.cat([self.mean, more]), torch.cat([self.variance, more]), rows)
+        mean, variance, low, high = (torch.cat([t, more]) for t in (self.mean, self.variance, self.low, self.high))
+        return Density(self.about, mean, variance, rows, low, high)
 
     def unfamiliar(self, x: Tensor, doubt: Tensor) -> Tensor:
         """[N], at least 0: 0.7 to 1 for a typical training row, and larger the farther x [N, ...] is from those rows.
@@ -75,6 +79,17 @@ class Density:
         step = max(1, CHUNK // len(self.mean))
         parts = zip(x.flatten(1).split(step), doubt.split(step), strict=True)
         return torch.cat([far(part.to(own), some.to(own)) for part, some in parts]).to(x.device)
+
+    def within(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows x [N, ...], with each value outside the range of its column moved to the end of that range; and how
+        far this moved each row, [N]: the root of the mean over columns of the squared distance, in units of a column's
+        standard deviation. It is exactly 0 for every training row.
+        """
+        flat = x.flatten(1)
+        low, high = (end.to(x.dtype).to(x.device) for end in (self.low, self.high))
+        moved = torch.minimum(torch.maximum(flat, low), high)
+        steps = double(flat - moved)
+        return moved.reshape(x.shape), (steps / self._inverse[0].to(steps.device)).square().mean(1).sqrt()
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -104,13 +119,19 @@ class Density:
     @staticmethod
     def from_tensors(given: Mapping[str, Tensor]) -> Density:
         """The inverse of `tensors`. Files are not trusted, so invalid values raise an EvclError."""
+        end = torch.full_like(given["mean"], math.inf)
+        given = {"low": -end, "high": end, **given}
         found = Density(**{one.name: given[one.name] for one in fields(Density)})
         columns = found.mean.shape
         shapes = found.about.shape == (2,) and len(columns) == 1 and columns[0] > 0 and found.variance.shape == columns
         kinds = all(t.dtype == torch.float64 for t in (found.about, found.mean, found.variance))
         if not shapes or not kinds or found.rows.dim() != 2 or found.rows.shape[1:] != columns:
             raise EvclError("the shapes or dtypes of its density tensors do not match")
-        whole = found.rows.dtype == torch.float32 and all(bool(t.isfinite().all()) for t in found.tensors().values())
+        ends = found.low, found.high
+        if any(t.shape != columns or t.dtype != torch.float64 for t in ends) or not bool((ends[0] <= ends[1]).all()):
+            raise EvclError("the ranges of its density do not match its columns")
+        averages = (found.about, found.mean, found.variance, found.rows)
+        whole = found.rows.dtype == torch.float32 and all(bool(t.isfinite().all()) for t in averages)
         if not whole or float(found.about[0]) < 1 or float(found.about[1]) < 0 or float(found.variance.min()) < 0:
             raise EvclError("its density must be finite and describe at least one row")
         return found
@@ -145,6 +166,11 @@ class Unfamiliar(nn.Module):
         return torch.maximum(together, (z**2).mean(1))
 
 
+def ranges(of: Sequence[Density]) -> tuple[Tensor, Tensor]:
+    """[columns] each: the smallest and the largest value of each column in all of these."""
+    return torch.stack([one.low for one in of]).amin(0), torch.stack([one.high for one in of]).amax(0)
+
+
 def room(columns: int, weights: int) -> int:
     """The maximum number of directions. They may hold as many numbers as the network has weights, or 10,000 if more."""
     return max(1, min(columns, DIRECTIONS, max(NUMBERS, weights) // columns))
@@ -175,7 +201,8 @@ def _of(x: Tensor, doubt: Tensor, most: int) -> Density:
     variance = centred.square().mean(0)
     rows = _directions(centred / math.sqrt(len(x)), variance.sqrt(), most)
     about = torch.stack([torch.tensor(float(len(x)), dtype=torch.float64), doubt])
-    return Density(about, mean.cpu(), variance.cpu(), rows.cpu())
+    ends = (x.amin(0).double().cpu(), x.amax(0).double().cpu())
+    return Density(about, mean.cpu(), variance.cpu(), rows.cpu(), *ends)
 
 
 def _directions(rows: Tensor, std: Tensor, most: int) -> Tensor:

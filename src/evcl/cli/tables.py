@@ -126,6 +126,7 @@ def learn(
                 keep=keep,
                 callbacks=callbacks,
                 device=device,
+                warn=lambda text: voice.say(f"warning: {text}"),
                 **new,
             )
     except Interrupted:
@@ -169,7 +170,11 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
         voice.say(f"what these tasks are at now is not known: {shortened(unknown)}")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
     facts: dict[str, Any] = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
-    more = {"read": found.read, "notes": found.notes, "now": {name: one._asdict() for name, one in now.items()}}
+    more = {
+        "read": found.read,
+        "notes": [*found.doubts, *found.notes],
+        "now": {name: one._asdict() for name, one in now.items()},
+    }
     voice.end({**facts, **line, **more})
 
 

@@ -59,7 +59,8 @@ class Numbers(NamedTuple):
         std: the standard deviation around it of rows that come next: std^2 = aleatoric^2 + epistemic^2
         aleatoric: the part that more data of this kind would not reduce: noise. If targets drift from task to task, it
             includes how far the rows of the last tasks lay from what was predicted before they were learned
-        epistemic: the part due to uncertain weights
+        epistemic: the part due to uncertain weights and, outside the range of the training rows, to the unknown
+            function there: it grows with the distance
         tasks: [N], the first task of the head that predicted
         unfamiliar: [N], how far the input lies from everything learned from, as in `Predictions`
     """

@@ -14,6 +14,7 @@ import numpy as np
 
 LARGE = 1000.0  # beyond this mean or deviation, a normal distribution is as good
 MOST = 5000  # the largest count that is added up: 4 deviations above both
+VAGUE = 10.0  # with a deviation above this many means, and above 1, a negative binomial is 0 and hardly ever enormous
 LEAST = 1e-4  # the smallest excess of the variance over the mean, relative to the mean: a Poisson distribution
 
 _log_factorial = np.vectorize(lambda value: lgamma(value + 1), otypes=[float])
@@ -30,7 +31,7 @@ def count_interval(mean: Any, std: Any, level: float) -> tuple[Any, Any]:
     mean, std = np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
     wide = NormalDist().inv_cdf(0.5 + level / 2) * std
     low, high = np.maximum(0, np.floor(mean - wide)), np.ceil(mean + wide)
-    small = (mean < LARGE) & (std < LARGE)
+    small = (mean < LARGE) & (std < LARGE) & (std <= np.maximum(1, VAGUE * mean))
     if small.any():
         r, p = (one[small] for one in _parameters(mean, std))
         below = (1 - level) / 2

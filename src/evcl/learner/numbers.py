@@ -72,6 +72,30 @@ def moments_of(predictor: Predictor, x: Tensor, task: str | int | None) -> Momen
     return moments(predictor, predicted(predictor, x, task), predictor._session.scales[predictor._head(task)])
 
 
+def widened(predictor: Predictor, x: Tensor, task: str | int | None) -> Moments:
+    """`moments_of`, with more epistemic variance for rows that have values outside the range of the training rows.
+
+    Data say nothing about the function there. Let x' be the nearest row within the range, e the distance between both
+    (see `Density.within`), f the mean that the network predicts, and s the deviation of the targets; of counts, their
+    mean. The function may change as the network does beyond the edge of the data, or not at all, or by s per deviation
+    of the inputs as it does within the data on average. So the variance grows by (f(x) - f(x'))^2 + (e s)^2.
+    """
+    found, seen = moments_of(predictor, x, task), predictor._session.density
+    if seen is None or len(seen.mean) != x[0].numel():
+        return found
+    moved, far = seen.within(x)
+    rows = far.nonzero().flatten()
+    if not len(rows):
+        return found
+    head = predictor._head(task)
+    spread = predictor._session.scales[head].std
+    if isinstance(predictor._run.likelihood, Poisson):
+        spread = predictor._run.network.number_head(predictor._session.groups[head][0].number).beside[0].double().exp()
+    change = found.mean[rows] - moments_of(predictor, moved[rows], task).mean
+    more = change.square() + (far[rows].to(change).unsqueeze(1) * spread.to(change)).square()
+    return found._replace(epistemic=found.epistemic.index_add(0, rows, more))
+
+
 def predictions(predictor: Predictor, x: Any, task: str | int | None) -> Predictions | Numbers:
     """`Learner.predictions` for targets other than classes."""
     checked, likelihood = predictor._inputs(x), predictor._run.likelihood
@@ -84,7 +108,7 @@ def predictions(predictor: Predictor, x: Any, task: str | int | None) -> Predict
         aleatoric = torch.minimum(within, entropy)
         parts, doubt = [(p > 0.5).long(), p, entropy, aleatoric, entropy - aleatoric], entropy.mean(1) / math.log(2)
     else:
-        found = moments_of(predictor, checked, task)
+        found = widened(predictor, checked, task)
         parts = [found.mean, *(one.sqrt() for one in (found.variance, found.noise, found.epistemic))]
         doubt = found.doubt
     shaped: Any = [in_form(x, one[:, 0] if one.shape[1] == 1 else one) for one in parts]
@@ -102,7 +126,7 @@ def measures(predictor: Predictor, x: Tensor, y: Tensor, task: str | int | None)
         raise EvclError(f"its head has {wanted} targets per example, but these have {y.shape[1]}")
     if isinstance(predictor._run.likelihood, Bernoulli):
         return Measures(*label_measures(predicted(predictor, x, task), y))
-    return measured(moments_of(predictor, x, task), y, isinstance(predictor._run.likelihood, Poisson))
+    return measured(widened(predictor, x, task), y, isinstance(predictor._run.likelihood, Poisson))
 
 
 def of_kept(predictor: Predictor, least: int) -> dict[str, float]:

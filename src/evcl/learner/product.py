@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evcl._core.density import DIRECTIONS, Density
+from evcl._core.density import DIRECTIONS, Density, ranges
 from evcl.methods.class_statistics import Statistics, square, triangle
 
 MOST_COLUMNS = 1000  # with more, the density of all rows is that of the sites together, which count shared rows twice
@@ -99,7 +99,8 @@ def density(base: Density, sites: Sequence[Density]) -> Density:
         for one in sites[1:]:
             found = found.merged(one, max(len(each.rows) for each in sites))
         count = summed(base.about[0], [one.about[0] for one in sites])
-        return Density(torch.stack([count, found.about[1]]), found.mean, found.variance, found.rows)
+        about = torch.stack([count, found.about[1]])
+        return Density(about, found.mean, found.variance, found.rows, *ranges((base, *sites)))
 
     def total(of: Callable[[Density], Tensor]) -> Tensor:
         parts = [one.about[0] * of(one) for one in (base, *sites)]
@@ -112,4 +113,4 @@ def density(base: Density, sites: Sequence[Density]) -> Density:
     values, vectors = torch.linalg.eigh(rows - torch.outer(mean, mean))
     directions = (vectors.T * values.clamp_min(0).sqrt()[:, None]).flip(0)[: min(columns, DIRECTIONS)]
     doubt = (total(lambda one: one.about[1]) / count).clamp_min(0)
-    return Density(torch.stack([count, doubt]), mean, variance, directions.float())
+    return Density(torch.stack([count, doubt]), mean, variance, directions.float(), *ranges((base, *sites)))

@@ -23,7 +23,7 @@ class Spread(NamedTuple):
     aleatoric
         The part that more data of this kind would not reduce: noise, and drift between tasks.
     epistemic
-        The part due to uncertain weights.
+        The part due to uncertain weights. It grows with the distance of rows outside the range of the training rows.
     unfamiliar
         How far the row lies from all training rows: about 1 for a typical training row.
     """

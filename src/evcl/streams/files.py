@@ -139,7 +139,8 @@ class Files:
             where.bad(0, "--time should be a column of dates or numbers, but this is neither")
         found = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
         if np.isnan(found).any():
-            where.bad(int(np.isnan(found).argmax()), "the time is missing")
+            fix = "fill it in, or leave out --time to take the rows in the order of the files"
+            where.bad(int(np.isnan(found).argmax()), f"the time is missing: {fix}")
         return found
 
     def _look(self, path: Path) -> _File:

@@ -16,7 +16,7 @@ from evcl.callbacks import Callback
 from evcl.learner import INFER, NEW, load
 from evcl.learner.export import export as export_learner
 from evcl.tables.arrow_file import ArrowFile, DuckDb, ParquetFile
-from evcl.tables.creating import create
+from evcl.tables.creating import create, later_doubts
 from evcl.tables.csv_file import CsvFile
 from evcl.tables.encoding import Number
 from evcl.tables.excel_file import ExcelFile
@@ -90,10 +90,11 @@ def learn(
     keep: int | None = None,
     callbacks: Sequence[Callback] = (),
     device: str = "cpu",
+    warn: Callable[[str], None] = lambda text: None,
     **new: Any,
 ) -> Model:
     """Learn a file as one more task, and write the model; `new` holds options for a model that is created now. `keep`:
-    see `Learner.keep`.
+    see `Learner.keep`. `warn` is called before training, if the classes look like numbers.
 
     If learning fails or is interrupted, the model file is left unchanged. A long task is saved regularly to a folder
     beside the model, and the same call resumes from there.
@@ -123,6 +124,7 @@ def learn(
             _refuse(model, found, target, {**new, **({} if side is None else {"side": side})})
             source = open_source(data, found, dialect=dialect)
             rows = found.see(source, drop, unknown)
+            found.doubts = later_doubts(found, source, rows)
             if dialect is not None:
                 found.missing = tuple(dict.fromkeys((*found.missing, *dialect.missing)))
         found.learner.to(device)
@@ -130,6 +132,8 @@ def learn(
             if found.numeric:
                 raise EvclError("--keep keeps equally many rows of each class, but this model learns a number")
             found.learner.keep(keep)
+        for doubt in found.doubts:
+            warn(doubt)
         name = task or (data.name if data.stem in (NEW, INFER) else data.stem)
         found.learn(source, rows, name, head, epochs, validation, unknown, callbacks, checkpoint_folder(model))
         found.read = [] if source.told is None else [source.told]

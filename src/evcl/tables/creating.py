@@ -23,6 +23,7 @@ from evcl.tables.values import DATES
 
 MANY = 20  # a target of more different numbers may be a number,
 REPEATED = 3  # if each is in fewer rows than this, on average, or if they are no codes
+FIX = "--kind number or --kind count learns it as one, --kind class leaves out this note"
 
 
 def create(
@@ -63,19 +64,21 @@ def create(
     source.expect(dict.fromkeys([] if target is None else [target], "text" if kind == "class" else "number"), target)
     fitting = EncoderFitting(source, names, categories)
     rows: Rows | NumberRows
+    doubts: list[str] = []
     if kind == "class":
         rows = read_rows(source, target, fitting)
         if len(rows.names) < 2:
-            bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}")
+            left_out = f", and {rows.labelled.note}" if rows.labelled.note else ""
+            bad(source.path, f"a classifier needs two classes, but every label is {rows.names[0]!r}{left_out}")
         if chosen_kind is None and not source.images:
-            fitting.notes += _doubts(source, str(target), rows)
+            doubts = _doubts(source, str(target), rows)
     else:
         rows = read_numbers(source, str(target), fitting, kind == "count")
     encoder = fitting.encoder()
     about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **(settings or {}))
     made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
-    made.notes = fitting.notes
+    made.notes, made.doubts, made.kind_given = fitting.notes, doubts, chosen_kind is not None
     return made, rows
 
 
@@ -87,7 +90,16 @@ def _doubts(source: Source, target: str, rows: Rows) -> list[str]:
     return like_numbers(target, names, len(rows.codes), source.decimal(target) or ".")
 
 
-def like_numbers(target: str, names: Collection[str], rows: int, decimal: str) -> list[str]:
+def later_doubts(model: Model, source: Source, rows: Rows | NumberRows) -> list[str]:
+    """A note if the classes of a model, with those of one more file, look like numbers, unless the user chose them."""
+    if model.target is None or model.kind_given or isinstance(rows, NumberRows):
+        return []
+    count = sum(line["examples"] + line["held_out"] for line in model.history) + len(rows.codes)
+    fix = "a new model with --kind number or --kind count learns it as one"
+    return like_numbers(model.target, {*model.labels, *rows.names}, count, source.decimal(model.target) or ".", fix)
+
+
+def like_numbers(target: str, names: Collection[str], rows: int, decimal: str, fix: str = FIX) -> list[str]:
     """A note if the classes of these rows look like numbers: they hardly repeat, or are no codes from 0 or 1."""
     found = [number_of(name, decimal) for name in names]
     numbers = sorted(number for number in found if number is not None)
@@ -96,5 +108,4 @@ def like_numbers(target: str, names: Collection[str], rows: int, decimal: str) -
     codes = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
     if codes and REPEATED * len(names) <= rows:
         return []
-    fix = "--kind number or --kind count learns it as one, --kind class leaves out this note"
     return [f"{target} has {len(names):,} different numbers, each of which is learned as a class: {fix}"]

@@ -47,7 +47,7 @@ from evcl.tables.encoding import Encoder, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
-from evcl.tables.rows import Rows, read_rows
+from evcl.tables.rows import Labelled, Rows, read_rows
 from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
 
@@ -72,6 +72,8 @@ class Model:
     usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
     read: list[str] = field(default_factory=list)  # how its file was read; not saved
+    doubts: list[str] = field(default_factory=list)  # what to tell the user before its file is learned; not saved
+    kind_given: bool = False  # whether the user said what the target is
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -108,6 +110,7 @@ class Model:
             known_heads = f"it has learned {', '.join(earlier[:8])}" if earlier else "this is its first task"
             raise EvclError(f"--head {head}: the model has learned no such task; {known_heads}")
         shared = "new" if head == "new" or not earlier else head or earlier[-1]
+        self.notes += [rows.labelled.note] if rows.labelled.note else []
         if isinstance(rows, NumberRows):
             return learn_numbers(self, source, rows, name, shared, epochs, validation, unknown, callbacks, checkpoint)
         known = () if shared == "new" else self.learner.classes(shared)
@@ -115,7 +118,7 @@ class Model:
         if len(labels) > MOST_CLASSES:
             bad(source.path, f"with it there would be {len(labels):,} classes, but the maximum is {MOST_CLASSES:,}")
         y = rows.numbers(labels)
-        train, held = self.inputs(source, y, validation, unknown)
+        train, held = self.inputs(source, rows.labelled, y, validation, unknown)
         before: Mapping[str, Any] = {}
         if held is not None and earlier:
             before = self._measured(held, earlier[-1] if shared == "new" else shared, source)
@@ -189,9 +192,11 @@ class Model:
         ]
 
     def inputs(
-        self, source: Source, y: Tensor, validation: float, unknown: Unknown = "learn"
+        self, source: Source, labelled: Labelled, y: Tensor, validation: float, unknown: Unknown = "learn"
     ) -> tuple[Examples, Examples | None]:
-        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice."""
+        """The file's training and held-out examples, each written directly to its part: nothing is in memory twice. `y`
+        has the targets of the rows that are `labelled`.
+        """
         count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
         if count > 0:
@@ -201,19 +206,15 @@ class Model:
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
         unseen = None if unknown == "error" else Unseen()
-        for piece in source.pieces([name for name in self.encoder.names if name in source.shapes]):
+        for piece in labelled.pieces(source, [name for name in self.encoder.names if name in source.shapes]):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, unseen)
             mine = held[start : start + piece.rows]
-            if len(mine) != piece.rows:
-                bad(source.path, "it grew while it was being read")
             for i, rows in enumerate((~mine, mine)):
                 taken = torch.from_numpy(encoded)[rows]
                 parts[i][done[i] : done[i] + len(taken)] = taken
                 done[i] += len(taken)
             start += piece.rows
-        if start != len(y):
-            bad(source.path, "it shrank while it was being read")
         self.notes += [] if unseen is None else self._unseen(unseen)
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
@@ -307,6 +308,7 @@ class Model:
                 "missing": self.missing,
                 "now": self.now,
                 "usual": self.usual,
+                "kind_given": self.kind_given,
                 "columns": self.encoder.described(),
                 "history": self.history,
             }
@@ -348,12 +350,13 @@ def load_model(path: Path) -> Model:
         if len(usual) != 2 or usual[0] not in (None, ".", ",") or usual[1] not in (None, False, True):
             raise EvclError("its usual form of numbers and dates is not known")
         model = Model(learner, Encoder.rebuilt(saved["columns"]), target, labels, drop, history)
-        model.missing, model.usual = missing, usual
+        model.missing, model.usual, model.kind_given = missing, usual, saved.get("kind_given", False) is True
         texts = [*labels, *drop, *missing, *([] if target is None else [target])]
         for line in history:
             texts += [line["task"], line["learned"]]
             own_measures = numeric.MEASURED if model.numeric else MEASURED
-            _check_numbers(line, ("examples", *(own_measures if line["held_out"] else ())), ("ece", "seconds"))
+            needed = ("examples", *(own_measures if line["held_out"] else ()))
+            _check_numbers(line, needed, ("ece", "seconds", "deviation"))
         codes = [int(code) for task in learner.tasks for code in learner.classes(task)]
         if not all(isinstance(text, str) for text in texts) or not codes or len(set(labels)) != len(labels):
             raise EvclError("its labels, columns and tasks should be text")

@@ -19,6 +19,7 @@ from evcl.callbacks import Callback
 from evcl.learner import Numbers
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.output_file import Column
+from evcl.tables.rows import Labelled
 from evcl.tables.source import Floats, Piece, Source, Unknown, bad
 from evcl.tables.values import Where, numbers_of
 from evcl.training.targets import far_outside
@@ -34,9 +35,10 @@ UNSCALED = "the inputs are not scaled"  # a warning that is not for tables: the 
 
 @dataclass
 class NumberRows:
-    """The targets of a file's rows, [N] in float64."""
+    """The targets of a file's rows that have one, [N] in float64."""
 
     values: Tensor
+    labelled: Labelled
 
 
 def targets_of(source: Source, piece: Piece, column: str, count: bool) -> Any:
@@ -60,17 +62,16 @@ def read_numbers(source: Source, target: str, fitting: EncoderFitting | None, co
     if target not in source.shapes:
         has = ", ".join(map(repr, list(source.shapes)[:8]))
         bad(source.path, f"there is no column {target!r}, the target; it has {has}")
-    found = []
+    found, labelled = [], Labelled()
     for piece in source.pieces([target] if fitting is None else [*fitting.names, target]):
-        if fitting is not None:
-            fitting.see(piece)
         values = targets_of(source, piece, target, count)
-        if np.isnan(values).any():
-            bad(source.path, piece.place(int(np.isnan(values).argmax())), f"the target {target!r} is missing")
-        found.append(values)
-    if not found or not sum(map(len, found)):
-        bad(source.path, "it holds no rows")
-    return NumberRows(torch.from_numpy(np.concatenate(found)))
+        there = ~np.isnan(values)
+        kept = labelled.see(piece, there, target)
+        if fitting is not None and kept.rows:
+            fitting.see(kept)
+        found.append(values[there])
+    labelled.check(source, target)
+    return NumberRows(torch.from_numpy(np.concatenate(found)), labelled)
 
 
 def learn_numbers(
@@ -87,7 +88,7 @@ def learn_numbers(
 ) -> dict[str, Any]:
     """`Model.learn` for a target that is a number or a count. `shared` is the task whose head to use, or "new"."""
     started = time.perf_counter()
-    train, held = model.inputs(source, rows.values, validation, unknown)
+    train, held = model.inputs(source, rows.labelled, rows.values, validation, unknown)
     before: Mapping[str, Any] = {}
     if held is not None and shared != "new":
         before = measured(model, held, shared, source)
@@ -95,7 +96,7 @@ def learn_numbers(
         warnings.filterwarnings("ignore", UNSCALED)
         warnings.filterwarnings("ignore", "targets far outside")  # the note names the place in the file
         model.learner.learn(train, name, shared, epochs, callbacks=callbacks, checkpoint=checkpoint)
-    model.notes += _far_outside(source, rows.values, str(model.target))
+    model.notes += _far_outside(source, rows, str(model.target))
     line = {
         "task": name,
         "file": source.path.name,
@@ -114,18 +115,18 @@ def learn_numbers(
     return line
 
 
-def _far_outside(source: Source, values: Tensor, target: str) -> list[str]:
-    """What to say of targets [N] that are far outside the others, if there are any."""
-    rows = far_outside(values.unsqueeze(1)).flatten().nonzero().flatten().tolist()
-    if not rows:
+def _far_outside(source: Source, rows: NumberRows, target: str) -> list[str]:
+    """What to say of targets that are far outside the others, if there are any."""
+    far = far_outside(rows.values.unsqueeze(1)).flatten().nonzero().flatten().tolist()
+    if not far:
         return []
-    left = rows[0]
-    for piece in source.pieces([target]):
+    left = far[0]
+    for piece in rows.labelled.pieces(source, [target]):
         if left < piece.rows:
             break
         left -= piece.rows
-    counted = "1 row has a target" if len(rows) == 1 else f"{len(rows):,} rows have targets"
-    first = f"{piece.place(left)} has {float(values[rows[0]]):g}"
+    counted = "1 row has a target" if len(far) == 1 else f"{len(far):,} rows have targets"
+    first = f"{piece.place(left)} has {float(rows.values[far[0]]):g}"
     return [f"{counted} far outside the others, learned as the largest or smallest of these: {first}"]
 
 

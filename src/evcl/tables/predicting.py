@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from evcl.tables.encoding import Number
 from evcl.tables.model import Model, load_model
 from evcl.tables.numeric import number_columns
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
-from evcl.tables.source import Dialect, Source, Unknown, bad
+from evcl.tables.source import Dialect, Source, Unknown, bad, plural
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Predicted:
     std: float | None = None  # of numbers: the mean standard deviation; None: the model predicts classes
     squares: float = 0.0  # of numbers: the mean squared error
     inside: int = 0  # of numbers: how many are within their 95% interval
+    lost: int = 0  # of numbers: how many have an epistemic deviation above that of the target
     read: list[str] = field(default_factory=list)  # how the file was read
     notes: list[str] = field(default_factory=list)  # what the user should know of it
 
@@ -46,8 +48,8 @@ class Predicted:
         if self.unfamiliar is not None and found.unfamiliar is not None:
             self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
 
-    def add_numbers(self, found: Numbers, given: Sequence[Any]) -> None:
-        """Count some rows of numbers. NaN and None are missing."""
+    def add_numbers(self, found: Numbers, given: Sequence[Any], deviation: float) -> None:
+        """Count some rows of numbers. NaN and None are missing. `deviation`: of the target, as it was learned."""
         true = np.asarray(given, dtype=float)
         there = ~np.isnan(true)
         low, high = found.interval(0.95)
@@ -57,6 +59,7 @@ class Predicted:
         self.inside += int(((low <= true) & (true <= high)).sum())
         self.std = (self.std or 0.0) + float(found.std.sum())
         self.epistemic += float(found.epistemic.sum())
+        self.lost += int((found.epistemic > deviation).sum())
         if self.unfamiliar is not None and found.unfamiliar is not None:
             self.unfamiliar += float(found.unfamiliar.sum(dtype=float))
 
@@ -105,6 +108,7 @@ def predict(
     beside = _beside(found, source, keys)
     read = {*found.encoder.names, *([found.target] if found.numeric else [])}
     source.expect({name: "text" for name in beside if name not in read})  # 007 stays 007
+    deviation = max(float(line.get("deviation", math.inf)) for line in found.history)
     numeric = {column.name for column in found.encoder.columns if isinstance(column, Number)}
 
     def write(into: Path) -> None:
@@ -118,7 +122,7 @@ def predict(
                 place = {"file": Column([piece.place(i) for i in range(piece.rows)])} if source.images else {}
                 writer.write({**place, **own, **ours})
                 if found.numeric:
-                    total.add_numbers(predictions, given)
+                    total.add_numbers(predictions, given, deviation)
                 else:
                     total.add(predictions, list(ours["prediction"].values), given)
 
@@ -128,6 +132,10 @@ def predict(
         write_atomically(out, write)
     total.end()
     total.read, total.notes = [] if source.told is None else [source.told], found.notes
+    if total.lost:
+        rows = f"{total.lost:,} of {plural(total.rows, 'row')} {'is' if total.lost == 1 else 'are'}"
+        what = f"such predictions mean little (epistemic above {deviation:.4g}, the deviation of {found.target})"
+        total.notes.append(f"{rows} unlike the training rows: {what}")
     return total
 
 

@@ -24,6 +24,7 @@ INEXACT = "is an integer that float64 cannot represent exactly; --drop leaves th
 # or dates [n] as datetime64 (NaT: missing).
 Values = NDArray[Any]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Kind = Literal["number", "date", "text"]  # what a column holds
 Unknown = Literal["learn", "missing", "error"]  # what becomes of columns and categories that a model does not know
 
@@ -48,6 +49,15 @@ class Piece:
     place: Callable[[int], str]
     rows: int
     cells: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the texts that they were read from, if any
+
+    def select(self, rows: Bools) -> Piece:
+        """Only these rows, bool [rows]."""
+        if rows.all():
+            return self
+        kept = np.flatnonzero(rows).tolist()
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        cells = {name: [texts[i] for i in kept] for name, texts in self.cells.items()}
+        return Piece(columns, lambda i: self.place(kept[i]), len(kept), cells)
 
 
 @dataclass
