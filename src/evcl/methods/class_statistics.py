@@ -69,7 +69,11 @@ class Statistics:
         rows, k = double(torch.cat(list(self.classes.values()), 1)[r, :, 0]).sum(), ADDED * len(scatter)
         spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
         scatter.diagonal().add_(k * spread)
-        found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
+        try:
+            found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
+        except torch.linalg.LinAlgError:
+            what = "the inputs of some examples are too large beside the others to learn a likelihood per class"
+            raise EvclError(f"{what}: scale them, or leave these examples out") from None
         return found
 
     def with_inputs(self, count: int) -> Statistics:

@@ -75,7 +75,7 @@ def create(
     about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **(settings or {}))
     made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
-    made.notes = fitting.notes
+    made.ends, made.notes = fitting.ends, [*fitting.limited, *fitting.notes]
     return made, rows
 
 

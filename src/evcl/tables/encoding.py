@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
+from evcl.tables.outside import Ends
 from evcl.tables.source import Floats, Kind, Piece, Source, Unseen, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
@@ -186,6 +187,11 @@ class Encoder:
     def names(self) -> list[str]:
         return list(dict.fromkeys(part.name for part in self.columns))
 
+    @property
+    def inputs_of(self) -> list[str]:
+        """The column of each input."""
+        return [part.name for part in self.columns for _ in range(part.inputs)]
+
     def parts(self, name: str) -> list[Part]:
         """The parts of a column; the first one is what the column was when it came."""
         return [part for part in self.columns if part.name == name]
@@ -215,15 +221,23 @@ class Encoder:
                 bad(source.path, f"column {name!r}", f"its values have shape {shapes[name]}, not {wanted}")
         return gone, new
 
-    def encode(self, piece: Piece, source: Source, out: Inputs, unseen: Unseen | None = None) -> None:
+    def encode(
+        self,
+        piece: Piece,
+        source: Source,
+        out: Inputs,
+        unseen: Unseen | None = None,
+        ends: Mapping[str, Ends] | None = None,
+    ) -> None:
         """Encode the rows of a piece as inputs, into `out` [rows, inputs]. A column that the piece lacks is missing;
-        `unseen` counts unknown categories, which are missing too; without it, they are errors.
+        `unseen` counts unknown categories, which are missing too; without it, they are errors. `ends`: of columns whose
+        numbers far outside are limited.
         """
         start, done = 0, set[str]()
         for part in self.columns:
             counted = None if unseen is None else Counter() if part.name in done else unseen.of(part.name)
             done.add(part.name)
-            where = Where(source.path, piece, part.name, self.texts(part.name), counted)
+            where = Where(source.path, piece, part.name, self.texts(part.name), counted, (ends or {}).get(part.name))
             into = out[:, start : start + part.inputs]
             values = piece.columns.get(part.name)
             if values is None:

@@ -47,6 +47,7 @@ from evcl.tables.encoding import Encoder, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
+from evcl.tables.outside import Ends, TooFar
 from evcl.tables.rows import Rows, read_rows
 from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
@@ -72,6 +73,7 @@ class Model:
     usual: tuple[str | None, bool | None] = (None, None)  # how the last files of text were read: see `Dialect`
     notes: list[str] = field(default_factory=list)  # what the user should know of the last task; not saved
     read: list[str] = field(default_factory=list)  # how its file was read; not saved
+    ends: dict[str, Ends] = field(default_factory=dict)  # its columns with numbers far outside the others; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,8 @@ class Model:
     def _extend(self, fitting: EncoderFitting) -> None:
         """Extend the encoder, and give the network as many inputs. Predictions for earlier rows stay."""
         encoder = fitting.encoder()
+        self.ends = fitting.ends
+        self.notes += fitting.limited
         if more := encoder.inputs - self.encoder.inputs:
             try:
                 self.learner = self.learner.with_inputs(more)
@@ -200,10 +204,11 @@ class Model:
             held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
-        unseen = None if unknown == "error" else Unseen()
+        unseen, beyond = None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
         for piece in source.pieces([name for name in self.encoder.names if name in source.shapes]):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, unseen)
+            self.encoder.encode(piece, source, encoded, unseen, self.ends)
+            beyond.replace(encoded, piece, self.encoder.inputs_of)
             mine = held[start : start + piece.rows]
             if len(mine) != piece.rows:
                 bad(source.path, "it grew while it was being read")
@@ -215,6 +220,7 @@ class Model:
         if start != len(y):
             bad(source.path, "it shrank while it was being read")
         self.notes += [] if unseen is None else self._unseen(unseen)
+        self.notes += beyond.notes()
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
