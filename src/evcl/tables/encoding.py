@@ -41,6 +41,7 @@ class Number:
     missing: bool  # whether the first task had missing values
     seen: tuple[float, float] | None = None  # range of the values learned; None: arrays, and files of earlier versions
     limits: tuple[float | None, float | None] = (None, None)  # values beyond are those of another part
+    apart: bool = False  # these are the mean here, as those of another unit say nothing on this scale; not the limit
 
     kind = "number"
 
@@ -57,7 +58,10 @@ class Number:
         scaled[absent] = 0.0
         _check_finite(scaled, values, where)
         if self.limits != (None, None):
-            scaled = np.where(absent, 0.0, (_within(numbers, self.limits) - mean) / std).astype(np.float32)
+            within = _within(numbers, self.limits)
+            if self.apart:
+                within = np.where(within == numbers, within, mean)
+            scaled = np.where(absent, 0.0, (within - mean) / std).astype(np.float32)
         out[:, : scaled.shape[1]] = scaled
         if self.missing:
             out[:, -1] = absent[:, 0]
@@ -255,7 +259,7 @@ class Encoder:
         found = []
         for part in self.columns:
             told = {"kind": part.kind, **asdict(part)}
-            defaults = {"seen": None, "limits": (None, None), "limit": None}
+            defaults = {"seen": None, "limits": (None, None), "apart": False, "limit": None}
             found.append({key: value for key, value in told.items() if key not in defaults or value != defaults[key]})
         return found
 
@@ -298,7 +302,7 @@ def _rebuilt(one: Mapping[str, Any]) -> Part:
         least, most = one["seen"]
         seen = float(least), float(most)
     low, high = (None if limit is None else float(limit) for limit in one.get("limits", (None, None)))
-    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high))
+    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high), bool(one.get("apart", False)))
     sizes = {1, math.prod(shape)}
     if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
         raise EvclError(f"the scale of column {name!r} does not fit it")

@@ -87,7 +87,8 @@ class EncoderFitting:
                 far = np.flatnonzero(ends.far(numbers))
                 counts[name] += len(far)
                 if len(far):
-                    first.setdefault(name, f"{piece.place(int(far[0]))} has {values[far[0]]}")
+                    value = f"{values[far[0]]:g}" if values.dtype.kind != "M" else values[far[0]]
+                    first.setdefault(name, f"{piece.place(int(far[0]))} has {value}")
                 again[name].see(values, replace(where, ends=ends))
         for name, fit in again.items():
             (std,), (wide,) = fit.moments()[1], self._fits[name].moments()[1]
@@ -171,7 +172,9 @@ class EncoderFitting:
             else:
                 parts = [replace(last, limit=edge) if part is last else part for part in parts]
             if not far and not narrow:
-                told = f"column {first.name!r} varies {_often(wide)} times as much as before, as in another unit: it gets a new scale"
+                wider = replace(wider, apart=first.apart or first.limits == (None, None))
+                more = f"varies {_often(wide)} times as much as before, as in another unit"
+                told = f"column {first.name!r} {more}: it gets a new scale"
             if told not in self.notes:
                 self.notes.append(told)
         finest = min(first.std[0], *(abs(part.std) for part in beyond), np.inf)

@@ -49,7 +49,7 @@ from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
 from evcl.tables.outside import Ends, TooFar
 from evcl.tables.rows import Rows, read_rows
-from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
+from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, absent, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -293,8 +293,7 @@ class Model:
             names = listed([repr(name) for name in new])
             bad(source.path, f"the model does not know column {names}; --unknown learn learns it, --drop leaves it out")
         if gone:
-            more = f" (new: {listed(new)})" if new else ""
-            self.notes.append(f"there is no column {listed(gone)}{more}: its values count as missing")
+            self.notes += absent(gone, new)
         if arrays := [name for name in new if source.shapes[name]]:
             self.notes.append(f"column {listed(arrays)} is not used: arrays that come later are not learned")
         if new and unknown == "missing":
