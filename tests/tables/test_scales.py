@@ -169,9 +169,12 @@ def test_numbers_too_far_out_are_missing_if_there_is_no_new_scale(model):
     frame.loc[5, "b"] = 1e30
     frame.to_csv("b.csv", index=False)
     out = model(*LEARN, "b.csv", "--epochs", "20", "--unknown", "missing")[1]
-    told = "1 value is more than 1,000 standard deviations from what was learned, and counted as missing"
+    told = "1 value is more than 1,000,000 standard deviations from what was learned, and counted as missing"
     assert f"note: {told}: line 7, column 'b' has 1e+30\n" in out
     assert accuracy(table(seed=2)) > 0.9
+    assert f"note: {told}: line 7" in model("predict", "--model", "m", "--data", "b.csv", "--out", "p.csv")[1]
+    found = pd.read_csv("p.csv")
+    assert (found.entropy[5] > 0, found.unfamiliar[5] > 1e9) == (True, True)  # as if missing, but not familiar
 
 
 def test_inputs_too_large_for_a_likelihood_per_class_are_one_line():

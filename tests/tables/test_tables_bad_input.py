@@ -408,7 +408,7 @@ def test_a_prediction_that_is_no_number_is_refused(deep, task):
 def test_numbers_too_far_from_a_scale_that_stays_are_missing_or_refused(deep):
     Path("b.csv").write_text("a,b,c,d,e,f,y\n" + f"{LARGE},0\n{LARGE},1\n" * 10)
     learn = ["learn", "--model", "m", "--data", "b.csv", "--unknown"]
-    told = "more than 1,000 standard deviations from what was learned"
+    told = "more than 1,000,000 standard deviations from what was learned"
     found = refused(deep, *learn, "error")
     assert found == f"b.csv: line 2, column 'a': 1e+38 is {told}; --unknown learn or missing accepts it"
     status, out, _ = deep(*learn, "missing", *FAST)

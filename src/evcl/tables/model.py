@@ -208,7 +208,7 @@ class Model:
         for piece in source.pieces([name for name in self.encoder.names if name in source.shapes]):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, unseen, self.ends)
-            beyond.replace(encoded, piece, self.encoder.inputs_of)
+            encoded = beyond.without(encoded, piece, self.encoder.inputs_of)
             mine = held[start : start + piece.rows]
             if len(mine) != piece.rows:
                 bad(source.path, "it grew while it was being read")
@@ -253,12 +253,14 @@ class Model:
         there = source.images or own in source.shapes
         names = [name for name in self.encoder.names if name in source.shapes]
         names += [own] if there and own is not None else []
-        rows, unseen = 0, None if unknown == "error" else Unseen()
+        rows, unseen, beyond = 0, None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
         for piece in source.pieces({*names, *beside}):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, unseen)
             try:
                 found = self.learner.predictions(encoded, task)
+                if (near := beyond.without(encoded, piece, self.encoder.inputs_of)) is not encoded:
+                    found = self.learner.predictions(near, task)._replace(unfamiliar=found.unfamiliar)
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
             given: Sequence[Any] = [None] * piece.rows
@@ -273,6 +275,7 @@ class Model:
         if not rows:
             bad(source.path, "it holds no rows")
         self.notes += [] if unseen is None else self._unseen(unseen)
+        self.notes += beyond.notes()
 
     def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str]]:
         """The columns that a file lacks, and those that are new: errors if `unknown` is "error". It may also have the

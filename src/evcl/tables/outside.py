@@ -16,7 +16,7 @@ from evcl.training import targets
 
 SAMPLE = 16_384  # at most this many numbers of a column are kept
 MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
-DEVIATIONS = 1000.0  # from the known mean: beside a number farther out, nothing else of its row would count
+DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
 
 
 class Ends(NamedTuple):
@@ -61,19 +61,19 @@ class Sample:
 
 
 class TooFar:
-    """Finds inputs that are too far from what is known, while a file is encoded to be learned. They become 0, as those
-    of missing numbers are; or, if `strict`, the first one is an error.
+    """Finds inputs that are too far from what is known. They become 0, as those of missing numbers are. If `strict`, the
+    first one is an error.
     """
 
     def __init__(self, source: Source, strict: bool) -> None:
         self._path, self._strict = source.path, strict
         self._count, self._first = 0, ""
 
-    def replace(self, inputs: NDArray[np.float32], piece: Piece, names: Sequence[str]) -> None:
-        """Replace those among the encoded rows of a piece. `names`: the column of each input."""
+    def without(self, inputs: NDArray[np.float32], piece: Piece, names: Sequence[str]) -> NDArray[np.float32]:
+        """The encoded rows of a piece without them; the same array if there are none. `names`: each input's column."""
         found = np.abs(inputs) > DEVIATIONS
         if not found.any():
-            return
+            return inputs
         row, i = np.argwhere(found)[0].tolist()
         value = piece.columns[names[i]][row]
         place = f"{piece.place(row)}, column {names[i]!r}"
@@ -83,7 +83,7 @@ class TooFar:
             bad(self._path, place, f"{what} is {beyond}; --unknown learn or missing accepts it")
         self._first = self._first or f"{place} has {what}"
         self._count += int(found.sum())
-        inputs[found] = 0.0
+        return np.where(found, np.float32(0), inputs)
 
     def notes(self) -> list[str]:
         if not self._count:
