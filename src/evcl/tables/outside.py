@@ -61,8 +61,8 @@ class Sample:
 
 
 class TooFar:
-    """Finds inputs that are too far from what is known. They become 0, as those of missing numbers are. If `strict`, the
-    first one is an error.
+    """Finds inputs that are too far from what is known. They become 0, as those of missing numbers are. With `strict`,
+    the first one is an error.
     """
 
     def __init__(self, source: Source, strict: bool) -> None:
