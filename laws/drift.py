@@ -27,6 +27,7 @@ MOVES: dict[str, list[tuple[float, float]]] = {
     "jumps by 50": [(70, 10), (570, 10)],
     "grams for kilograms": [(70, 10), (70_000, 10_000)],
     "tonnes for kilograms": [(70, 10), (0.07, 0.01)],
+    "millimetres for metres, around 0": [(0, 1), (0, 1000)],
     "drifts by 2 per file, 10 files": [(70 + 20 * i, 10) for i in range(10)],
 }
 ROWS = 500

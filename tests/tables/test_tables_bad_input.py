@@ -407,12 +407,15 @@ def test_a_prediction_that_is_no_number_is_refused(deep, task):
     assert found == "b.csv: line 4: its probabilities are not finite: its inputs are too large for the network"
 
 
-def test_a_row_held_out_that_cannot_be_predicted_is_refused(deep):
+def test_numbers_too_far_from_a_scale_that_stays_are_missing_or_refused(deep):
     Path("b.csv").write_text("a,b,c,d,e,f,y\n" + f"{LARGE},0\n{LARGE},1\n" * 10)
-    found = refused(
-        deep, "learn", "--model", "m", "--data", "b.csv", "--unknown", "missing"
-    )  # in the scale that it has
-    assert found.startswith("b.csv: a row that was held out: its probabilities are not finite")
+    learn = ["learn", "--model", "m", "--data", "b.csv", "--unknown"]
+    told = "more than 1,000,000 standard deviations from what was learned"
+    found = refused(deep, *learn, "error")
+    assert found == f"b.csv: line 2, column 'a': 1e+38 is {told}; --unknown learn or missing accepts it"
+    status, out, _ = deep(*learn, "missing", *FAST)
+    assert status == 0
+    assert f"note: 120 values are {told}, and counted as missing: line 2, column 'a' has 1e+38\n" in out
 
 
 def test_a_model_and_a_link_to_it_are_one_model(model):

@@ -215,7 +215,7 @@ def predict(
     """
     from evcl import tables
     from evcl.streams.table import is_stream
-    from evcl.tables.output_file import STANDARD, check_ending
+    from evcl.tables.output_file import STANDARD, check_ending, fixed
 
     standard = out == STANDARD
     if standard and as_json:
@@ -243,7 +243,7 @@ def predict(
         voice.say(told)
     for note in found.notes:
         voice.say(f"note: {note}")
-    far = "" if found.unfamiliar is None else f", unfamiliar {found.unfamiliar:.3f} (1 is usual)"
+    far = "" if found.unfamiliar is None else f", unfamiliar {fixed(found.unfamiliar, 3)} (1 is usual)"
     if found.std is not None:
         voice.say(f"{found.rows:,} predicted, mean std {found.std:.4g}, epistemic {found.epistemic:.4g}{far}")
     else:

@@ -69,8 +69,12 @@ class Statistics:
         rows, k = double(torch.cat(list(self.classes.values()), 1)[r, :, 0]).sum(), ADDED * len(scatter)
         spread = (scatter.diagonal().mean() / rows).clamp_min(1e-12)
         scatter.diagonal().add_(k * spread)
-        found: Tensor = torch.linalg.cholesky(scatter / (rows + k))
-        return found
+        found, failed = torch.linalg.cholesky_ex(scatter / (rows + k))
+        if int(failed):
+            what = "the inputs of some examples are too large beside the others to learn a likelihood per class"
+            raise EvclError(f"{what}: scale them, or leave these examples out")
+        root: Tensor = found
+        return root
 
     def with_inputs(self, count: int) -> Statistics:
         """The same statistics, with this many more inputs, which were 0 in all rows so far."""

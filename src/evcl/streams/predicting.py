@@ -18,7 +18,7 @@ from evcl.tables.commands import open_source
 from evcl.tables.numeric import targets_of
 from evcl.tables.output_file import STANDARD, Column, check_ending, writing
 from evcl.tables.predicting import Predicted
-from evcl.tables.source import Dialect, Kind, Piece, Source, Unknown, bad, listed
+from evcl.tables.source import Dialect, Kind, Piece, Source, Unknown, absent, bad, listed
 from evcl.tables.values import labels_of
 
 WIDE = NormalDist().inv_cdf(0.975)
@@ -60,7 +60,7 @@ def predict_file(
     gone = [name for name in found.encoder.columns if name not in names]
     if gone and unknown == "error":
         bad(data, f"there is no column {listed([repr(name) for name in gone])}, which the model learned from")
-    total.notes = [f"there is no column {listed(gone)}: its values count as missing"] if gone else []
+    total.notes = absent(gone) if gone else []
 
     def write(into: Path) -> None:
         with writing(out, into) as writer:

@@ -78,7 +78,8 @@ def create(
     about: dict[str, Any] = {"seed": seed, "likelihood": LIKELIHOODS[kind]}
     learner = Learner(mlp(encoder.inputs, hidden), method, **about, **(settings or {}))
     made = Model(learner, encoder, None if source.images else target, drop=tuple(drop), missing=tuple(missing))
-    made.notes, made.doubts, made.kind_given = fitting.notes, doubts, chosen_kind is not None
+    made.notes, made.doubts = [*fitting.limited, *fitting.notes], doubts
+    made.ends, made.kind_given = fitting.ends, chosen_kind is not None
     return made, rows
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.errors import EvclError
+from evcl.tables.outside import Ends
 from evcl.tables.source import Floats, Kind, Piece, Source, Unseen, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
@@ -40,6 +41,7 @@ class Number:
     missing: bool  # whether the first task had missing values
     seen: tuple[float, float] | None = None  # range of the values learned; None: arrays, and files of earlier versions
     limits: tuple[float | None, float | None] = (None, None)  # values beyond are those of another part
+    apart: bool = False  # these are the mean here, as those of another unit say nothing on this scale; not the limit
 
     kind = "number"
 
@@ -56,7 +58,10 @@ class Number:
         scaled[absent] = 0.0
         _check_finite(scaled, values, where)
         if self.limits != (None, None):
-            scaled = np.where(absent, 0.0, (_within(numbers, self.limits) - mean) / std).astype(np.float32)
+            within = _within(numbers, self.limits)
+            if self.apart:
+                within = np.where(within == numbers, within, mean)
+            scaled = np.where(absent, 0.0, (within - mean) / std).astype(np.float32)
         out[:, : scaled.shape[1]] = scaled
         if self.missing:
             out[:, -1] = absent[:, 0]
@@ -186,6 +191,11 @@ class Encoder:
     def names(self) -> list[str]:
         return list(dict.fromkeys(part.name for part in self.columns))
 
+    @property
+    def inputs_of(self) -> list[str]:
+        """The column of each input."""
+        return [part.name for part in self.columns for _ in range(part.inputs)]
+
     def parts(self, name: str) -> list[Part]:
         """The parts of a column; the first one is what the column was when it came."""
         return [part for part in self.columns if part.name == name]
@@ -215,15 +225,23 @@ class Encoder:
                 bad(source.path, f"column {name!r}", f"its values have shape {shapes[name]}, not {wanted}")
         return gone, new
 
-    def encode(self, piece: Piece, source: Source, out: Inputs, unseen: Unseen | None = None) -> None:
+    def encode(
+        self,
+        piece: Piece,
+        source: Source,
+        out: Inputs,
+        unseen: Unseen | None = None,
+        ends: Mapping[str, Ends] | None = None,
+    ) -> None:
         """Encode the rows of a piece as inputs, into `out` [rows, inputs]. A column that the piece lacks is missing;
-        `unseen` counts unknown categories, which are missing too; without it, they are errors.
+        `unseen` counts unknown categories, which are missing too; without it, they are errors. `ends`: of columns whose
+        numbers far outside are limited.
         """
         start, done = 0, set[str]()
         for part in self.columns:
             counted = None if unseen is None else Counter() if part.name in done else unseen.of(part.name)
             done.add(part.name)
-            where = Where(source.path, piece, part.name, self.texts(part.name), counted)
+            where = Where(source.path, piece, part.name, self.texts(part.name), counted, (ends or {}).get(part.name))
             into = out[:, start : start + part.inputs]
             values = piece.columns.get(part.name)
             if values is None:
@@ -241,7 +259,7 @@ class Encoder:
         found = []
         for part in self.columns:
             told = {"kind": part.kind, **asdict(part)}
-            defaults = {"seen": None, "limits": (None, None), "limit": None}
+            defaults = {"seen": None, "limits": (None, None), "apart": False, "limit": None}
             found.append({key: value for key, value in told.items() if key not in defaults or value != defaults[key]})
         return found
 
@@ -284,7 +302,7 @@ def _rebuilt(one: Mapping[str, Any]) -> Part:
         least, most = one["seen"]
         seen = float(least), float(most)
     low, high = (None if limit is None else float(limit) for limit in one.get("limits", (None, None)))
-    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high))
+    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high), bool(one.get("apart", False)))
     sizes = {1, math.prod(shape)}
     if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
         raise EvclError(f"the scale of column {name!r} does not fit it")

@@ -12,6 +12,7 @@ import numpy as np
 
 from evcl._core.bounds import MOST_CATEGORIES, MOST_INPUTS
 from evcl.tables.encoding import CYCLES, DAY, YEAR, Beyond, Category, Encoder, Missing, Number, Part, Time
+from evcl.tables.outside import MOST_FAR, Ends, Sample
 from evcl.tables.source import Floats, Piece, Source, Values, bad, listed
 from evcl.tables.values import Where, as_text, numbers_of, seconds_of, spelt
 
@@ -19,7 +20,8 @@ DIGITS = re.compile(r"[\d\s./:,;+-]*\d[\d\s./:,;+-]*")  # with separators, or th
 HARDLY = 20  # a column of at least this many different texts should have two rows for each of them
 FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,
 ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much;
-NARROW = 0.1  # or if it is wholly outside, and varies so little that the known scale would not tell its values apart
+NARROW = 0.1  # or if it is wholly outside, and varies so little that the known scale would not tell its values apart;
+# or if it varies more than FAR times as much, and has values that many known deviations beyond the known range
 EDGE = 3.0  # The scale begins this many standard deviations below the file's mean
 A_SEASON = 45 * DAY  # dates within less time than this do not show a year's cycle
 LEAST_SCALE = 1e-3  # of the standard deviation before
@@ -42,6 +44,8 @@ class EncoderFitting:
             for name in names
         }
         self.notes: list[str] = []  # what the user should know of the columns
+        self.ends: dict[str, Ends] = {}  # of columns with a few numbers far outside the others, which are limited,
+        self.limited: list[str] = []  # and what the user should know of these
 
     def see(self, piece: Piece) -> None:
         for name, fit in self._fits.items():
@@ -49,6 +53,7 @@ class EncoderFitting:
 
     def encoder(self) -> Encoder:
         """The encoder for these columns; or the known one, extended by what is new in them."""
+        self._limit()
         if self._encoder is None:
             for name, fit in self._fits.items():
                 if not fit.values:
@@ -66,6 +71,33 @@ class EncoderFitting:
         if added := [name for name in columns if any(part.name == name for part in parts)]:
             self.notes.append(f"new column{'' if len(added) == 1 else 's'}: {listed(added)}")
         return Encoder(parts)
+
+    def _limit(self) -> None:
+        """Read again the columns with numbers far outside the others. If these decide the scale alone, which would then
+        not tell the others apart, they are limited.
+        """
+        path = self._source.path
+        asked = {name: ends for name, fit in self._fits.items() if (ends := fit.outside()) is not None}
+        again = {name: _Fit((), False, None) for name in asked}
+        counts, first = dict.fromkeys(asked, 0), dict[str, str]()
+        for piece in self._source.pieces(list(asked)) if asked else ():
+            for name, ends in asked.items():
+                values, where = piece.columns[name], Where(path, piece, name)
+                numbers = seconds_of(values, where) if values.dtype.kind == "M" else numbers_of(values, where)
+                far = np.flatnonzero(ends.far(numbers))
+                counts[name] += len(far)
+                if len(far):
+                    value = f"{values[far[0]]:g}" if values.dtype.kind != "M" else values[far[0]]
+                    first.setdefault(name, f"{piece.place(int(far[0]))} has {value}")
+                again[name].see(values, replace(where, ends=ends))
+        for name, fit in again.items():
+            (std,), (wide,) = fit.moments()[1], self._fits[name].moments()[1]
+            if MOST_FAR * counts[name] > fit.values or std >= NARROW * wide:
+                continue
+            self._fits[name], self.ends[name] = fit, asked[name]
+            counted = "1 value is" if counts[name] == 1 else f"{counts[name]:,} values are"
+            fix = "learned as the largest or smallest of these"
+            self.limited.append(f"column {name!r}: {counted} far outside the others, {fix}: {first[name]}")
 
     def _with(self, parts: list[Part], more: list[Part], what: str) -> list[Part]:
         """These parts with more of them, if there is room."""
@@ -114,13 +146,17 @@ class EncoderFitting:
         fit, (low, high) = self._fits[first.name], first.seen or (0.0, 0.0)
         (mean,), (std,) = fit.moments()
         wider = replace(first, seen=(min(low, fit.low), max(high, fit.high)))
-        for side, edge in ((1.0, high), (-1.0, low)):
+        told = f"column {first.name!r} moved far from what was learned before: it gets a new scale there"
+        usual, count = fit.ends() or (fit.low, fit.high), len(parts)
+        mistyped = max(usual[1] - high, low - usual[0]) <= FAR * first.std[0]  # if only a few numbers are far out
+        for side, edge, end in ((1.0, high, fit.high), (-1.0, low, fit.low)):
             last = next((part for part in reversed(beyond) if part.std * side > 0), None)
             centre, scale = (first.mean[0], first.std[0]) if last is None else (last.start + EDGE * last.std, last.std)
             away, outside, wide = side * (mean - centre) / abs(scale), side * (mean - edge), std / abs(scale)
             far = away > FAR and (outside > std or wide <= ALIKE)
             narrow = away > EDGE and outside > EDGE * std and wide < NARROW
-            if not far and not narrow:
+            unit = wide > FAR and not mistyped and side * (end - edge) > FAR * abs(scale)
+            if not far and not narrow and not unit:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
             start = side * max(side * edge, side * mean - EDGE * own)
@@ -135,10 +171,21 @@ class EncoderFitting:
                 wider = replace(wider, limits=limits)
             else:
                 parts = [replace(last, limit=edge) if part is last else part for part in parts]
-            self.notes.append(
-                f"column {first.name!r} moved far from what was learned before: it gets a new scale there"
-            )
+            if not far and not narrow:
+                wider = replace(wider, apart=first.apart or first.limits == (None, None))
+                more = f"varies {_often(wide)} times as much as before, as in another unit"
+                told = f"column {first.name!r} {more}: it gets a new scale"
+            if told not in self.notes:
+                self.notes.append(told)
+        finest = min(first.std[0], *(abs(part.std) for part in beyond), np.inf)
+        if len(parts) == count and 0 < fit.high - fit.low < NARROW * finest:
+            less = f"varies {_often(finest / std)} times less than before: if it has another unit, convert it"
+            self.notes.append(f"column {first.name!r} {less}")
         return [wider if part is first else part for part in parts]
+
+
+def _often(times: float) -> str:
+    return f"{times:,.0f}" if times < 1e6 else f"{times:.1e}"
 
 
 class _Fit:
@@ -155,6 +202,7 @@ class _Fit:
         self._dates: tuple[set[int], set[int]] | None = None  # for dates, some of their weekdays and times of the day
         self._next: float | None = None  # what follows in a column that counts rows
         self._counts = True  # whether it does so far
+        self._sample = Sample()  # of numbers and dates
 
     def see(self, values: Values, where: Where) -> None:
         if self._category or values.dtype == object:
@@ -167,6 +215,8 @@ class _Fit:
             numbers = numbers_of(values, where)
             if not self._shape:
                 self._see_range(numbers)
+        if not self._shape:
+            self._sample.see(numbers[~np.isnan(numbers)])
         with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
             self._update(numbers)
 
@@ -226,6 +276,15 @@ class _Fit:
         std = np.sqrt(squares / np.maximum(count, 1))
         std = np.where(std > 1e-12 * np.maximum(np.abs(mean), 1e-300), std, np.where(np.isfinite(std), 1.0, std))
         return tuple(mean.tolist()), tuple(std.tolist())
+
+    def ends(self) -> Ends | None:
+        """The usual range of its numbers; None: there are none, or too few to tell."""
+        return None if self._category or self._shape else self._sample.ends()
+
+    def outside(self) -> Ends | None:
+        """The usual range of its numbers, if some are far outside it."""
+        ends = self.ends()
+        return ends if ends is not None and ends.far(np.array([self.low, self.high])).any() else None
 
     def warning(self) -> str | None:
         """What is strange about the column, such as an id's; None: nothing."""

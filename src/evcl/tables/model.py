@@ -47,8 +47,9 @@ from evcl.tables.encoding import Encoder, lacking
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.image_folder import FOLDER
 from evcl.tables.numeric import UNSCALED, NumberRows, learn_numbers, read_numbers, targets_of
+from evcl.tables.outside import Ends, TooFar
 from evcl.tables.rows import Labelled, Rows, read_rows
-from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, bad, listed, plural
+from evcl.tables.source import Kind, Piece, Source, Unknown, Unseen, absent, bad, listed, plural
 from evcl.tables.values import labels_of, same_truth
 
 FORMAT, READ = 2, (1, 2)  # of the text in the metadata: the one that is written, and those that are read
@@ -74,6 +75,7 @@ class Model:
     read: list[str] = field(default_factory=list)  # how its file was read; not saved
     doubts: list[str] = field(default_factory=list)  # what to tell the user before its file is learned; not saved
     kind_given: bool = False  # whether the user said what the target is
+    ends: dict[str, Ends] = field(default_factory=dict)  # its columns with numbers far outside the others; not saved
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -173,6 +175,8 @@ class Model:
     def _extend(self, fitting: EncoderFitting) -> None:
         """Extend the encoder, and give the network as many inputs. Predictions for earlier rows stay."""
         encoder = fitting.encoder()
+        self.ends = fitting.ends
+        self.notes += fitting.limited
         if more := encoder.inputs - self.encoder.inputs:
             try:
                 self.learner = self.learner.with_inputs(more)
@@ -205,10 +209,11 @@ class Model:
             held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]
         done, start = [0, 0], 0
-        unseen = None if unknown == "error" else Unseen()
+        unseen, beyond = None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
         for piece in labelled.pieces(source, [name for name in self.encoder.names if name in source.shapes]):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
-            self.encoder.encode(piece, source, encoded, unseen)
+            self.encoder.encode(piece, source, encoded, unseen, self.ends)
+            encoded = beyond.without(encoded, piece, self.encoder.inputs_of)
             mine = held[start : start + piece.rows]
             for i, rows in enumerate((~mine, mine)):
                 taken = torch.from_numpy(encoded)[rows]
@@ -216,6 +221,7 @@ class Model:
                 done[i] += len(taken)
             start += piece.rows
         self.notes += [] if unseen is None else self._unseen(unseen)
+        self.notes += beyond.notes()
         train = Examples(parts[0], y[~held])
         return train, Examples(parts[1], y[held]) if count > 0 else None
 
@@ -248,12 +254,14 @@ class Model:
         there = source.images or own in source.shapes
         names = [name for name in self.encoder.names if name in source.shapes]
         names += [own] if there and own is not None else []
-        rows, unseen = 0, None if unknown == "error" else Unseen()
+        rows, unseen, beyond = 0, None if unknown == "error" else Unseen(), TooFar(source, unknown == "error")
         for piece in source.pieces({*names, *beside}):
             encoded = np.empty((piece.rows, self.encoder.inputs), dtype=np.float32)
             self.encoder.encode(piece, source, encoded, unseen)
             try:
                 found = self.learner.predictions(encoded, task)
+                if (near := beyond.without(encoded, piece, self.encoder.inputs_of)) is not encoded:
+                    found = self.learner.predictions(near, task)._replace(unfamiliar=found.unfamiliar)
             except BadExample as error:
                 bad(source.path, piece.place(error.row), error.what)
             given: Sequence[Any] = [None] * piece.rows
@@ -268,6 +276,7 @@ class Model:
         if not rows:
             bad(source.path, "it holds no rows")
         self.notes += [] if unseen is None else self._unseen(unseen)
+        self.notes += beyond.notes()
 
     def check(self, source: Source, drop: Collection[str], unknown: Unknown) -> tuple[list[str], list[str]]:
         """The columns that a file lacks, and those that are new: errors if `unknown` is "error". It may also have the
@@ -288,8 +297,7 @@ class Model:
             names = listed([repr(name) for name in new])
             bad(source.path, f"the model does not know column {names}; --unknown learn learns it, --drop leaves it out")
         if gone:
-            more = f" (new: {listed(new)})" if new else ""
-            self.notes.append(f"there is no column {listed(gone)}{more}: its values count as missing")
+            self.notes += absent(gone, new)
         if arrays := [name for name in new if source.shapes[name]]:
             self.notes.append(f"column {listed(arrays)} is not used: arrays that come later are not learned")
         if new and unknown == "missing":

@@ -166,6 +166,19 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def absent(gone: Sequence[str], new: Sequence[str] = ()) -> list[str]:
+    """What to say of the model's columns that a file lacks. `new`: those that the model does not know."""
+    none, their = ("there is no column", "its") if len(gone) == 1 else ("there are no columns", "their")
+    more = f" (new: {listed(new)})" if new else ""
+    bare = {"".join(name.split()).lower(): name for name in new}  # without case and blanks
+    alike = [(bare[key], name) for name in gone if (key := "".join(name.split()).lower()) in bare]
+    notes = [f"{none} {listed(gone)}{more}: {their} values count as missing"]
+    if alike:
+        pairs = listed([f"{one!r} is not {name!r}" for one, name in alike])
+        notes.append(f"{pairs}, although only case or blanks differ: if it should be, rename it in the file")
+    return notes
+
+
 def as_number(text: str) -> float | None:
     """The number that a text represents, or None if it is not one; "1_000" and spellings of NaN count as none."""
     try:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from evcl._core.errors import EvclError
+from evcl.tables.outside import Ends
 from evcl.tables.source import INEXACT, WHOLE, Floats, Piece, Source, Values, as_number, bad
 from evcl.tables.texts import number_of
 
@@ -26,7 +27,7 @@ DATES = (
 @dataclass(frozen=True)
 class Where:
     """Where a column's values are, for error messages. `known`: all texts that the column's parts encode; `unseen`
-    counts the others, as missing values; None: they are errors.
+    counts the others, as missing values; None: they are errors. `ends`: numbers far outside are limited to them.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class Where:
     column: str
     known: Collection[str] = ()
     unseen: Counter[str] | None = None
+    ends: Ends | None = None
 
     def bad(self, row: int, what: str) -> NoReturn:
         bad(self.path, f"{self.piece.place(row)}, column {self.column!r}", what)
@@ -58,7 +60,7 @@ def numbers_of(values: Values, where: Where) -> Floats:
         where.bad(
             int(np.isinf(found.reshape(len(found), -1)).any(1).argmax()), "infinity is not a number that can be learned"
         )
-    return found
+    return found if where.ends is None else where.ends.limited(found)
 
 
 def seconds_of(values: Values, where: Where) -> Floats:
@@ -68,7 +70,8 @@ def seconds_of(values: Values, where: Where) -> Floats:
         where.bad(0, f"it holds {came}, but the model learned it as dates")
     absent = np.isnat(values)
     whole = np.where(absent, np.datetime64(0, "us"), values).astype("datetime64[us]").astype(np.int64)
-    return np.where(absent, np.nan, whole / 1e6)
+    found: Floats = np.where(absent, np.nan, whole / 1e6)
+    return found if where.ends is None else where.ends.limited(found)
 
 
 class Fraction(EvclError):

@@ -69,23 +69,25 @@ def first_scale(outputs: int) -> Scale:
     return Scale(0.0, none, torch.ones_like(none), none, 0.0, 0)
 
 
-def far_outside(y: Tensor) -> Tensor:
+def far_outside(y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """[N, D]: which targets y [N, D] are far outside the others, as mistyped ones are: more than 10 times the range of
-    the rest away from it. The rest is all except one in a hundred at each end, and at least one.
+    the rest away from it. The rest is all except one in a hundred at each end, and at least one. `ends`: its range, if
+    that is known (see `usual_range`).
     """
-    low, high = _range(y)
+    low, high = ends or usual_range(y)
     wide = FAR * (high - low)
     return ((y < low - wide) | (y > high + wide)) & (wide > 0)
 
 
-def limited(y: Tensor) -> Tensor:
+def limited(y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """The targets y [N, D], with those far outside put on the end of the range of the others. Otherwise a single one
     would decide the scale, the noise, and that all earlier rows were wrong.
     """
-    return torch.where(far_outside(y), y.clamp(*_range(y)), y)
+    ends = ends or usual_range(y)
+    return torch.where(far_outside(y, ends), y.clamp(*ends), y)
 
 
-def _range(y: Tensor) -> tuple[Tensor, Tensor]:
+def usual_range(y: Tensor) -> tuple[Tensor, Tensor]:
     """[D] each: the ends of the range of y [N, D] without one in a hundred at each end."""
     out = max(1, len(y) // 100) if len(y) >= FEW else 0
     ordered = y.sort(0).values

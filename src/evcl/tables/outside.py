@@ -1,0 +1,93 @@
+"""Numbers of a column that are far outside its others, as mistyped ones are. The rule is that of targets
+(`evcl.training.targets.far_outside`), but a column is read piece by piece, so its range is that of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evcl.tables.source import Floats, Piece, Source, bad
+from evcl.training import targets
+
+SAMPLE = 16_384  # at most this many numbers of a column are kept
+MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
+DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
+
+
+class Ends(NamedTuple):
+    """The range of a column's numbers, without one in a hundred at each end."""
+
+    low: float
+    high: float
+
+    def far(self, numbers: Floats) -> Floats:
+        """Which numbers are far outside."""
+        found: Floats = targets.far_outside(torch.tensor(numbers), self._tensors()).numpy()
+        return found
+
+    def limited(self, numbers: Floats) -> Floats:
+        """The numbers, with those far outside put on the end of the range."""
+        found: Floats = targets.limited(torch.tensor(numbers), self._tensors()).numpy()
+        return found
+
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        low, high = torch.tensor(self, dtype=torch.float64)
+        return low, high
+
+
+class Sample:
+    """Every k-th number of a column, with k as small as the memory for it allows."""
+
+    def __init__(self) -> None:
+        self._kept, self._every, self._seen = np.empty(0), 1, 0
+
+    def see(self, numbers: Floats) -> None:
+        self._kept = np.concatenate([self._kept, numbers[-self._seen % self._every :: self._every]])
+        self._seen += len(numbers)
+        while len(self._kept) > SAMPLE:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+
+    def ends(self) -> Ends | None:
+        """None: there are too few numbers to tell."""
+        if len(self._kept) < targets.FEW:
+            return None
+        low, high = targets.usual_range(torch.from_numpy(self._kept))
+        return Ends(float(low), float(high))
+
+
+class TooFar:
+    """Finds inputs that are too far from what is known. They become 0, as those of missing numbers are. With `strict`,
+    the first one is an error.
+    """
+
+    def __init__(self, source: Source, strict: bool) -> None:
+        self._path, self._strict = source.path, strict
+        self._count, self._first = 0, ""
+
+    def without(self, inputs: NDArray[np.float32], piece: Piece, names: Sequence[str]) -> NDArray[np.float32]:
+        """The encoded rows of a piece without them; the same array if there are none. `names`: each input's column."""
+        found = np.abs(inputs) > DEVIATIONS
+        if not found.any():
+            return inputs
+        row, i = np.argwhere(found)[0].tolist()
+        value = piece.columns[names[i]][row]
+        place = f"{piece.place(row)}, column {names[i]!r}"
+        what = "a number" if np.ndim(value) else str(value)
+        beyond = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
+        if self._strict:
+            bad(self._path, place, f"{what} is {beyond}; --unknown learn or missing accepts it")
+        self._first = self._first or f"{place} has {what}"
+        self._count += int(found.sum())
+        return np.where(found, np.float32(0), inputs)
+
+    def notes(self) -> list[str]:
+        if not self._count:
+            return []
+        counted = "1 value is" if self._count == 1 else f"{self._count:,} values are"
+        beyond = f"more than {DEVIATIONS:,.0f} standard deviations from what was learned"
+        return [f"{counted} {beyond}, and counted as missing: {self._first}"]
