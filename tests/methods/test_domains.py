@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -160,6 +161,19 @@ def test_rows_of_new_classes_say_nothing_about_domains():
     with pytest.warns(evcl.ForgettingWarning):  # it has no rows of 0 and 1
         learner.learn((x[more], y[more]), "1", "0")
     assert len(learner._session.groups["0"]) == 1
+
+
+@pytest.mark.parametrize(("label", "domains"), [(1, 1), (0, 2)], ids=["as known", "another rule"])
+def test_rows_of_one_class_are_a_new_domain_only_if_the_known_ones_are_wrong(label, domains):
+    """They are far from all rows before in x_0. The rule so far, x_1 > 0, holds for them, or it does not."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=source)
+    learner = evcl.EVCL(evcl.nn.mlp(3, [20]), epochs=5)
+    learner.learn((x[:300], (x[:300, 1] > 0).long()), "0")
+    far = x[300:] * 0.3 + torch.tensor([6.0, 2.0, 0.0])
+    with contextlib.nullcontext() if domains == 2 else pytest.warns(evcl.ForgettingWarning):
+        learner.learn((far, torch.full((100,), label)), "1", "0")
+    assert len(learner._session.groups["0"]) == domains
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------

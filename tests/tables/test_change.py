@@ -155,6 +155,86 @@ def test_missing_values_that_come_later_are_marked(model):
     assert [p.kind for p in tables.load_model(Path("m")).encoder.parts("x")] == ["number", "missing"]
 
 
+def encoded(found, path):
+    source = open_source(Path(path), found)
+    found.check(source, (), "missing")
+    (piece,) = source.pieces([name for name in found.encoder.names if name in source.shapes])
+    out = np.empty((piece.rows, found.encoder.inputs), dtype=np.float32)
+    found.encoder.encode(piece, source, out)
+    return out
+
+
+# For each file, what x, the number `late` and the date `day` are: full, with some empty cells, empty, or not there (-);
+# after a colon, --unknown
+SEQUENCES = {
+    "late, with empty cells": ["full - -", "full some some", "full - -"],
+    "late, then with empty cells": ["full - -", "full full full", "full some some"],
+    "late, empty, then with empty cells": ["full - -", "full full full", "full empty empty", "full some some"],
+    "vanished, then with empty cells": ["full - full", "- - full", "some - some"],
+    "empty, then with empty cells": ["full - full", "empty - empty", "some - some"],
+    "marked, then vanished": ["some - some", "- - full", "full - -"],
+    "not marked, as nothing new is learned": ["full - full", "some - some:missing", "some - some"],
+    "vanished, as nothing new is learned": ["full - full", "- - full:missing", "some - some"],
+}
+
+
+@pytest.mark.parametrize("files", SEQUENCES.values(), ids=SEQUENCES)
+def test_rows_are_encoded_as_when_they_were_learned(evcl, files):
+    """What came later is 0 in them: kept rows, summaries and all that a method remembers rely on it."""
+    days = pd.Series(pd.date_range("2024-01-01", periods=60).strftime("%Y-%m-%d"))
+    learned, found = [], None
+    for i, file in enumerate(files):
+        frame, (what, _, unknown) = shop(60, seed=i), file.partition(":")
+        for name, values, how in zip(("x", "late", "day"), (frame.x, frame.x + 1, days), what.split(), strict=True):
+            empty = {"some": [row % 7 == 3 for row in range(60)], "empty": [True] * 60}.get(how, [False] * 60)
+            frame[name] = values.mask(empty)
+            frame = frame.drop(columns=name) if how == "-" else frame
+        frame.to_csv(f"{i}.csv", index=False)
+        if found is None:
+            small = ["--target", "y", "--hidden", "4", "--epochs", "1"]
+            assert evcl("learn", "--model", "m", "--data", "0.csv", *small)[0] == 0
+        else:
+            found.see(open_source(Path(f"{i}.csv"), found), unknown=unknown or "learn")
+            found.save(Path("m"))
+        found = tables.load_model(Path("m"))  # as the next command reads it
+        learned.append(encoded(found, f"{i}.csv"))
+    for i, before in enumerate(learned):
+        now = encoded(found, f"{i}.csv")
+        np.testing.assert_array_equal(now[:, : before.shape[1]], before)
+        assert not now[:, before.shape[1] :].any()
+
+
+def test_a_file_without_a_column_is_one_with_empty_cells(model):
+    frame = shop(seed=1).assign(late=np.arange(300) % 5)
+    frame.loc[::5, "late"] = np.nan
+    frame.to_csv("b.csv", index=False)
+    assert model("learn", "--model", "m", "--data", "b.csv", "--epochs", "5")[0] == 0
+    without = probabilities(model)
+    shop().assign(late="").to_csv("e.csv", index=False)
+    np.testing.assert_array_equal(probabilities(model, "e.csv"), without)
+    shop()[:1].to_csv("one.csv", index=False)
+    np.testing.assert_allclose(probabilities(model, "one.csv"), without[:1], atol=1e-6)
+
+
+@pytest.mark.parametrize("keep", [(), ("--keep", "100")], ids=["none kept", "some kept"])
+def test_a_file_without_a_late_column_and_without_a_class_costs_no_earlier_file(model, keep):
+    """Rows from before the column came are of the same kind as rows of a file that lost it."""
+    source = np.random.default_rng(3)
+    frame = shop(seed=1)
+    frame["late"] = np.where(frame.y == "yes", 1, -1) + 0.3 * source.normal(size=300)
+    frame.loc[::10, "late"] = np.nan
+    frame.to_csv("b.csv", index=False)
+    model("learn", "--model", "m", "--data", "b.csv", *keep)
+    shop(seed=2).query("y == 'yes'").to_csv("c.csv", index=False)
+    out = json.loads(model("learn", "--model", "m", "--data", "c.csv", "--json")[1])
+    told = [note for note in out["notes"] if "has no rows of 'no'" in note]
+    assert len(told) == (0 if keep else 1)  # kept rows are rows of every class
+    shop(seed=4).to_csv("d.csv", index=False)
+    found = json.loads(model("predict", "--model", "m", "--data", "d.csv", "--out", "p.csv", "--json")[1])
+    assert found["accuracy"] > 0.93
+    assert out["now"]["a"]["accuracy"] == pytest.approx(found["accuracy"], abs=0.07)
+
+
 def test_missing_tokens_are_remembered(evcl):
     frame = shop()
     frame.loc[::5, "x"] = -999

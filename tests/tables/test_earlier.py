@@ -110,6 +110,14 @@ def test_one_rule_over_inputs_that_move_is_no_other_rule(learn):
     assert "another rule" not in out
 
 
+def test_why_it_is_not_known_what_a_task_is_at(evcl, learn):
+    few = "too few rows per class for an estimate"
+    assert "not known" not in learn("one", rows(0, count=6).assign(label=list("aabbcc")))
+    assert "not known" not in evcl("inspect", "m")[1]
+    assert f"earlier tasks now, not known: one ({few})\n" in learn("two", rows(1, count=6).assign(label=list("aabbcc")))
+    assert f"Accuracy now, not known: one, two ({few}).\n" in evcl("inspect", "m")[1]
+
+
 def test_tasks_that_lost_accuracy_are_named(learn):
     """Rows far away by another rule make naive training forget those before."""
     learn("january", rows(0), "--method", "naive")

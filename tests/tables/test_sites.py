@@ -115,3 +115,12 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(evcl, site):
     Path("merged.safetensors").write_text("mine")
     assert "merged.safetensors already exists" in merge(evcl, "north", "south")[2]
     assert Path("merged.safetensors").read_text() == "mine"
+
+
+def test_a_site_may_lack_a_column(evcl, site):
+    """Rows without it were learned there, so the merged model knows missing values as these."""
+    site("north", rows(1).drop(columns="y"))
+    site("south", rows(2))
+    assert merge(evcl, "north", "south")[0] == 0
+    parts = tables.load_model(Path("merged.safetensors")).encoder.columns
+    assert [part.name for part in parts if getattr(part, "lacked", False)] == ["y"]

@@ -47,7 +47,7 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
     """Show what is known of a model of evcl learn."""
     from rich.table import Table
 
-    from evcl.tables.earlier import standing
+    from evcl.tables.earlier import standing, unknown
 
     learner = found.learner
     voice.fact("columns", columns_of(found))
@@ -88,8 +88,8 @@ def _show_table(found: tables.Model, voice: Voice) -> None:
         console().print("now: on the rows kept of each task, which the model has trained on.")
     if any(one.estimated for one in now.values()):
         console().print("now, with ~: estimated from a summary of the task's rows, which is usually right to 5 points.")
-    if len(found.history) > 1 and not now:
-        console().print("What earlier tasks are at now is not known: an earlier version of evcl learned them.")
+    for why, tasks in unknown(found, now).items() if len(found.history) > 1 else ():
+        console().print(f"Accuracy now, not known: {shortened(tasks)} ({why}).")
 
 
 def _show_numbers(found: tables.Model, table: Any) -> None:

@@ -138,6 +138,8 @@ def learn(
 
 def _report(found: tables.Model, path: Path, voice: Voice) -> None:
     """Say what a file taught the model."""
+    from evcl.tables.earlier import unknown
+
     line, tasks = found.history[-1], len(found.history)
     new_labels = found.labels[line["known_before"] :] if tasks > 1 else []
     for told in found.read:
@@ -166,8 +168,9 @@ def _report(found: tables.Model, path: Path, voice: Voice) -> None:
     for estimated, how in ((False, "on the rows kept of them"), (True, "estimated")):
         if shown := [f"{name} {percent(one.accuracy)}" for name, one in now.items() if one.estimated == estimated]:
             voice.say(f"earlier tasks now, {how}: {shortened(shown)}")
-    if not found.numeric and (unknown := [one["task"] for one in found.history if one["task"] not in found.now]):
-        voice.say(f"what these tasks are at now is not known: {shortened(unknown)}")
+    for why, names in unknown(found, found.now).items():
+        if earlier := [name for name in names if name != line["task"]]:
+            voice.say(f"earlier tasks now, not known: {shortened(earlier)} ({why})")
     voice.say(f"model: {path} ({size_of(path)}, {many(tasks, 'task')})")
     facts: dict[str, Any] = {"model": path, "tasks": tasks, "columns": found.encoder.names, "new_classes": new_labels}
     more = {

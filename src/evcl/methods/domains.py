@@ -36,7 +36,8 @@ def domains(statistics: Statistics, q: Gaussian, asked: Asked, task: Newcomer) -
 
         recognised:  p(own | x) > p(d | x) for each known domain d, for three rows in four
         unknown:     I(known) < 1/2 I(own), or I(known) < 4/5 I(own) and NLL(known) > 5 NLL(own), where
-                     NLL(d) = -log p(y | x, d) on average, and I(d) = H(y) - NLL(d)
+                     NLL(d) = -log p(y | x, d) on average, and I(d) = H(y) - NLL(d); for rows of a single class, whose
+                     entropy H(y) is 0, with log 2 in its place
         crowded:     half of the variance of its inputs, or more, is in inputs that varied before
 
     So a prediction can tell which domain an input is from, and the task's labels follow a rule that the known domains
@@ -74,7 +75,8 @@ def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: 
     frequency = torch.bincount(y, minlength=size).to(x) / max(1, len(y))
     nll = -torch.stack([by_known, by_own])
     nll = nll[:, nll.isfinite().all(0)].mean(1)  # a row whose class has no other rows says nothing
-    told = torch.special.entr(frequency).sum() - nll
+    entropy = torch.special.entr(frequency).sum()
+    told = torch.where(entropy > 0, entropy, math.log(2)) - nll
     unknown = (told[0] < KNOWN * told[1]) | ((told[0] < NEARLY * told[1]) & (nll[0] > MISSED * nll[1]))
     mine = (own_scores.logsumexp(1) > of_domain.amax(1)).sum()
     recognised = (mine + 1) / (len(judged) + 2) >= RECOGNISED

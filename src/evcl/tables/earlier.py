@@ -189,6 +189,24 @@ def standing(model: Model) -> dict[str, Now]:
     return found
 
 
+def unknown(model: Model, now: Collection[str]) -> dict[str, list[str]]:
+    """The tasks without an accuracy now, that is, those not in `now`, by the reason."""
+    found: dict[str, list[str]] = {}
+    for place, line in enumerate([] if model.numeric else model.history):
+        if line["task"] in now:
+            continue
+        if "unfamiliar" not in line:
+            why = "an earlier version of evcl learned them"
+        elif place < len(model.history) - MOST_SUMMARIES:
+            why = f"there is an estimate for the last {MOST_SUMMARIES} tasks only"
+        elif line["examples"] < LEAST * line["classes"]:
+            why = "too few rows per class for an estimate"
+        else:
+            why = "too many inputs and classes for an estimate"
+        found.setdefault(why, []).append(line["task"])
+    return found
+
+
 def checked(saved: Any, tasks: Collection[str]) -> dict[str, Now]:
     """What tasks were at when a file was saved. Files are not trusted: raises if it cannot be read."""
     found = {task: Now(float(accuracy), bool(estimated)) for task, (accuracy, estimated) in saved.items()}

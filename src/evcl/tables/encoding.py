@@ -8,6 +8,11 @@ the day. Images, and arrays of more than two axes, have one mean and standard de
 An encoder is a list of parts, in the order of the inputs. Each part encodes one column, and a column may have several:
 what a later file brings (texts, columns, missing values, numbers far outside) is a part at the end. Its inputs are 0
 for every row learned before, so it changes no prediction for those rows.
+
+A row is encoded in the same way whenever it comes, and whether it has no value in a column or its file has no such
+column. So rows that lack a column which comes later, or whose missing values were not marked, fix what a missing value
+is from then on: all inputs of the column are 0 (`lacked`). An input of a column that comes later marks its values, and
+not those that are missing.
 """
 
 from __future__ import annotations
@@ -38,10 +43,11 @@ class Number:
     shape: tuple[int, ...]
     mean: tuple[float, ...]  # one per value, or one for all
     std: tuple[float, ...]
-    missing: bool  # whether the first task had missing values
+    missing: bool  # whether its first file had missing values: the last input marks them
     seen: tuple[float, float] | None = None  # range of the values learned; None: arrays, and files of earlier versions
     limits: tuple[float | None, float | None] = (None, None)  # values beyond are those of another part
     apart: bool = False  # these are the mean here, as those of another unit say nothing on this scale; not the limit
+    lacked: bool = False  # whether rows without a value were learned as zeros: the last input then marks values
 
     kind = "number"
 
@@ -64,7 +70,7 @@ class Number:
             scaled = np.where(absent, 0.0, (within - mean) / std).astype(np.float32)
         out[:, : scaled.shape[1]] = scaled
         if self.missing:
-            out[:, -1] = absent[:, 0]
+            out[:, -1] = absent[:, 0] != self.lacked
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ class Time:
     std: float
     cycles: tuple[str, ...]  # those of CYCLES in which the first task's dates vary; each is a sine and a cosine
     missing: bool
+    lacked: bool = False
 
     kind = "time"
 
@@ -139,12 +146,12 @@ class Time:
             out[:, 1 + 2 * i], out[:, 2 + 2 * i] = np.sin(angle), np.cos(angle)
         out[absent] = 0.0
         if self.missing:
-            out[:, -1] = absent
+            out[:, -1] = absent != self.lacked
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Marks the missing values of a column that had none in the first task."""
+    """Marks the missing values of a column that no row lacked before."""
 
     name: str
 
@@ -247,7 +254,7 @@ class Encoder:
             if values is None:
                 into[:] = 0.0
                 if isinstance(part, (Number, Time)) and part.missing:
-                    into[:, -1] = 1.0
+                    into[:, -1] = not part.lacked
                 elif isinstance(part, Missing):
                     into[:] = 1.0
             else:
@@ -259,7 +266,7 @@ class Encoder:
         found = []
         for part in self.columns:
             told = {"kind": part.kind, **asdict(part)}
-            defaults = {"seen": None, "limits": (None, None), "apart": False, "limit": None}
+            defaults = {"seen": None, "limits": (None, None), "apart": False, "limit": None, "lacked": False}
             found.append({key: value for key, value in told.items() if key not in defaults or value != defaults[key]})
         return found
 
@@ -289,7 +296,7 @@ def _rebuilt(one: Mapping[str, Any]) -> Part:
         return part
     if one["kind"] == "time":
         cycles = tuple(map(str, one["cycles"]))
-        time = Time(name, float(one["mean"]), float(one["std"]), cycles, bool(one["missing"]))
+        time = Time(name, float(one["mean"]), float(one["std"]), cycles, bool(one["missing"]), bool(one.get("lacked")))
         if not set(cycles) <= set(CYCLES) or not 0 < time.std < math.inf or not math.isfinite(time.mean):
             raise EvclError(f"the scale of column {name!r} does not fit it")
         return time
@@ -302,7 +309,8 @@ def _rebuilt(one: Mapping[str, Any]) -> Part:
         least, most = one["seen"]
         seen = float(least), float(most)
     low, high = (None if limit is None else float(limit) for limit in one.get("limits", (None, None)))
-    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high), bool(one.get("apart", False)))
+    apart, lacked = bool(one.get("apart")), bool(one.get("lacked"))
+    number = Number(name, shape, mean, std, bool(one["missing"]), seen, (low, high), apart, lacked)
     sizes = {1, math.prod(shape)}
     if len(mean) not in sizes or len(std) not in sizes or not all(0 < v < math.inf for v in std):
         raise EvclError(f"the scale of column {name!r} does not fit it")

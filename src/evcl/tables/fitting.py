@@ -63,11 +63,15 @@ class EncoderFitting:
         if empty := [name for name in known.names if name in self._fits and not self._fits[name].values]:
             self.notes.append(f"there is nothing in column {listed(empty)}: its values count as missing")
         for name in known.names:
-            if name in self._fits:
+            if name in self._fits and self._fits[name].values:
                 parts = self._extended(parts, name, known.parts(name))
+            else:
+                parts = _lacking(parts, known.parts(name))
         columns = [name for name in self.names if name not in known.names and self._fits[name].values]
         for name in columns:
-            parts = self._with(parts, [self._new(name)], f"column {name!r} is new, but there is")
+            new = self._new(name)
+            late = replace(new, lacked=True) if isinstance(new, (Number, Time)) else new
+            parts = self._with(parts, [late], f"column {name!r} is new, but there is")
         if added := [name for name in columns if any(part.name == name for part in parts)]:
             self.notes.append(f"new column{'' if len(added) == 1 else 's'}: {listed(added)}")
         return Encoder(parts)
@@ -99,6 +103,15 @@ class EncoderFitting:
             fix = "learned as the largest or smallest of these"
             self.limited.append(f"column {name!r}: {counted} far outside the others, {fix}: {first[name]}")
 
+    def unextended(self) -> Encoder:
+        """The known encoder, with the same inputs, for a file that is learned without what is new in it."""
+        assert self._encoder is not None
+        parts = list(self._encoder.columns)
+        for name in self._encoder.names:
+            if name not in self._fits or self._fits[name].missing:
+                parts = _lacking(parts, self._encoder.parts(name))
+        return Encoder(parts)
+
     def _with(self, parts: list[Part], more: list[Part], what: str) -> list[Part]:
         """These parts with more of them, if there is room."""
         if sum(part.inputs for part in (*parts, *more)) > MOST_INPUTS:
@@ -129,13 +142,12 @@ class EncoderFitting:
                     f"column {name!r} has {MOST_CATEGORIES:,} categories, the maximum; others count as missing"
                 )
             return parts
-        flagged = (isinstance(first, (Number, Time)) and first.missing) or any(isinstance(p, Missing) for p in own)
-        if fit.missing and not flagged and fit.values:
+        if fit.missing and not _marked(own) and isinstance(first, (Number, Time)) and not first.lacked:
             before = len(parts)
             parts = self._with(parts, [Missing(name)], f"column {name!r} has missing values now, but there is")
             if len(parts) > before:
                 self.notes.append(f"missing values are new in {name}: an input marks them")
-        if isinstance(first, Number) and first.seen is not None and fit.values:
+        if isinstance(first, Number) and first.seen is not None:
             parts = self._rescaled(parts, first, [part for part in own if isinstance(part, Beyond)])
         return parts
 
@@ -186,6 +198,19 @@ class EncoderFitting:
 
 def _often(times: float) -> str:
     return f"{times:,.0f}" if times < 1e6 else f"{times:.1e}"
+
+
+def _marked(own: list[Part]) -> bool:
+    """Whether one of a column's inputs tells a missing value from the mean."""
+    return any(isinstance(part, Missing) or (isinstance(part, (Number, Time)) and part.missing) for part in own)
+
+
+def _lacking(parts: list[Part], own: list[Part]) -> list[Part]:
+    """These parts after a file with rows that have no value in a column of parts `own`, if nothing marks them."""
+    first = own[0]
+    if not isinstance(first, (Number, Time)) or _marked(own):
+        return parts
+    return [replace(first, lacked=True) if part is first else part for part in parts]
 
 
 class _Fit:

@@ -14,7 +14,7 @@ from evcl.learner import Learner, rebuilt
 from evcl.learner import merge as merge_learners
 from evcl.tables.commands import claimed
 from evcl.tables.earlier import MOST_SUMMARIES, Summary, standing
-from evcl.tables.encoding import Encoder, Number, Part
+from evcl.tables.encoding import Encoder, Number, Part, Time
 from evcl.tables.model import Model, load_model
 
 
@@ -40,7 +40,7 @@ def merge(base: Path, sites: Sequence[Path], out: Path) -> Model:
         places = [{code: labels.index(label) for code, label in enumerate(one.labels)} for one in found]
         learners = [_relabelled(one.learner, place) for one, place in zip(found, places, strict=True)]
         merged = replace(started, learner=merge_learners(started.learner, learners, names), labels=labels)
-        merged.encoder = _with_ranges(started.encoder, [one.encoder for one in found])
+        merged.encoder = _joined(started.encoder, [one.encoder for one in found])
         merged.history, merged.summaries = list(started.history), dict(started.summaries)
         for name, one, place in zip(names, found, places, strict=True):
             _add(merged, name, one, place, len(started.history))
@@ -59,7 +59,7 @@ def _names(sites: Sequence[Path]) -> list[str]:
 def _check(path: Path, site: Model, base: Path, started: Model) -> None:
     if site.target != started.target:
         raise EvclError(f"{path} learns {site.target!r}, but {base} learns {started.target!r}")
-    ours, theirs = _without_range(site.encoder), _without_range(started.encoder)
+    ours, theirs = _inputs(site.encoder), _inputs(started.encoder)
     if ours != theirs:
         name = next(one.name for one in (*ours, *theirs) if one not in theirs or one not in ours)
         why = "its files had values that the base does not know, such as new categories, or it did not start there"
@@ -69,19 +69,24 @@ def _check(path: Path, site: Model, base: Path, started: Model) -> None:
         raise EvclError(f"{path} does not continue {base}: let every site start from a copy of that file")
 
 
-def _without_range(encoder: Encoder) -> list[Part]:
-    """The parts of an encoder, without the ranges of the numbers learned: those are all that may differ."""
-    return [replace(part, seen=None) if isinstance(part, Number) else part for part in encoder.columns]
+def _inputs(encoder: Encoder) -> list[Part]:
+    """The parts of an encoder, without what its rows were like: their ranges, and whether some lacked a column."""
+    plain = [replace(part, seen=None) if isinstance(part, Number) else part for part in encoder.columns]
+    return [
+        replace(part, lacked=False) if isinstance(part, (Number, Time)) and not part.missing else part for part in plain
+    ]
 
 
-def _with_ranges(encoder: Encoder, others: Sequence[Encoder]) -> Encoder:
-    """The encoder with the ranges of all of them."""
+def _joined(encoder: Encoder, others: Sequence[Encoder]) -> Encoder:
+    """The encoder, with what the rows of all of them were like."""
     parts: list[Part] = []
     for i, part in enumerate(encoder.columns):
+        same: list[Any] = [one.columns[i] for one in others]
         if isinstance(part, Number) and part.seen is not None:
-            each = [one.columns[i].seen or part.seen for one in others]  # type: ignore[union-attr]
-            low, high = zip(part.seen, *each, strict=True)
+            low, high = zip(part.seen, *(one.seen or part.seen for one in same), strict=True)
             part = replace(part, seen=(min(low), max(high)))
+        if isinstance(part, (Number, Time)):
+            part = replace(part, lacked=part.lacked or any(one.lacked for one in same))
         parts.append(part)
     return Encoder(parts)
 

@@ -162,14 +162,15 @@ class Model:
         names = [name for name in self.encoder.names if name not in gone and source.shapes[name] == ()]
         new = [name for name in new if source.shapes[name] == ()] if unknown == "learn" else []
         fitting = EncoderFitting(source, [*names, *new], known=self.encoder)
-        fitted = fitting if unknown == "learn" else None
         rows: Rows | NumberRows
         if self.numeric:
-            rows = read_numbers(source, str(self.target), fitted, self._counts)
+            rows = read_numbers(source, str(self.target), fitting, self._counts)
         else:
-            rows = read_rows(source, self.target, fitted, self.labels)
+            rows = read_rows(source, self.target, fitting, self.labels)
         if unknown == "learn":
             self._extend(fitting)
+        else:
+            self.encoder = fitting.unextended()
         return rows
 
     def _extend(self, fitting: EncoderFitting) -> None:
