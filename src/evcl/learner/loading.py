@@ -28,7 +28,7 @@ from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.training.session import Group, Session
 
-SMALL = 2**22  # weights: 16 MB in float32
+SMALL = 2**18  # weights: 1 MB in float32
 STREAM = "it is a stream, not a learner: use evcl.Stream.load, or evcl stream, predict and inspect"
 
 

@@ -159,15 +159,15 @@ class EncoderFitting:
         (mean,), (std,) = fit.moments()
         wider = replace(first, seen=(min(low, fit.low), max(high, fit.high)))
         told = f"column {first.name!r} moved far from what was learned before: it gets a new scale there"
-        usual, count = fit.ends() or (fit.low, fit.high), len(parts)
-        mistyped = max(usual[1] - high, low - usual[0]) <= FAR * first.std[0]  # if only a few numbers are far out
+        count = len(parts)
+        mostly = fit.numbers.outside(low, high) > 0.5  # fewer may be mistyped, or the column hardly varied before
         for side, edge, end in ((1.0, high, fit.high), (-1.0, low, fit.low)):
             last = next((part for part in reversed(beyond) if part.std * side > 0), None)
             centre, scale = (first.mean[0], first.std[0]) if last is None else (last.start + EDGE * last.std, last.std)
             away, outside, wide = side * (mean - centre) / abs(scale), side * (mean - edge), std / abs(scale)
             far = away > FAR and (outside > std or wide <= ALIKE)
             narrow = away > EDGE and outside > EDGE * std and wide < NARROW
-            unit = wide > FAR and not mistyped and side * (end - edge) > FAR * abs(scale)
+            unit = wide > FAR and mostly and side * (end - edge) > FAR * abs(scale)
             if not far and not narrow and not unit:
                 continue
             own = abs(scale) if fit.low == fit.high else max(std, LEAST_SCALE * abs(scale))
@@ -227,7 +227,7 @@ class _Fit:
         self._dates: tuple[set[int], set[int]] | None = None  # for dates, some of their weekdays and times of the day
         self._next: float | None = None  # what follows in a column that counts rows
         self._counts = True  # whether it does so far
-        self._sample = Sample()  # of numbers and dates
+        self.numbers = Sample()  # of numbers and dates
 
     def see(self, values: Values, where: Where) -> None:
         if self._category or values.dtype == object:
@@ -241,7 +241,7 @@ class _Fit:
             if not self._shape:
                 self._see_range(numbers)
         if not self._shape:
-            self._sample.see(numbers[~np.isnan(numbers)])
+            self.numbers.see(numbers[~np.isnan(numbers)])
         with np.errstate(over="ignore", invalid="ignore"):  # `column` raises if the result is not finite
             self._update(numbers)
 
@@ -304,7 +304,7 @@ class _Fit:
 
     def ends(self) -> Ends | None:
         """The usual range of its numbers; None: there are none, or too few to tell."""
-        return None if self._category or self._shape else self._sample.ends()
+        return None if self._category or self._shape else self.numbers.ends()
 
     def outside(self) -> Ends | None:
         """The usual range of its numbers, if some are far outside it."""

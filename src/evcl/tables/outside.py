@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from evcl.tables.source import Floats, Piece, Source, bad
 from evcl.training import targets
 
-SAMPLE = 16_384  # at most this many numbers of a column are kept
+SAMPLE = 4_096  # at most this many numbers of a column are kept
 MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
 DEVIATIONS = 1e6  # from the known mean: beside a number farther out, float32 loses all else of its row
 
@@ -51,6 +51,10 @@ class Sample:
         self._seen += len(numbers)
         while len(self._kept) > SAMPLE:
             self._kept, self._every = self._kept[::2], 2 * self._every
+
+    def outside(self, low: float, high: float) -> float:
+        """The fraction of the numbers that are outside this range."""
+        return float(((self._kept < low) | (self._kept > high)).mean()) if len(self._kept) else 0.0
 
     def ends(self) -> Ends | None:
         """None: there are too few numbers to tell."""
