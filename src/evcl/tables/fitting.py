@@ -21,7 +21,7 @@ HARDLY = 20  # a column of at least this many different texts should have two ro
 FAR = 10.0  # a file whose mean is this many standard deviations from the known one gets a scale of its own,
 ALIKE = 3.0  # if it is outside the known range, or varies at most this many times as much;
 NARROW = 0.1  # or if it is wholly outside, and varies so little that the known scale would not tell its values apart;
-# or if it varies more than FAR times as much, and has values that many known deviations beyond the known range
+# or if it varies more than FAR times as much, and most of its values are beyond the known range
 EDGE = 3.0  # The scale begins this many standard deviations below the file's mean
 A_SEASON = 45 * DAY  # dates within less time than this do not show a year's cycle
 LEAST_SCALE = 1e-3  # of the standard deviation before
