@@ -47,26 +47,59 @@ def waited(pid: int, seconds: float = 120.0) -> int:
     return status
 
 
+class Calls:
+    """Counts the calls that this process makes, of Python's functions and of C's. It dies of SIGKILL at call `fatal`."""
+
+    def __init__(self, fatal: int | None = None) -> None:
+        self.count, self.fatal = 0, fatal
+
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _event(self, _frame: object, event: str, _argument: object) -> None:
+        if event in ("call", "c_call"):
+            self.count += 1
+            if self.count == self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many calls `work` makes, done once in a child process."""
+    reader, writer = os.pipe()
+
+    def count() -> None:
+        with Calls() as counting:
+            work()
+        os.write(writer, str(counting.count).encode())
+
+    status = waited(forked(count), 600)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    assert status == 0
+    return int(text)
+
+
 class Killer:
-    """Kills work with SIGKILL at random moments of the seconds that it takes, which are measured."""
+    """Kills work with SIGKILL at a random one of its calls: the same ones on any machine, however busy."""
 
     def __init__(self, work: Callable[[], object], seed: int) -> None:
         """`work` is done once, and not killed."""
-        self.source, self.kills = random.Random(seed), 0
-        started = time.monotonic()
-        assert waited(forked(work)) == 0
-        self.whole = time.monotonic() - started
+        self.source, self.kills, self.whole = random.Random(seed), 0, calls(work)
 
     def kill(self, work: Callable[[], object]) -> bool:
-        """Run `work`; whether it had ended before it could be killed, which does not count as a kill."""
-        pid = forked(work)
-        time.sleep(self.source.random() * self.whole)
-        done = ended(pid)
-        if done is not None:
-            assert done == 0
-            self.whole *= 0.9  # the machine is less busy
-            return True
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        self.kills += 1
-        return False
+        """Run `work`; whether it ended before the call at which it was to die, which does not count as a kill."""
+        fatal = self.source.randrange(1, self.whole + 1)
+
+        def dying() -> None:
+            with Calls(fatal):
+                work()
+
+        status = waited(forked(dying), 600)
+        assert status in (0, -signal.SIGKILL)
+        self.kills += status != 0
+        return status == 0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import resource
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from forked import Killer, ended, forked
+from forked import Calls, Killer, calls, ended, forked
 
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 import made_up
@@ -100,12 +100,17 @@ def test_fifty_kills_of_each(model, tmp_path):
 
 
 def taught(model: Path, processes: int, teachings: int, kills: int, seed: int) -> None:
-    """Processes teach one model, each its own tasks. At moments spread over the work, whoever holds the model's lock is
-    killed, and its work is started again. In the end each teaching is there once, whole, in the order of its process.
+    """Processes teach one model, each its own tasks. So many of the teachings are killed at one of their calls, most of
+    them while they hold the model's lock, and are begun again. In the end each teaching is there once, whole, in the
+    order of its process.
     """
     data, source = model.with_name("t.csv"), random.Random(seed)
     lock = model.with_name(f".{model.name}.lock")
+    whole = calls(lambda: learn(model, data, task="first", epochs=1))
     before, started = load_model(model).learner.tasks, time.monotonic()
+    names = [f"p{i}" for i in range(processes)]
+    doomed = source.sample([(name, k) for name in names for k in range(teachings)], kills)
+    deaths = {teaching: source.randrange(1, whole + 1) for teaching in doomed}
 
     def said(name: str) -> list[str]:
         path = model.with_name(f"{name}.said")
@@ -113,9 +118,11 @@ def taught(model: Path, processes: int, teachings: int, kills: int, seed: int) -
 
     def teach(name: str, again: bool) -> None:
         for k in range(len(said(name)), teachings):
+            fatal = None if again else deaths.get((name, k))
             while True:
                 try:
-                    learn(model, data, task=f"{name}-{k}", epochs=1)
+                    with Calls(fatal) if fatal else nullcontext():
+                        learn(model, data, task=f"{name}-{k}", epochs=1)
                     break
                 except EvclError as error:
                     if again and "is already learned" in str(error):  # it was killed before it could say so
@@ -123,6 +130,8 @@ def taught(model: Path, processes: int, teachings: int, kills: int, seed: int) -
                     if "at work on it" not in str(error):
                         raise
                     time.sleep(0.02)
+            if fatal:  # it needed fewer calls than the first teaching
+                os.kill(os.getpid(), signal.SIGKILL)
             again = False
             with model.with_name(f"{name}.said").open("a") as file:
                 file.write(f"{name}-{k}\n")
@@ -130,27 +139,18 @@ def taught(model: Path, processes: int, teachings: int, kills: int, seed: int) -
     def begun(name: str, again: bool = False) -> int:
         return forked(lambda: teach(name, again))
 
-    names = [f"p{i}" for i in range(processes)]
-    children = {begun(name): name for name in names}
-    moments, done, at_work = sorted(source.choices(range(processes * teachings - processes), k=kills)), 0, 0
+    children, done, at_work = {begun(name): name for name in names}, 0, 0
     while children:
         time.sleep(0.005)
         for pid, name in list(children.items()):
-            if (status := ended(pid)) is not None:
-                assert status == 0, f"{name} ended with {status}"
+            status = ended(pid)
+            if status is not None:
                 del children[pid]
-        if done < kills and children and sum(len(said(name)) for name in names) >= moments[done]:
-            time.sleep(source.random())
-            holder = int(re.search(r"process (\d+)", _text(lock) or "process 0")[1])
-            pid = holder if holder in children else source.choice(sorted(children))
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            name = children.pop(pid)
-            if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-                done, at_work = done + 1, at_work + (pid == holder)
+            if status == -signal.SIGKILL:
+                done, at_work = done + 1, at_work + (f"process {pid}" in _text(lock))
                 children[begun(name, True)] = name
-            else:  # it had ended
-                assert status == 0
+            else:
+                assert status in (0, None), f"{name} ended with {status}"
     tasks = load_model(model).learner.tasks
     assert tasks[: len(before)] == before
     for name in names:

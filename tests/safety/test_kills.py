@@ -1,11 +1,9 @@
-"""Commands that are killed with SIGKILL at random moments: the same command goes on, and ends with the same result."""
+"""Commands that are killed with SIGKILL at random calls of their code: the same command goes on, and ends with the same result."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import sys
 import threading
 import time
@@ -16,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import ended, forked, waited
+from forked import Killer, forked, waited
 from safetensors import safe_open
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
@@ -70,35 +68,24 @@ def survives(work: Callable[[Path], None], same: Callable[[Path], Any], root: Pa
     of the folder is then what it is if nobody is killed.
     """
 
-    def start(place: Path) -> int:
-        def there() -> None:
-            place.mkdir(exist_ok=True)
-            os.chdir(place)
-            work(place)
+    def there(place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        os.chdir(place)
+        work(place)
 
-        return forked(there)
-
-    begun = time.monotonic()
-    assert waited(start(root / "whole"), 600) == 0
-    whole, wanted = time.monotonic() - begun, same(root / "whole")
-    source, kills, number = random.Random(seed), 0, 0
-    while kills < times:
-        pid = start(root / str(number))
-        time.sleep(source.random() * whole)
-        status = ended(pid)
-        if status is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            kills += 1
-        else:
-            assert (status, same(root / str(number))) == (0, wanted)
+    begun, number = time.monotonic(), 0
+    killer = Killer(lambda: there(root / "whole"), seed)
+    wanted = same(root / "whole")
+    while killer.kills < times:
+        if killer.kill(lambda: there(root / str(number))):
+            assert same(root / str(number)) == wanted
             number += 1
-    assert waited(start(root / str(number)), 600) == 0
+    assert waited(forked(lambda: there(root / str(number))), 600) == 0
     for place in range(number + 1):
         assert same(root / str(place)) == wanted
         assert [path for path in (root / str(place)).rglob(".*") if path.suffix in (".tmp", ".part")] == []
     took = time.monotonic() - begun
-    sys.stderr.write(f"{kills} kills, {number + 1} ended, {whole:.1f} s undisturbed: {took:.0f} s\n")
+    sys.stderr.write(f"{times} kills, {number + 1} ended: {took:.0f} s\n")
 
 
 def results(folder: Path, pattern: str = "result.json") -> dict[str, Any]:
