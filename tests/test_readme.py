@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from follow_readme import follow, steps
 
+import evcl
+
 resource = pytest.importorskip("resource")  # Windows has none, and the programs of an environment in another folder
 
 
@@ -28,3 +30,21 @@ def test_a_reader_has_a_trained_saved_and_reloaded_model_in_five_minutes(tmp_pat
     assert len(rows) == 500
     assert sum(row["prediction"] == row["buys"] for row in rows) > 450
     assert (tmp_path / "shop.safetensors").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("evcl", {"one_softmax": True}, "EVCL has 75 %"),
+        ("generative-classifier", {}, "(`generative-classifier`) has 96 %"),
+    ],
+)
+def test_what_makes_the_first_number(method, settings, said):
+    benchmark = evcl.benchmarks.get("permuted-digits", seed=0)
+    learner = evcl.Learner(evcl.nn.mlp(64, [100, 100]), method, seed=0, **settings)
+    for task in benchmark:
+        learner.learn(task, epochs=20)
+    accuracy = learner.evaluate(benchmark)
+    assert f"{100 * sum(accuracy.values()) / len(accuracy):.0f} %" == said.rpartition("has ")[2]
+    assert said in Path(__file__).parents[1].joinpath("README.md").read_text("utf-8")

@@ -48,7 +48,7 @@ def waited(pid: int, seconds: float = 120.0) -> int:
 
 
 class Calls:
-    """Counts the calls that this process makes, of Python's functions and of C's. It dies of SIGKILL at call `fatal`."""
+    """Counts the calls that this process makes, of Python and C functions. It dies of SIGKILL at call `fatal`."""
 
     def __init__(self, fatal: int | None = None) -> None:
         self.count, self.fatal = 0, fatal

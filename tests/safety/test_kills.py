@@ -1,4 +1,4 @@
-"""Commands that are killed with SIGKILL at random calls of their code: the same command goes on, and ends with the same result."""
+"""Commands that are killed at random calls of their code: the same command goes on, and ends with the same result."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def survives(work: Callable[[Path], None], same: Callable[[Path], Any], root: Pa
         work(place)
 
     begun, number = time.monotonic(), 0
-    killer = Killer(lambda: there(root / "whole"), seed)
+    killer = Killer(partial(there, root / "whole"), seed)
     wanted = same(root / "whole")
     while killer.kills < times:
-        if killer.kill(lambda: there(root / str(number))):
+        if killer.kill(partial(there, root / str(number))):
             assert same(root / str(number)) == wanted
             number += 1
-    assert waited(forked(lambda: there(root / str(number))), 600) == 0
+    assert waited(forked(partial(there, root / str(number))), 600) == 0
     for place in range(number + 1):
         assert same(root / str(place)) == wanted
         assert [path for path in (root / str(place)).rglob(".*") if path.suffix in (".tmp", ".part")] == []
