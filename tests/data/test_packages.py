@@ -19,7 +19,7 @@ from evcl.data.catalog import Array, File, Form, Package
 RAW = Form("raw", ("model.bin", "vocab.txt"), ("tiny_weights-1.0.0-py3-none-any.whl",), ("model", "vocab"))
 TEXTS = Form("texts", ("ham", "spam"), ("tiny_texts.tgz",))
 BODY = {"tiny_weights/data/model.bin": b"\1\2\3" * 50, "tiny_weights/data/vocab.txt": b"[PAD]\na\n"}
-PACKAGE = Package("pip", "tiny-weights", "1.0.0", RAW)
+PACKAGE = Package("pip", "tiny-weights", RAW, "1.0.0")
 
 
 def wheel(files):
@@ -38,7 +38,7 @@ def wheel(files):
 def entry(body=BODY, **changes):
     model, vocab = body.values()
     found = {"model": np.frombuffer(model, np.uint8), "vocab": np.frombuffer(vocab, np.uint8)}
-    return tiny.entry(found, **{"forms": (RAW,), "package": PACKAGE, **changes})
+    return tiny.entry(found, **{"forms": (RAW,), "packages": (PACKAGE,), **changes})
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_source_archive_is_read_if_the_catalogue_has_its_sha256(index, add):
     archive = tiny.tar({**BUILD, **body})
     add(
         replace(
-            entry(forms=(SDIST,), package=Package("pip", "tiny-weights", "1.0.0", SDIST)),
+            entry(forms=(SDIST,), packages=(Package("pip", "tiny-weights", SDIST, "1.0.0"),)),
             files=(File("tiny_weights-1.0.0.tar.gz", len(archive), tiny.sha256(archive)),),
         )
     )
@@ -109,14 +109,14 @@ def test_a_wheel_for_another_system_is_read_all_the_same(index, add):
     name = "tiny_weights-1.0.0-cp399-cp399-macosx_11_0_arm64.whl"
     form = Form("raw", RAW.members, (name,), RAW.keys)
     tiny.put(index, {name: wheel(BODY)})
-    add(entry(forms=(form,), package=Package("pip", "tiny-weights", "1.0.0", form)))
+    add(entry(forms=(form,), packages=(Package("pip", "tiny-weights", form, "1.0.0"),)))
     assert data.load_arrays("tiny")["model"].size == 150
 
 
 def test_other_bytes_lead_to_the_second_package(index, add):
     other = {name: body + b"x" for name, body in BODY.items()}
     tiny.put(index, {"tiny_weights-1.0.0-py3-none-any.whl": wheel(other)})
-    add(entry(second=Package("npm", "tiny", "1.0.0", RAW)))
+    add(entry(packages=(PACKAGE, Package("npm", "tiny", RAW, "1.0.0"))))
     with pytest.raises(EvclError) as error:
         data.load_arrays("tiny")
     assert "pip package tiny-weights@1.0.0: model is uint8 of shape (151,)" in str(error.value)

@@ -63,11 +63,11 @@ def entry(found: dict[str, np.ndarray], files: dict[str, bytes] | None = None, *
 
 
 def npm(form: str = "idx") -> Package:
-    return Package("npm", "tiny", "1.0.0", FORMS[form])
+    return Package("npm", "tiny", FORMS[form], "1.0.0")
 
 
 def apt() -> Package:
-    return Package("apt", "dataset-tiny", None, FORMS["idx"])
+    return Package("apt", "dataset-tiny", FORMS["idx"])
 
 
 def sha256(body: bytes) -> str:

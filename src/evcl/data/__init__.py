@@ -1,6 +1,5 @@
 """Data sets: fetched from several sources, verified by checksum, and returned as uint8 arrays."""
 
-from evcl.data import tables  # noqa: F401 - adds them to the catalogue
 from evcl.data.catalog import CATALOG
 from evcl.data.cifar100 import CIFAR100_CLASSES, load_cifar100
 from evcl.data.datasets import (

@@ -5,25 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from evcl._core.errors import EvclError
-from evcl.data.catalog import MIB, CatalogEntry, Form
+from evcl.data.catalog import ENTRIES
 from evcl.data.datasets import Dataset
 from evcl.data.formats import SourceFailed
 from evcl.data.sources import from_folder, user_folder
 
 CIFAR100_CLASSES = 100
 WEB = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
-ENTRY = CatalogEntry(
-    name="cifar100",
-    summary="100 kinds of animals, plants, people and things, 32x32 colour: 50,000 to train, 10,000 to test",
-    licence="not stated by its authors, who ask to be cited",
-    citation="A. Krizhevsky: Learning multiple layers of features from tiny images. University of Toronto, 2009",
-    arrays={},
-    files=(),
-    mirrors=(),
-    forms=(Form("cifar100", ("train.bin", "test.bin"), ("cifar-100-binary.tar.gz", "cifar-100-binary.tar")),),
-    folders=("cifar100", "cifar-100-binary", ""),
-    most_bytes=256 * MIB,
-)
+ENTRY = ENTRIES["cifar100"]
 
 
 def load_cifar100(data_dir: Path | None = None) -> Dataset:
