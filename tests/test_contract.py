@@ -1,6 +1,6 @@
 """One contract for every registered method, a user's own among them, over every embedded benchmark.
 
-EVCL_PLUGINS=mine.py pytest tests/test_contract.py tests/contract   puts a method of yours through it too.
+EVCL_PLUGINS=mine.py pytest -m "not soak" -k my-name tests/test_contract.py tests/contract   adds one of yours.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import runpy
 import shlex
@@ -110,6 +111,18 @@ def test_a_document_from_top_to_bottom(path, evcl, tmp_path, monkeypatch):
     if path.stem == "data":
         first = Path("predictions.csv").read_text().partition("\n")[0]
         assert first == "age,income,city,label,prediction,probability_no,probability_yes,entropy,epistemic,unfamiliar"
+
+
+def test_the_command_that_checks_a_method_of_ones_own_selects_its_cases(tmp_path):
+    text = (DOCS / "own-method.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(# my_method\.py\n.*?)^```", text, re.M | re.S)
+    (tmp_path / "my_method.py").write_text(block)
+    (command,) = re.findall(r"`EVCL_PLUGINS=my_method.py python (-m pytest .*?)`", text)
+    environment = {**os.environ, "EVCL_PLUGINS": str(tmp_path / "my_method.py")}
+    asked = [sys.executable, *shlex.split(command), "--collect-only", "-q"]
+    found = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    cases = re.findall(r"^tests/\S+: (\d+)$", found.stdout, re.M)
+    assert sum(map(int, cases)) > 10, found.stdout
 
 
 NUMBER = re.compile(r"([-\d.]*\d)(%?[,:]?)")

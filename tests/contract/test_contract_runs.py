@@ -1,7 +1,7 @@
 """What a method gets for nothing, whoever wrote it. It is stopped and resumed; trained beside other seeds, settings and
 methods; by several processes; on a GPU: and ends where it ends alone.
 
-EVCL_PLUGINS=mine.py pytest tests/test_contract.py tests/contract   puts a method of yours through it.
+EVCL_PLUGINS=mine.py pytest -m "not soak" -k my-name tests/test_contract.py tests/contract   adds one of yours.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Path(Tracker):
     def __init__(self):
         self.heard = []
 
-    def begin(self, q):
+    def begin(self, q, part):
         self.total, self.last, self.grad = (torch.zeros_like(q.mean) for _ in range(3))
         self.start = q.snapshot()
 
@@ -306,6 +306,60 @@ def test_a_tracker_hears_the_gradient_of_the_data_and_every_step(network, bayesi
     assert not run.network.layout.view(whole, "head 1.weight").any()
 
 
+@networks
+def test_a_tracker_narrows_what_covers_all_weights_and_changes_the_gradient(network):
+    """A mask from a memory [R, P], in a fit that uses one of two heads: weights that it marks stand still."""
+
+    class Masked(Tracker):
+        def __init__(self, mask):
+            self.mask = mask
+
+        def begin(self, q, part):
+            self.own = part.gather(self.mask)
+            assert self.own.shape == q.mean.shape
+            assert torch.equal(part.layout.view(self.own, "head 0.weight"), part.whole.view(self.mask, "head 0.weight"))
+
+        def before(self, q, grads):
+            grads.mean.mul_(self.own)
+
+    found = []
+
+    def learn(memory, round_, s):
+        start = round_.posterior.mean
+        mask = (torch.arange(start.shape[1]) % 3 > 0).to(start).expand_as(start)
+        fitted = yield Fit(round_.tasks, trackers=[Masked(mask)])
+        found.append((mask, fitted.used, fitted.q.mean - start))
+        return Learned(fitted.q, memory)
+
+    made(learn, network, bayesian=False, heads=2).learn([task()])
+    ((mask, used, moved),) = found
+    assert not moved[(mask == 0) | (used == 0)].any()
+    assert (moved[(mask == 1) & (used == 1)] != 0).double().mean() > 0.5
+
+
+def test_a_tracker_without_a_part_works_and_warns():
+    class Old(Tracker):
+        def begin(self, q):
+            self.steps = torch.zeros_like(q.mean)
+
+        def after(self, q):
+            self.steps += 1
+
+        def result(self):
+            return self.steps
+
+    steps = []
+
+    def learn(memory, round_, s):
+        fitted = yield Fit(round_.tasks, trackers=[Old()])
+        steps.append(fitted.tracked[0].amax())
+        return Learned(fitted.q, memory)
+
+    with pytest.warns(DeprecationWarning, match=r"write Old.begin\(q, part\)"):
+        made(learn, bayesian=False).learn([task()])
+    assert steps == [2 * -(-N // 8)]
+
+
 def test_a_term_that_is_no_dataclass_is_named():
     class Bare:
         def loss(self, q):
@@ -323,7 +377,7 @@ def test_a_start_of_ones_own_is_where_a_fit_begins():
     starts = []
 
     class Began(Tracker):
-        def begin(self, q):
+        def begin(self, q, part):
             starts.append(q.snapshot())
 
     def learn(memory, round_, s):

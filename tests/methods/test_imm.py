@@ -14,7 +14,7 @@ from evcl._core.settings import Settings, resolve
 from evcl.methods import METHODS, TaskData, fisher
 from evcl.methods.imm import SMALLEST, DropTransfer
 from evcl.methods.method import Fitted, Round
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, Part
 from evcl.training import Run, learn_stream
 
 F64 = torch.float64
@@ -220,7 +220,7 @@ def test_a_tracker_that_perturbs_restores_the_weights():
     layout = made("imm-mean").network.layout
     q = Gaussian(torch.arange(float(layout.size), dtype=F64).unsqueeze(0), None, layout)
     drop = DropTransfer(0.5, [["1.weight", "1.bias"]])
-    drop.begin(Gaussian(torch.zeros_like(q.mean), None, layout))
+    drop.begin(Gaussian(torch.zeros_like(q.mean), None, layout), Part(layout, layout))
     assert drop.perturbs
     before = q.mean.clone()
     drop.perturb(q, GeneratorNoise([generator(0, "noise")]))

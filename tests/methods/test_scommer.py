@@ -13,7 +13,7 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl.methods import Minibatch, Round
 from evcl.methods.scommer import Consistency, Dropping
-from evcl.nn import KWinners
+from evcl.nn import KWinners, Part
 from evcl.nn.winners import winners
 
 F64 = torch.float64
@@ -139,7 +139,7 @@ def test_dropout_is_heterogeneous_for_new_classes_and_semantic_for_known_ones():
     base[0, 1] = torch.tensor([8, 4, 0, 0, 0, 0, 2.0])  # class 1 is known, the others are not
     rounds = Round(1, [task(0, 0)], run.network, run.network.posterior, [], [0], run.likelihood)
     dropping = Dropping(base, 1, rounds, run.settings)
-    dropping.begin(run.network.posterior)
+    dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
     rows = torch.tensor([[0, 1, 2, EXAMPLES]])
     dropping.show(Minibatch(torch.zeros(1, 4, 5), torch.tensor([[0, 1, 1, 1]]), rows))
     uniform = torch.rand(r, 2, units, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -163,7 +163,7 @@ def test_used_units_rest():
     base[0, 2] = torch.arange(HIDDEN)
     rounds = Round(1, [task(0, 0)], run.network, run.network.posterior, [], [0], run.likelihood)
     dropping = Dropping(base, 1, rounds, run.settings)
-    dropping.begin(run.network.posterior)
+    dropping.begin(run.network.posterior, Part(run.network.layout, run.network.layout))
     (layer,) = (module for module in run.network.modules() if type(module).__name__ == "KWinnersLayer")
     source, stayed = torch.Generator().manual_seed(0), torch.zeros(HIDDEN, dtype=F64)
     for _ in range(500):

@@ -13,7 +13,7 @@ import evcl
 from evcl._core.settings import resolve
 from evcl.methods import METHODS, Gradients
 from evcl.methods.importance import XI, PathIntegral
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, Layout, Part
 from evcl.training import Run
 
 
@@ -65,7 +65,8 @@ def test_the_tracker_keeps_copies_and_no_views():
     """A fault seen elsewhere: old and new weights were one tensor, and so the path was 0."""
     q = Gaussian(torch.ones(1, 3, dtype=F64), None)
     tracker = PathIntegral(0.5)
-    tracker.begin(q)
+    layout = Layout({"w": (3,)})
+    tracker.begin(q, Part(layout, layout))
     grads = Gradients(torch.tensor([[1.0, -2.0, 3.0]], dtype=F64), None, None)
     tracker.before(q, grads)
     grads.mean.add_(100)  # the penalty, which is added in place

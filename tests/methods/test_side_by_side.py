@@ -170,7 +170,7 @@ class Heard(Tracker):
     def __init__(self, factor):
         self.factor = factor
 
-    def begin(self, q):
+    def begin(self, q, part):
         self.total = torch.zeros_like(q.mean)
 
     def before(self, q, grads):

@@ -36,7 +36,7 @@ from evcl.methods.importance import fisher
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round, Tracker
 from evcl.methods.terms import Elastic, Gradients
-from evcl.nn import BayesianNetwork, Gaussian, Linear
+from evcl.nn import BayesianNetwork, Gaussian, Linear, Part
 from evcl.nn.layers import Conv
 
 SMALLEST = 1e-8  # e: where no task has a Fisher, the mode is the mean
@@ -67,10 +67,9 @@ class DropTransfer(Tracker):
     def __init__(self, p: Tensor | float, units: Sequence[Sequence[str]]) -> None:
         self.p, self.units = p, units
 
-    def begin(self, q: Gaussian) -> None:
-        assert q.layout is not None
+    def begin(self, q: Gaussian, part: Part) -> None:
         self.start, self.kept, self.factor = q.mean.clone(), q.mean.clone(), torch.ones_like(q.mean)
-        self.views = [[q.layout.view(self.factor, name) for name in names] for names in self.units]
+        self.views = [[part.layout.view(self.factor, name) for name in names] for names in self.units]
         self.draws = [views[0].new_empty(views[0].shape[:2]) for views in self.views]
 
     def perturb(self, q: Gaussian, noise: Noise) -> None:

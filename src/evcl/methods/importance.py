@@ -32,7 +32,7 @@ from evcl.methods.data import TaskData
 from evcl.methods.method import Fitted, Round, Tracker
 from evcl.methods.teacher import Number
 from evcl.methods.terms import Gradients
-from evcl.nn import Gaussian, Layout
+from evcl.nn import Gaussian, Layout, Part
 
 T = TypeVar("T")
 XI = 4.0  # xi over the mean of Delta^2: on permuted digits, values from 1 to 16 differed by 2 points
@@ -121,7 +121,7 @@ class PathIntegral(Tracker):
     def __init__(self, xi: Tensor | float | None = None) -> None:
         self.xi = xi
 
-    def begin(self, q: Gaussian) -> None:
+    def begin(self, q: Gaussian, part: Part) -> None:
         self.start, self.last = q.mean.clone(), q.mean.clone()
         self.omega, self.grad = torch.zeros_like(q.mean), torch.zeros_like(q.mean)
 

@@ -15,6 +15,8 @@ so that a stopped run can be resumed.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -31,7 +33,7 @@ from evcl.likelihoods import CATEGORICAL, Energy, Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
-from evcl.nn import BayesianNetwork, Gaussian, Layout, copied
+from evcl.nn import BayesianNetwork, Gaussian, Layout, Part, copied
 
 
 class Tracker:
@@ -45,8 +47,10 @@ class Tracker:
         """Whether it overrides `perturb`."""
         return type(self).perturb is not Tracker.perturb
 
-    def begin(self, q: Gaussian) -> None:
-        """Called when the fit begins at `q`, over the fit's weights: create the buffers here."""
+    def begin(self, q: Gaussian, part: Part) -> None:
+        """Called when the fit begins at `q`, over the fit's weights: create the buffers here. `part.gather(v)` narrows
+        a tensor v [R, P] over all weights, such as one from the memory, to the fit's weights, as terms are narrowed.
+        """
 
     def perturb(self, q: Gaussian, noise: Noise) -> None:
         """Called before a step's gradient is computed. It may change q.mean in place, so that the gradient is computed
@@ -54,8 +58,10 @@ class Tracker:
         """
 
     def before(self, q: Gaussian, grads: Gradients) -> None:
-        """Called when a step's gradient is known: that of the NLL and the losses, without the terms. A tracker that
-        perturbs the weights may change the gradient in place.
+        """Called when a step's gradient is known: that of the NLL and the losses, without the terms.
+
+        It may change `grads.mean` and `grads.variance` in place: the terms are added to what it leaves, and the update
+        rule receives the sum. It may not change `q`, except to undo its own `perturb`.
         """
 
     def after(self, q: Gaussian) -> None:
@@ -67,6 +73,17 @@ class Tracker:
     def result(self) -> Tensor | None:
         """[R, P] over the fit's weights; `Fitted.tracked` holds it over all weights."""
         return None
+
+
+def begin_tracker(tracker: Tracker, q: Gaussian, part: Part) -> None:
+    """Call `tracker.begin(q, part)`, or begin(q) of a tracker that was written before there was a `part`."""
+    if len(inspect.signature(tracker.begin).parameters) > 1:
+        tracker.begin(q, part)
+        return
+    name = type(tracker).__name__
+    message = f"{name}.begin(q) is deprecated and stops working in evcl 0.4: write {name}.begin(q, part)"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    tracker.begin(q)  # type: ignore[call-arg]
 
 
 class Taught(NamedTuple):

@@ -39,7 +39,7 @@ from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal, replaying
 from evcl.methods.teacher import Number, column
-from evcl.nn import BayesianNetwork, Gaussian, KWinners
+from evcl.nn import BayesianNetwork, Gaussian, KWinners, Part
 from evcl.nn.winners import KWinnersLayer
 
 MORE = 1.1  # units that heterogeneous dropout leaves, as a multiple of the number of winners
@@ -100,12 +100,11 @@ class Stable(Tracker):
 
     def __init__(self, start: Tensor, a: Number, rate: Number, round_: Round) -> None:
         self.start, self.a, self.rate = start, a, rate
-        self.layout, self.first = round_.network.layout, round_.number == 0
+        self.first = round_.number == 0
 
-    def begin(self, q: Gaussian) -> None:
-        assert q.layout is not None
-        self.part = q.layout
-        self.phi = self.layout.gather(self.start, q.layout)
+    def begin(self, q: Gaussian, part: Part) -> None:
+        self.layout = part.layout
+        self.phi = part.gather(self.start)
         self.draw, self.steps = q.mean.new_zeros(len(q.mean), 1), q.mean.new_zeros(len(q.mean), 1)
 
     def perturb(self, q: Gaussian, noise: Noise) -> None:
@@ -137,7 +136,7 @@ class Dropping(Tracker):
         self.warm = s.warmup * s.epochs * steps
         self.heterogeneous, self.semantic = s.heterogeneous, s.semantic
 
-    def begin(self, q: Gaussian) -> None:
+    def begin(self, q: Gaussian, part: Part) -> None:
         self.wins, self.now = torch.zeros_like(self.base), torch.zeros_like(self.base)
         self.steps, self.late = q.mean.new_zeros(len(q.mean), 1, 1), column(self.warm, q.mean)
 
@@ -218,7 +217,7 @@ class Consistency(Loss):
         network.weights.gate = None
         if not len(self.columns):
             return batch.x.new_zeros(len(batch.x))
-        with torch.no_grad(), network.lent(self.stable.phi, self.stable.part):
+        with torch.no_grad(), network.lent(self.stable.phi, self.stable.layout):
             wanted = network.logits(batch.x.flatten(0, 1), self.heads).unflatten(0, batch.rows.shape)
         away = (batch.logits(network, self.heads) - wanted).square() * self.columns[batch.rows]
         weight = self.weight.flatten() if isinstance(self.weight, Tensor) else self.weight

@@ -16,7 +16,7 @@ from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.memory import Model
 from evcl.methods.method import Fit, Fitted, Loss, Method, Round, Tracker
 from evcl.methods.terms import Differentiated, Gradients, Quadratic, Spring, Springs, Term, term_name
-from evcl.nn import BayesianNetwork, Gaussian, head_names
+from evcl.nn import BayesianNetwork, Gaussian, Part, head_names
 
 
 @dataclass(frozen=True)
@@ -303,8 +303,8 @@ class TrackerOf(Tracker):
     def __init__(self, tracker: Tracker, replicas: Tensor) -> None:
         self.tracker, self.replicas = tracker, replicas
 
-    def begin(self, q: Gaussian) -> None:
-        self.tracker.begin(_of(q, self.replicas))
+    def begin(self, q: Gaussian, part: Part) -> None:
+        self.tracker.begin(_of(q, self.replicas), part)
 
     @property
     def perturbs(self) -> bool:

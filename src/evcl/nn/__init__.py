@@ -9,7 +9,7 @@ from evcl.nn.lora import LoRA
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.passes import outputs
 from evcl.nn.perceptron import MLP, mlp
-from evcl.nn.posterior import Gaussian, Layout, Prior, he_std, he_uniform, log_stds
+from evcl.nn.posterior import Gaussian, Layout, Part, Prior, he_std, he_uniform, log_stds
 from evcl.nn.private import PerTask
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
@@ -31,6 +31,7 @@ __all__ = [
     "Linear",
     "LoRA",
     "Names",
+    "Part",
     "PerTask",
     "Prior",
     "SampledLayer",

@@ -113,6 +113,22 @@ class Layout:
         return extended
 
 
+class Part(NamedTuple):
+    """The weights that a fit uses, among all weights of the network.
+
+    Attributes:
+        whole: the layout of all weights
+        layout: that of the fit's weights
+    """
+
+    whole: Layout
+    layout: Layout
+
+    def gather(self, values: Tensor) -> Tensor:
+        """[..., P'] for the fit's weights: a copy of their part of `values` [..., P] over all weights."""
+        return self.whole.gather(values, self.layout)
+
+
 @dataclass
 class Gaussian:
     """N(mean, exp(log_std)^2) over every weight, both [R, P]; point weights at `mean` if log_std is None.

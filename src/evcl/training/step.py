@@ -14,8 +14,9 @@ from evcl._core.randomness import Noise, PartNoise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings
 from evcl.methods import Gradients, LogitLoss, Loss, Term, Tracker, collapse
+from evcl.methods.method import begin_tracker
 from evcl.methods.terms import add_gradients, term_name
-from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn import BayesianNetwork, Gaussian, Layout, Part
 from evcl.nn.chain import Batch, Chain, LayerNames, find_places
 from evcl.nn.film import FilmRows
 from evcl.nn.lessons import Lessons
@@ -290,7 +291,7 @@ class Step:
         self._held = [(tensor, tensor.clone()) for tensor in live]
         self._stopped = torch.zeros_like(values[0][:, :1], dtype=torch.bool)  # replicas that are no longer updated
         for tracker in self.trackers:
-            tracker.begin(self.q)
+            begin_tracker(tracker, self.q, Part(network.layout, layout))
 
     def _by_chain(
         self, chain: LayerNames | None, bound: Bound, losses: Sequence[Loss], kernels: Any
