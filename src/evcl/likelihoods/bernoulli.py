@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Estimate, Stateless, draw, known, own_columns, weighted
+from evcl.likelihoods.likelihood import Estimate, Likelihood, draw, known, own_columns, weighted
 
 
-class Bernoulli(Stateless):
+class Bernoulli(Likelihood):
     """Any number of yes-or-no labels, y [..., D] of 0 and 1: `p(y_d = 1 | outputs) = sigmoid(outputs_d)`."""
 
-    name, compiled, beside = "bernoulli", False, False
+    name = "bernoulli"
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         z = own_columns(outputs, columns)

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Estimate, Stateless
+from evcl.likelihoods.likelihood import Estimate, Likelihood
 
 
-class Categorical(Stateless):
+class Categorical(Likelihood):
     """One of several classes: `p(y | outputs) = softmax(outputs)[y]`."""
 
-    name, compiled, beside = "categorical", True, False
+    name = "categorical"
+    compiled = softmax = keeps_rows = True
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         """[M]: the cross-entropy over the classes of each example's head."""
@@ -43,6 +44,10 @@ class Categorical(Stateless):
         if how.kind == "sampled":
             y = _labels(p.unflatten(0, y.shape), how.generators)
         return [log_p.gather(1, y.reshape(-1, 1).to(log_p.device)).sum()]
+
+    def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """One per example: the logits [M, 1, classes] and the class [M, 1]."""
+        return outputs.unsqueeze(1), y.unsqueeze(1)
 
     def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
         _labels(torch.ones_like(outputs), generators)

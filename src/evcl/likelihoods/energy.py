@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods.likelihood import Estimate, Stateless
+from evcl.likelihoods.likelihood import Estimate, Likelihood
 
 Of = Callable[[Tensor, Tensor], Tensor]
 
 
-class Energy(Stateless):
+class Energy(Likelihood):
     """`-log p(y | outputs)`, or a bound on it, of a network that has no heads: its own outputs explain the targets.
 
     `of(outputs, y)` gets the network's outputs [M, F] for M examples and their targets y [M, ...], and returns one
@@ -32,8 +31,8 @@ class Energy(Stateless):
     and empirical are the same, and `fisher_temperature` has no meaning.
     """
 
-    name, compiled, beside = "energy", False, False
-    draws: ClassVar[bool] = False  # whether the network draws latent variables from the noise of a step
+    name, heads, keeps_rows = "energy", False, True
+    usual_tempering = 1.0  # Bayes' rule: nothing is known of labels
 
     def __init__(self, of: Of | None = None) -> None:
         if not callable(of) and (of is not None or type(self).nll is Energy.nll):  # a subclass may define nll instead
@@ -49,12 +48,6 @@ class Energy(Stateless):
             came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise EvclError(f"an energy must be one number per example, [{len(outputs)}], not {came}")
         return found
-
-    def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """If the energy is a sum of cross-entropies, their logits [M, parts, V] and classes [M, parts]: EVCL then also
-        keeps what the network says (see `methods/teacher.py`). Otherwise None.
-        """
-        return None
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs

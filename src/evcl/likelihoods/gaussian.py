@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Estimate, Stateless, draw, known, own_columns, weighted
+from evcl.likelihoods.likelihood import OF_NUMBERS, Estimate, Likelihood, draw, known, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
 
-class Gaussian(Stateless):
+class Gaussian(Likelihood):
     """Numbers: `p(y | outputs) = N(y; f, v)` for each target. The outputs [..., 2 D] are f and, beside them, log v."""
 
-    name, compiled, beside = "gaussian", False, True
+    name, beside, usual_tempering = "gaussian", True, OF_NUMBERS
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         f, log_v = own_columns(outputs, columns).chunk(2, -1)

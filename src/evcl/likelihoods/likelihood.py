@@ -1,12 +1,14 @@
-"""The contract of a likelihood p(y | outputs)."""
+"""The contract of a likelihood p(y | outputs), the object that all code asks for what depends on the kind of target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
+
+OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 
 class Estimate(NamedTuple):
@@ -40,50 +42,84 @@ class Objective(Protocol):
         ...
 
 
-class Likelihood(Objective, Protocol):
-    """p(y | outputs), for outputs that predictions and the Fisher are made from.
-
-    Targets other than classes are y [..., D], and D outputs of a head explain them. If `beside` is True, D further
-    columns follow the head's own: numbers that are measured instead of learned by gradients (see `nn/number_head.py`).
-    """
-
-    @property
-    def name(self) -> str:
-        """What `evcl.Learner` and files call it."""
-        ...
-
-    @property
-    def beside(self) -> bool:
-        """Whether each output has a measured number beside it."""
-        ...
-
-    def predict(self, outputs: Tensor) -> Tensor:
-        """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""
-        ...
-
-    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
-        ...
-
-    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
-        """Scalars whose per-example gradients, squared and summed, give the Fisher for outputs [R, n, o]."""
-        ...
-
-    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
-        """Advance the generators as `fisher_targets` of kind `sampled` would for outputs of this shape."""
-        ...
-
-
 class Stateless:
-    """A base class of likelihoods: there is one object of each, and a copy is the object itself. So a check such as
-    `likelihood is CATEGORICAL` also holds in a copy of a learner.
-    """
+    """A base class of likelihoods: there is one object of each, and a copy is the object itself."""
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+class Likelihood(Stateless):
+    """p(y | outputs): one object for each kind of target, that all code asks for what depends on the kind.
+
+    Targets other than classes are y [..., D], and D outputs of a head explain them.
+
+    Attributes:
+        name: what `evcl.Learner` and files call it
+        compiled: see `Objective`
+        beside: whether further D columns follow those of a head: numbers that are measured instead of learned by
+            gradients (see `nn/number_head.py`)
+        draws: whether the network draws latent variables from the noise of a step
+        heads: whether each task has a head. Otherwise the network's own outputs explain the targets
+        softmax: whether a head's outputs are the logits of one softmax, and y is a class: what distillation, and a
+            likelihood per class, need
+        keeps_rows: whether a memory may keep rows of it
+        usual_tempering: the weight of the KL term if `tempering` is auto; None: it depends on the noise of the labels
+    """
+
+    name: str
+    compiled: ClassVar[bool] = False
+    beside: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    heads: ClassVar[bool] = True
+    softmax: ClassVar[bool] = False
+    keeps_rows: ClassVar[bool] = False
+    usual_tempering: ClassVar[float | None] = None
+
+    def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
+        """[M]: -log p(y | outputs): see `Objective`."""
+        raise NotImplementedError
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """[M, ...]: the prediction from one draw of the weights; final predictions average this over draws."""
+        raise NotImplementedError
+
+    def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
+        raise NotImplementedError
+
+    # --- the Fisher ------------------------------------------------------------------------------------------------
+
+    def fisher_targets(self, outputs: Tensor, y: Tensor, weights: Tensor, how: Estimate) -> list[Tensor]:
+        """Scalars whose per-example gradients, squared and summed, give the Fisher for outputs [R, n, o]."""
+        raise NotImplementedError
+
+    def skip_labels(self, outputs: Tensor, generators: Sequence[torch.Generator] | None) -> None:
+        """Advance the generators as `fisher_targets` of kind `sampled` would for outputs of this shape."""
+        raise NotImplementedError
+
+    # --- what methods ask ------------------------------------------------------------------------------------------
+
+    def softmaxes(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """If -log p(y | outputs) is a sum of cross-entropies, their logits [M, parts, V] and classes [M, parts]: EVCL
+        then also keeps what the network says (see `methods/teacher.py`). Otherwise None.
+        """
+        return None
+
+    def surprise(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """[R]: the squared errors of y [R, n, D], as a multiple of what these outputs expect; `weights` [R, n]."""
+        raise NotImplementedError
+
+    def known(self, predicted: Tensor, draws: int, weights: Tensor | None) -> Tensor:
+        """[R]: how far the predictions [R, n, ...], averaged over this many draws, are known: see `known`."""
+        raise NotImplementedError
+
+    def squares(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor | None:
+        """[M, D]: the squared errors, whose mean the measured noise follows; None if there is no noise."""
+        return None
 
 
 def own_columns(outputs: Tensor, columns: Tensor | None) -> Tensor:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import Estimate, Stateless, known, own_columns, weighted
+from evcl.likelihoods.likelihood import OF_NUMBERS, Estimate, Likelihood, known, own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
 
-class Poisson(Stateless):
+class Poisson(Likelihood):
     """Counts, y [..., D]: `p(y | outputs) = Poisson(y; exp(f + o))`. The outputs [..., 2 D] are f and, beside them,
     the constant o.
     """
 
-    name, compiled, beside = "poisson", False, True
+    name, beside, usual_tempering = "poisson", True, OF_NUMBERS
 
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         z = _log_rate(own_columns(outputs, columns))

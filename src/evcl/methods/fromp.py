@@ -36,7 +36,6 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.importance import fisher
 from evcl.methods.memory import examples, per_task, per_weight
@@ -56,7 +55,7 @@ class Memory:
 
 
 def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
-    if round_.likelihood is not CATEGORICAL:
+    if not round_.likelihood.softmax:
         raise EvclError("fromp needs class probabilities: use another method for this likelihood")
     losses = [functional(memory, round_, s)] if memory.points else []
     fitted = yield Fit(round_.tasks, losses=losses, trackers=clipping(s.clip))

@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 from evcl._core.errors import EvclError
 from evcl._core.settings import TRAINING, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods.class_statistics import Statistics, log_joint
 from evcl.methods.counting import counted
 from evcl.methods.method import Learned, Learning, Method, Round
@@ -46,7 +45,7 @@ def with_classes(learn: Learn) -> Learn:
     """Add the statistics of classes to a method whose memory has a field `classes` for them."""
 
     def both(memory: Any, round_: Round, s: Settings) -> Learning:
-        if round_.likelihood is not CATEGORICAL:
+        if not round_.likelihood.softmax:
             return (yield from learn(memory, round_, s))
         part, learned = trainable(round_), Learned(round_.posterior, memory)
         if part.tasks:

@@ -181,7 +181,7 @@ def _sampled(
     rows = drawn.to(task.y.device)
     shown, from_below = task.seen_by(fitted.network)
     about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *shown.take(rows))
-    noise = _latent_noise(generators, rows.device) if getattr(round_.likelihood, "draws", False) else None
+    noise = _latent_noise(generators, rows.device) if round_.likelihood.draws else None
     weights = task.take_weights(rows)
     return curvature.Sample(*about, weights, task.task, round_.ranks, from_below=from_below, noise=noise)
 

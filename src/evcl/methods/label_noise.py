@@ -25,7 +25,6 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.settings import Settings, decided
-from evcl.likelihoods import CATEGORICAL, Energy, Gaussian, Poisson
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
 from evcl.nn import outputs
@@ -36,17 +35,14 @@ UNKNOWN = 0.2  # d for labels that are not classes, and the upper limit of d for
 COLUMNS = 4096  # added to the kernel at a time: large images would need gigabytes at once
 ENOUGH = 10_000  # beyond this many rows beta does not grow
 BETAS = (0.001, 0.03)  # limits of beta
-OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 
 def tempering(s: Settings, round_: Round) -> Tensor | float:
     """beta for this round: one number for all replicas, or [R, 1]."""
     if not isinstance(s.tempering, str):
         return decided(s.tempering)
-    if isinstance(round_.likelihood, (Gaussian, Poisson)):
-        return OF_NUMBERS
-    if isinstance(round_.likelihood, Energy):
-        return 1.0  # Bayes' rule: nothing is known of labels
+    if round_.likelihood.usual_tempering is not None:
+        return round_.likelihood.usual_tempering
     noise = sum(task.n * label_noise(task, round_) for task in round_.tasks) / max(1, round_.n)
     beta = 0.2 * noise**2 * min(1.0, round_.n / ENOUGH) ** 0.5
     found: Tensor = beta.clamp(*BETAS)
@@ -57,7 +53,7 @@ def tempering(s: Settings, round_: Round) -> Tensor | float:
 def label_noise(task: TaskData, round_: Round) -> Tensor:
     """[R, 1]: d, how noisy a task's labels are."""
     mean = round_.posterior.mean
-    if round_.likelihood is not CATEGORICAL or task.y.shape[1] < 2:
+    if not round_.likelihood.softmax or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
     drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("doubt")])
     rows, (shown, below) = drawn.to(task.y.device), task.seen_by(round_.network)

@@ -29,7 +29,7 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl.likelihoods import CATEGORICAL, Energy, Likelihood, Objective
+from evcl.likelihoods import Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
@@ -382,13 +382,13 @@ class Method:
 
 def check_targets(method: Method, settings: Settings, likelihood: Likelihood) -> None:
     """Refuse a method, or settings of it, that cannot learn targets of this likelihood."""
-    if likelihood is CATEGORICAL:
+    if likelihood.softmax:
         return
     why = method.only_classes
     if not why and settings.get("memory"):
         if "memory" not in method.known_settings:  # it was added to a method that needs none
             raise EvclError(f"a memory keeps rows by class: leave memory out for {likelihood.name} targets")
-        if not isinstance(likelihood, Energy) or method.kept_as == "evidence":
+        if not likelihood.keeps_rows or method.kept_as == "evidence":
             why = "its memory keeps equally many rows of each class"
     if not why and settings.get("importance") == "kfac":
         why = "Kronecker factors are measured on class probabilities"

@@ -28,7 +28,6 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
-from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods.data import Mixed, TaskData, shuffled
 from evcl.methods.memory import examples, per_task
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round, with_fits
@@ -56,7 +55,7 @@ class Rehearsal:
 
     def recalled(self, round_: Round) -> tuple[TaskData, ...]:
         """The kept rows, to train on beside those of this round; refuse a round whose rows they cannot join."""
-        if round_.likelihood is not CATEGORICAL and not isinstance(round_.likelihood, Energy):
+        if not round_.likelihood.keeps_rows:
             raise EvclError("a memory of examples needs class labels: use a method without one for other targets")
         shapes = list(dict.fromkeys(tuple(task.x.shape[2:]) for task in (*self.kept, *round_.tasks)))
         if len(shapes) > 1:
@@ -91,7 +90,7 @@ def as_class(task: TaskData) -> TaskData:
 
 def _classes(round_: Round) -> Callable[[int], int]:
     """The number of classes of a head."""
-    return (lambda head: 1) if isinstance(round_.likelihood, Energy) else round_.network.classes
+    return round_.network.classes if round_.likelihood.heads else lambda head: 1
 
 
 def class_counts(task: TaskData, classes: int, replicas: int) -> Tensor:

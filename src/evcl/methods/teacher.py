@@ -41,7 +41,7 @@ from torch import Tensor
 from evcl import curvature
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting, Settings
-from evcl.likelihoods import CATEGORICAL, Energy
+from evcl.likelihoods import Likelihood
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fitted, Loss, Round, Taught
 from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
@@ -122,7 +122,7 @@ class Reading(Loss):
     The teacher reads each batch anew: what it says of all examples may not fit into memory.
     """
 
-    likelihood: Energy
+    likelihood: Likelihood
     teacher: Tensor  # [R, P]
     layout: Layout
     temperature: Number
@@ -203,7 +203,7 @@ class Agreement(NamedTuple):
 @torch.no_grad()
 def agreement(task: TaskData, round_: Round) -> Agreement | None:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
-    None if the likelihood is an energy without softmaxes.
+    None if the likelihood has no softmaxes.
     """
     n = task.y.shape[1]
     drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
@@ -211,11 +211,10 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     shown, below = task.seen_by(network)
     x, y = shown.take(drawn.to(task.y.device))
     z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=below)
-    if isinstance(round_.likelihood, Energy):
-        parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
-        if parts is None:
-            return None
-        z, y = (part.unflatten(0, drawn.shape).flatten(1, 2) for part in parts)
+    parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
+    if parts is None:
+        return None
+    z, y = (part.unflatten(0, drawn.shape).flatten(1, 2) for part in parts)
     z = z.log_softmax(2)
     nll = -z.gather(2, y.unsqueeze(2)).squeeze(2).mean(1, keepdim=True)
     entropy = -(z.exp() * z).sum(2).mean(1, keepdim=True)
@@ -253,10 +252,10 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     def said(drawn: Tensor) -> Tensor:
         return outputs(network, drawn, network.layout, x, [task.head], task=last, from_below=below)
 
-    forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)  # type: ignore[attr-defined]
+    forgotten = 1 - 1 / likelihood.surprise(said(q.mean), y, weights).clamp_min(1.0).view(-1, 1)
     if q.log_std is not None:
         total = sum(likelihood.predict(said(one)) for one in _draws(q.mean, q.log_std, round_))
-        known = likelihood.known(total / DOUBTED, DOUBTED, weights)  # type: ignore[attr-defined]
+        known = likelihood.known(torch.as_tensor(total) / DOUBTED, DOUBTED, weights)
         forgotten = known.to(forgotten).view(-1, 1) * forgotten
     share = rows[task.head] / torch.stack(list(rows.values())).sum(0)
     return Past([], 1 - share * forgotten, 1 - share)
@@ -285,9 +284,9 @@ def protection(
         return Past([], 1.0, 1.0)
     whole = s.distill / USUAL
     whole = whole.clamp(max=1.0) if isinstance(whole, Tensor) else min(1.0, whole)
-    if isinstance(likelihood, Energy):
+    if not likelihood.heads:
         return _retold(rows, round_, s, whole)
-    if likelihood is not CATEGORICAL:
+    if not likelihood.softmax:
         return believed(rows, round_)
     n, strengths = round_.n, {}
     head, familiar = round_.tasks[0].head, familiar or {}
@@ -325,9 +324,8 @@ def _retold(rows: Mapping[int, Tensor], round_: Round, s: Settings, whole: Numbe
         return Past([], 1.0, 1.0)
     total = torch.stack(list(rows.values())).sum(0)
     strength = TOLD * whole * agreed.knows * (total / round_.n).clamp(max=1.0)
-    likelihood, teacher = round_.likelihood, round_.posterior.mean.clone()
-    assert isinstance(likelihood, Energy)
-    loss = Reading(likelihood, teacher, network.layout, s.distill_temperature, strength)
+    teacher = round_.posterior.mean.clone()
+    loss = Reading(round_.likelihood, teacher, network.layout, s.distill_temperature, strength)
     prior = 1 - whole * (1 - (1 - agreed.knows) ** KEEN)
     return Past([loss], prior, 1 - whole * (1 - agreed.surprised))
 

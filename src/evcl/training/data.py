@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl.likelihoods import CATEGORICAL, Gaussian, Objective
+from evcl.likelihoods import CATEGORICAL, Objective
 from evcl.methods import NO_HEAD, Minibatch, TaskData
 from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
@@ -35,6 +35,7 @@ class Pool:
     ) -> None:
         self.likelihood, self.augment = likelihood, augment
         self.beside = bool(getattr(likelihood, "beside", False))  # the outputs have measured numbers beside them
+        self._squares = getattr(likelihood, "squares", lambda outputs, y, columns: None)  # what these follow
         self.sizes = [task.y.shape[1] for task in tasks]
         self.heads = sorted({task.head for task in tasks} - {NO_HEAD})
         starts, total = {}, 0
@@ -146,9 +147,10 @@ class Pool:
         self, network: BayesianNetwork, outputs: Tensor, y: Tensor, columns: Tensor | None, weights: Tensor | None
     ) -> None:
         """Let the noise of each head follow the squared errors of a batch y [R, B, D], if the likelihood has noise."""
-        if not isinstance(self.likelihood, Gaussian):
+        squares = self._squares(outputs, y.flatten(0, 1), columns)
+        if squares is None:
             return
-        squares = self.likelihood.squares(outputs, y.flatten(0, 1), columns).view(y.shape)
+        squares = squares.view(y.shape)
         rate = min(FASTEST, max(SLOWEST, y.shape[1] / len(self)))
         for k in self.heads:
             counts = torch.ones_like(squares[..., :1]) if weights is None else weights.unsqueeze(2)

@@ -16,7 +16,6 @@ from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.forms import widened
 from evcl._core.randomness import generator
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked, Newcomer
@@ -269,7 +268,7 @@ class Predicting(Growing):
             self.check_independent(network, x)
         sizes = [network.classes(k) for k in heads]
         predict = self.likelihood.predict
-        if len(heads) > 1 and self.likelihood is not CATEGORICAL:
+        if len(heads) > 1 and not self.likelihood.softmax:
             raise EvclError("numbers are predicted through one head at a time: choose a task")
 
         def each_head(found: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
-from evcl.likelihoods import CATEGORICAL, Energy, Likelihood
+from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Method, Model, TaskData, for_settings, packing
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
@@ -260,8 +260,7 @@ class Replicas:
     def _fits(self, group: ReplicaGroup, tasks: int) -> packing.Fits:
         """What a group's memory is checked against after this many tasks."""
         like = self.network.posterior.mean[: len(group.replicas)]
-        labelled = not isinstance(self.likelihood, Energy)
-        return packing.Fits(like, self.method.bayesian, self.classes, tasks, labelled)
+        return packing.Fits(like, self.method.bayesian, self.classes, tasks, self.likelihood.heads)
 
     def to(self, device: torch.device | str) -> None:
         """Move everything to a device."""
