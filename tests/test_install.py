@@ -78,6 +78,22 @@ def test_a_command_that_trains_nothing_starts_without_torch(python, arguments, p
     assert printed in out
 
 
+def test_a_learner_loads_only_the_part_of_the_library_that_it_uses(python):
+    """No benchmarks, data sets, tables or streams; a method is imported when it is asked for."""
+    program = """
+import sys
+import evcl
+
+evcl.Learner
+modules = {name for name in sys.modules if name.partition(".")[0] == "evcl"}
+parts = {name.split(".")[1] for name in modules if "." in name}
+print(len(modules) <= 120, sorted(parts & {"benchmarks", "data", "tables", "streams", "curvature", "experiments"}))
+learner = evcl.Learner(evcl.nn.mlp(4, [8]), "si")
+print("evcl.methods.si" in sys.modules, "evcl.methods.fromp" in sys.modules)
+"""
+    assert python(program) == (0, "True []\nTrue False\n", "")
+
+
 def test_list_names_what_is_registered(python):
     """With a plugin, here one that registers nothing, `evcl list` reads the tables of methods and benchmarks."""
     status, registered, _ = python(command("list", "--plugin", "json", torch=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pkgutil import resolve_name
 from typing import Generic, TypeVar
 
 from evcl._core.bounds import LONGEST_NAME
@@ -16,7 +18,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._entries: dict[str, T] = {}
+        self._entries: dict[str, Callable[[], T]] = {}
 
     def add(self, name: str, entry: T, *, overwrite: bool = False) -> None:
         if not isinstance(name, str) or not name or name != name.strip():
@@ -25,7 +27,11 @@ class Registry(Mapping[str, T], Generic[T]):
             raise EvclError(f"the name of a {self._kind} may have at most {LONGEST_NAME} characters, not {len(name)}")
         if name in self._entries and not overwrite:
             raise EvclError(f"{self._kind} {name!r} is registered already: choose another name, or pass overwrite=True")
-        self._entries[name] = entry
+        self._entries[name] = lambda: entry
+
+    def add_later(self, name: str, place: str) -> None:
+        """Add an entry that is imported from `place`, "module:constant", when it is first looked up."""
+        self._entries[name] = partial(resolve_name, place)
 
     def remove(self, name: str) -> None:
         del self._entries[name]
@@ -33,7 +39,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self:
             raise unknown(self._kind, str(name), self._entries)
-        return self._entries[name]
+        return self._entries[name]()
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._entries

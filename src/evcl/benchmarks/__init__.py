@@ -1,17 +1,15 @@
 """Benchmarks: sequences of tasks, made from arrays."""
 
 from evcl._core.randomness import generator
+from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import (
     BENCHMARKS,
     Benchmark,
     Entry,
-    Examples,
     Request,
-    Task,
     check_tasks,
     get,
     register,
-    stratified,
 )
 from evcl.benchmarks.elsewhere import ENTRIES as ELSEWHERE
 from evcl.benchmarks.own import from_arrays, from_datasets, from_stream, permute, split

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from evcl._core.errors import EvclError
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task
+from evcl._core.tasks import Examples, Task
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.likelihoods import Bound
 from evcl.nn import VAE, task_vae
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task
+from evcl._core.tasks import Examples, Task
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.data import load_texts
 from evcl.likelihoods import NextToken
 

@@ -11,7 +11,8 @@ from evcl._core import inputs
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.settings import SEED
-from evcl.benchmarks.benchmark import Benchmark, Examples, Task, check_groups, stratified
+from evcl._core.tasks import Examples, Task, stratified
+from evcl.benchmarks.benchmark import Benchmark, check_groups
 from evcl.benchmarks.streams import permuted_tasks, split_tasks
 
 HIDDEN = (100, 100)  # default hidden layers of the trunk in `evcl run`

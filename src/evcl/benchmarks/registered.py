@@ -16,8 +16,9 @@ from evcl import data
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
+from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks import characters
-from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task, stratified
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.benchmarks.language import ENTRIES as LANGUAGE
 from evcl.benchmarks.networks import reduced_resnet18
 from evcl.benchmarks.streams import permuted_tasks, split_tasks

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from evcl._core.errors import EvclError
-from evcl.benchmarks.benchmark import Examples, Task
+from evcl._core.tasks import Examples, Task
 
 SCENARIOS = ("task", "domain", "class")
 """The scenarios by name."""

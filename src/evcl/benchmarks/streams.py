@@ -9,7 +9,7 @@ import torch
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
-from evcl.benchmarks.benchmark import Examples, Task
+from evcl._core.tasks import Examples, Task
 
 
 def split_tasks(

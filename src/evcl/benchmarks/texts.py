@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
-from evcl.benchmarks.benchmark import Benchmark, Entry, Examples, Request, Task, stratified
+from evcl._core.tasks import Examples, Task, stratified
+from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.data import load_texts
 from evcl.nn import LoRA, minilm, minilm_tokeniser
 

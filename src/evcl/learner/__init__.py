@@ -1,13 +1,32 @@
 """The learner, the main object of the library: a network that learns one task after another."""
 
-from evcl.learner.answers import Measures, NumberMeasures, Numbers, Predictions
-from evcl.learner.card import read_card
-from evcl.learner.kinds import EVCL, EWC, VCL, Naive
-from evcl.learner.learner import Learner
-from evcl.learner.learning import NEW
-from evcl.learner.loading import load, rebuilt
-from evcl.learner.merging import merge
-from evcl.learner.reading import INFER
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
+
+if TYPE_CHECKING:
+    from evcl.learner.answers import Measures, NumberMeasures, Numbers, Predictions
+    from evcl.learner.card import read_card
+    from evcl.learner.kinds import EVCL, EWC, VCL, Naive
+    from evcl.learner.learner import Learner
+    from evcl.learner.learning import NEW
+    from evcl.learner.loading import load, rebuilt
+    from evcl.learner.merging import merge
+    from evcl.learner.reading import INFER
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.learner.answers": "Measures NumberMeasures Numbers Predictions",
+            "evcl.learner.card": "read_card",
+            "evcl.learner.kinds": "EVCL EWC VCL Naive",
+            "evcl.learner.learner": "Learner",
+            "evcl.learner.learning": "NEW",
+            "evcl.learner.loading": "load rebuilt",
+            "evcl.learner.merging": "merge",
+            "evcl.learner.reading": "INFER",
+        },
+    )
 
 __all__ = [
     "EVCL",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
-from evcl.benchmarks import Examples, Task
+from evcl._core.tasks import Examples, Task
 from evcl.likelihoods import Bound, Energy
 from evcl.methods import TaskData
 from evcl.training import energies

@@ -12,7 +12,7 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
 from evcl._core.settings import VALIDATION, Setting
-from evcl.benchmarks.benchmark import stratified
+from evcl._core.tasks import stratified
 from evcl.training import TaskData
 
 PATIENCE = Setting(10, "epochs without a smaller NLL on the validation part", low=1, high=1_000_000)

@@ -14,18 +14,14 @@ from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, labels
 from evcl._core.ranks import Ranks
 from evcl._core.settings import SEED, Setting, Settings, resolve
-from evcl.benchmarks import Task
+from evcl._core.tasks import Task
 from evcl.callbacks import Callback, Epoch
 from evcl.learner.card import Record
 from evcl.learner.describing import card_of, described
-from evcl.learner.export import export
 from evcl.learner.learning import NEW, Learning, Options
-from evcl.learner.plain import mean_network
 from evcl.learner.predictor import Predictor, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.saved import write
-from evcl.learner.truncation import truncated
-from evcl.learner.widening import with_inputs
 from evcl.likelihoods import Energy
 from evcl.likelihoods import get as get_likelihood
 from evcl.methods import Method, check_targets, known_settings
@@ -307,6 +303,8 @@ class Learner(Predictor):
     def truncated(self, layer: str, rank: float) -> Learner:
         """A copy of the learner, with a layer of lower rank: see `evcl.nn.truncate`."""
         self._check_idle()
+        from evcl.learner.truncation import truncated
+
         return truncated(self, layer, rank)
 
     def with_inputs(self, count: int) -> Learner:
@@ -315,6 +313,8 @@ class Learner(Predictor):
         start at their prior. It is on the same device; its `history` is empty.
         """
         self._check_idle()
+        from evcl.learner.widening import with_inputs
+
         return with_inputs(self, int(INPUTS.check("count", count)))
 
     def mean_network(self, task: str | int | None = None) -> nn.Module:
@@ -323,6 +323,8 @@ class Learner(Predictor):
         network's own outputs.
         """
         self._check_idle()
+        from evcl.learner.plain import mean_network
+
         return mean_network(self, task)
 
     def export(
@@ -346,6 +348,8 @@ class Learner(Predictor):
         whose code needs special values needs it, and so does one in a file of an earlier version of evcl. The labels
         are in the file's metadata: see docs/models.md. What was done to the inputs before `learn` is not in the file.
         """
+        from evcl.learner.export import export
+
         export(self, path, x, task=task, what=what, samples=samples)
 
     def card(self) -> dict[str, Any]:

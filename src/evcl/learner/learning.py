@@ -22,7 +22,7 @@ from evcl._core.forms import widened
 from evcl._core.inputs import Label, positions, warn_of_scale
 from evcl._core.randomness import generator
 from evcl._core.settings import Setting
-from evcl.benchmarks import Task
+from evcl._core.tasks import Task
 from evcl.callbacks import Callback
 from evcl.learner import card, generating, held_out, numbers, resumable
 from evcl.learner.held_out import HeldOut

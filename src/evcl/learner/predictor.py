@@ -14,7 +14,7 @@ from torch import Tensor
 from evcl import metrics
 from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
-from evcl.benchmarks import Benchmark, Examples, Task
+from evcl._core.tasks import Examples, Task
 from evcl.learner import generating, numbers
 from evcl.learner.answers import Measures, Predictions
 from evcl.learner.reading import INFER, Reader, in_form, like
@@ -189,7 +189,7 @@ class Predictor:
         """The number of examples of earlier tasks that the learner keeps."""
         return sum(task.y.shape[1] for task in self._run.kept_examples())
 
-    def evaluate(self, tasks: Benchmark | Task | Iterable[Task] | None = None) -> dict[str, float]:
+    def evaluate(self, tasks: Task | Iterable[Task] | None = None) -> dict[str, float]:
         """The accuracy on the test set of each of these tasks. All of them must have been learned. Of numbers and
         counts, the root of the mean squared error; without labels, the mean log-likelihood.
 

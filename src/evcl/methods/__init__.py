@@ -1,32 +1,10 @@
 """What each method does, and what a method of your own is made of."""
 
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl._core.settings import ELASTIC, Setting
-from evcl.methods.agem import AGEM
-from evcl.methods.coreset import KCENTER, RANDOM, VCL_KCENTER, VCL_RANDOM, with_coreset
 from evcl.methods.data import NO_HEAD, Interleaved, Minibatch, Mixed, Reread, Sampler, TaskData, shuffled
-from evcl.methods.derpp import DERPP
-from evcl.methods.dgr import DGR
-from evcl.methods.ekf import EKF
-from evcl.methods.elastic_memory import elastic
-from evcl.methods.evcl import EVCL
-from evcl.methods.evcl_dgr import EVCL_DGR
-from evcl.methods.evcl_er import EVCL_ER
-from evcl.methods.ewc import EWC
-from evcl.methods.ewc_offline import EWC_OFFLINE
-from evcl.methods.film import EVCL_FILM, GVCL_FILM, with_film
-from evcl.methods.fromp import FROMP
-from evcl.methods.generative import GENERATIVE
-from evcl.methods.gvcl import GVCL
-from evcl.methods.imm import IMM_MEAN, IMM_MODE
-from evcl.methods.importance import fisher
-from evcl.methods.improved_vcl import IMPROVED_VCL
-from evcl.methods.ivon import IVON
-from evcl.methods.joint import JOINT
-from evcl.methods.kfac_evcl import KFAC_EVCL
-from evcl.methods.kfac_ewc import KFAC_EWC
-from evcl.methods.label_noise import tempering
-from evcl.methods.lwf import LWF
-from evcl.methods.mas import MAS
 from evcl.methods.memory import Model, examples, model, per_layer, per_task, per_weight
 from evcl.methods.method import (
     METHODS,
@@ -44,15 +22,6 @@ from evcl.methods.method import (
     get,
     register,
 )
-from evcl.methods.naive import NAIVE
-from evcl.methods.noisy_kfac import NOISY_KFAC
-from evcl.methods.progress_compress import PROGRESS_COMPRESS
-from evcl.methods.progressive import PROGRESSIVE
-from evcl.methods.rehearsal import ER, with_memory
-from evcl.methods.scommer import SCOMMER
-from evcl.methods.si import SI
-from evcl.methods.td_vcl import TD_VCL
-from evcl.methods.teacher import Distillation, teach
 from evcl.methods.terms import (
     KL,
     Elastic,
@@ -65,52 +34,71 @@ from evcl.methods.terms import (
     collapse,
 )
 from evcl.methods.variants import for_settings, known_settings
-from evcl.methods.vcl import VCL
-from evcl.methods.vogn import VOGN
-from evcl.methods.xdg import XDG
 
-# in the order in which `evcl list` shows them
-for _method in (
-    EVCL,
-    EVCL_FILM,
-    EVCL_ER,
-    KFAC_EVCL,
-    EVCL_DGR,
-    VCL,
-    VCL_RANDOM,
-    VCL_KCENTER,
-    GVCL,
-    GVCL_FILM,
-    IMPROVED_VCL,
-    TD_VCL,
-    VOGN,
-    IVON,
-    NOISY_KFAC,
-    EKF,
-    EWC,
-    EWC_OFFLINE,
-    KFAC_EWC,
-    SI,
-    MAS,
-    IMM_MEAN,
-    IMM_MODE,
-    XDG,
-    PROGRESSIVE,
-    PROGRESS_COMPRESS,
-    LWF,
-    ER,
-    DERPP,
-    AGEM,
-    FROMP,
-    SCOMMER,
-    DGR,
-    GENERATIVE,
-    RANDOM,
-    KCENTER,
-    NAIVE,
-    JOINT,
-):
-    register(_method)
+if TYPE_CHECKING:
+    from evcl.methods.coreset import with_coreset
+    from evcl.methods.elastic_memory import elastic
+    from evcl.methods.film import with_film
+    from evcl.methods.importance import fisher
+    from evcl.methods.label_noise import tempering
+    from evcl.methods.rehearsal import with_memory
+    from evcl.methods.teacher import Distillation, teach
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.methods.coreset": "with_coreset",
+            "evcl.methods.elastic_memory": "elastic",
+            "evcl.methods.film": "with_film",
+            "evcl.methods.importance": "fisher",
+            "evcl.methods.label_noise": "tempering",
+            "evcl.methods.rehearsal": "with_memory",
+            "evcl.methods.teacher": "Distillation teach",
+        },
+    )
+
+# Where each method is, imported when it is first used; in the order in which `evcl list` shows them.
+for _name, _home in {
+    "evcl": "evcl.methods.evcl:EVCL",
+    "evcl-film": "evcl.methods.film:EVCL_FILM",
+    "evcl-er": "evcl.methods.evcl_er:EVCL_ER",
+    "kfac-evcl": "evcl.methods.kfac_evcl:KFAC_EVCL",
+    "evcl-dgr": "evcl.methods.evcl_dgr:EVCL_DGR",
+    "vcl": "evcl.methods.vcl:VCL",
+    "vcl-random-coreset": "evcl.methods.coreset:VCL_RANDOM",
+    "vcl-kcenter-coreset": "evcl.methods.coreset:VCL_KCENTER",
+    "gvcl": "evcl.methods.gvcl:GVCL",
+    "gvcl-film": "evcl.methods.film:GVCL_FILM",
+    "improved-vcl": "evcl.methods.improved_vcl:IMPROVED_VCL",
+    "td-vcl": "evcl.methods.td_vcl:TD_VCL",
+    "vogn": "evcl.methods.vogn:VOGN",
+    "ivon": "evcl.methods.ivon:IVON",
+    "noisy-kfac": "evcl.methods.noisy_kfac:NOISY_KFAC",
+    "ekf": "evcl.methods.ekf:EKF",
+    "ewc": "evcl.methods.ewc:EWC",
+    "ewc-offline": "evcl.methods.ewc_offline:EWC_OFFLINE",
+    "kfac-ewc": "evcl.methods.kfac_ewc:KFAC_EWC",
+    "si": "evcl.methods.si:SI",
+    "mas": "evcl.methods.mas:MAS",
+    "imm-mean": "evcl.methods.imm:IMM_MEAN",
+    "imm-mode": "evcl.methods.imm:IMM_MODE",
+    "xdg": "evcl.methods.xdg:XDG",
+    "progressive": "evcl.methods.progressive:PROGRESSIVE",
+    "progress-compress": "evcl.methods.progress_compress:PROGRESS_COMPRESS",
+    "lwf": "evcl.methods.lwf:LWF",
+    "er": "evcl.methods.rehearsal:ER",
+    "derpp": "evcl.methods.derpp:DERPP",
+    "agem": "evcl.methods.agem:AGEM",
+    "fromp": "evcl.methods.fromp:FROMP",
+    "scommer": "evcl.methods.scommer:SCOMMER",
+    "dgr": "evcl.methods.dgr:DGR",
+    "generative-classifier": "evcl.methods.generative:GENERATIVE",
+    "random-coreset": "evcl.methods.coreset:RANDOM",
+    "kcenter-coreset": "evcl.methods.coreset:KCENTER",
+    "naive": "evcl.methods.naive:NAIVE",
+    "joint": "evcl.methods.joint:JOINT",
+}.items():
+    METHODS.add_later(_name, _home)
 
 __all__ = [
     "ELASTIC",

@@ -8,10 +8,7 @@ from typing import Any
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting, Settings
-from evcl.methods.coreset import with_coreset
-from evcl.methods.evcl_er import with_replay
 from evcl.methods.method import Method
-from evcl.methods.rehearsal import REHEARSAL, with_memory
 
 
 def known_settings(method: Method, given: Mapping[str, Any]) -> dict[str, Setting]:
@@ -39,7 +36,11 @@ def _refused(method: Method, given: Mapping[str, Any]) -> str:
 def remembering(method: Method) -> Method:
     """The method with a memory of examples."""
     if method.kept_as == "evidence":
+        from evcl.methods.evcl_er import with_replay  # most methods are never made here, so they are not imported above
+
         return with_replay(method)
+    from evcl.methods.rehearsal import REHEARSAL, with_memory
+
     return with_memory(method, settings={**method.settings, **REHEARSAL})
 
 
@@ -56,5 +57,7 @@ def for_settings(method: Method, s: Settings) -> Method:
     chosen = s.get("coreset", "none") != "none" and "none" in method.known_settings["coreset"].choices
     if not chosen:
         return method
+    from evcl.methods.coreset import with_coreset
+
     kind = "" if method.shares == Method.shares else f"{s.coreset} "  # the fits of other methods may not be merged
     return with_coreset(method, shares=f"{method.shares} and {kind}coresets")

@@ -1,8 +1,9 @@
 """Turn a torch module into one with Gaussian weights."""
 
-from evcl.nn.bert import Bert, minilm, minilm_tokeniser
+from typing import TYPE_CHECKING
+
+from evcl._core.lazy import lazily
 from evcl.nn.convert import Names, bayesianize, copied, register
-from evcl.nn.efficientnet import EfficientNetLite0, efficientnet_lite0
 from evcl.nn.layer import BayesianLayer, Weights
 from evcl.nn.layers import Dropout, Linear
 from evcl.nn.lora import LoRA
@@ -13,9 +14,23 @@ from evcl.nn.posterior import Gaussian, Layout, Part, Prior, he_std, he_uniform,
 from evcl.nn.private import PerTask
 from evcl.nn.sampled import SampledLayer
 from evcl.nn.slots import Slot, head, head_names
-from evcl.nn.truncation import truncate
 from evcl.nn.vae import VAE, task_vae
-from evcl.nn.winners import KWinners
+
+if TYPE_CHECKING:
+    from evcl.nn.bert import Bert, minilm, minilm_tokeniser
+    from evcl.nn.efficientnet import EfficientNetLite0, efficientnet_lite0
+    from evcl.nn.truncation import truncate
+    from evcl.nn.winners import KWinners
+else:  # the pretrained networks need the data sets' cache
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "evcl.nn.bert": "Bert minilm minilm_tokeniser",
+            "evcl.nn.efficientnet": "EfficientNetLite0 efficientnet_lite0",
+            "evcl.nn.truncation": "truncate",
+            "evcl.nn.winners": "KWinners",
+        },
+    )
 
 __all__ = [
     "MLP",

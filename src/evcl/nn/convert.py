@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
@@ -19,15 +20,13 @@ from evcl.nn.columns import BayesianScale, Scale
 from evcl.nn.film import CHANNELS_FIRST, KINDS, Film
 from evcl.nn.inputs import Call
 from evcl.nn.layer import BayesianLayer, Weights
-from evcl.nn.layers import Conv, Dropout, Embedding, Linear, TransposedLinear
+from evcl.nn.layers import Conv, Dropout, Embedding, Linear
 from evcl.nn.lora import AdaptedAttention, BayesianDown, BayesianUp, Down, Up, bayesian_attention
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.norms import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from evcl.nn.posterior import Gaussian, Layout, log_stds
-from evcl.nn.recurrent import Recurrent, RecurrentCell
 from evcl.nn.sampled import Composite, DirectParameters, FreeParameter, Plain, SampledLayer, SecondAxis
 from evcl.nn.spectral import SpectralNorm, attach_state
-from evcl.nn.winners import KWinners, KWinnersLayer
 
 INIT_SHARE = 0.02  # initial standard deviation, as a fraction of a layer's scale
 Names = str | Sequence[str] | None
@@ -81,29 +80,30 @@ register(Scale, BayesianScale)
 register(Up, BayesianUp)
 register(Down, BayesianDown)
 register(AdaptedAttention, bayesian_attention)
-register(KWinners, KWinnersLayer)
 register(nn.Dropout, Dropout)
 register(nn.Dropout1d, partial(Dropout, positions=1))
 register(nn.Dropout2d, partial(Dropout, positions=2))
 register(nn.Dropout3d, partial(Dropout, positions=3))
-register(nn.LSTM, Recurrent)
-register(nn.GRU, Recurrent)
-register(nn.RNN, Recurrent)
-register(nn.LSTMCell, RecurrentCell)
-register(nn.GRUCell, RecurrentCell)
-register(nn.RNNCell, RecurrentCell)
 register(nn.utils.parametrizations._SpectralNorm, SpectralNorm)
 for _kind in (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.PReLU):
     register(_kind)
 
 
-# Layers of packages that need not be installed, by their full names.
-_NAMED: dict[str, BayesianForm] = {"transformers.pytorch_utils.Conv1D": TransposedLinear}
+# Layers by their full names: their forms are imported when they are used.
+_NAMED = {
+    "evcl.nn.winners.KWinners": "evcl.nn.winners:KWinnersLayer",
+    **{f"torch.nn.modules.rnn.{kind}": "evcl.nn.recurrent:Recurrent" for kind in ("LSTM", "GRU", "RNN")},
+    **{f"torch.nn.modules.rnn.{kind}Cell": "evcl.nn.recurrent:RecurrentCell" for kind in ("LSTM", "GRU", "RNN")},
+    "transformers.pytorch_utils.Conv1D": "evcl.nn.layers:TransposedLinear",
+}
 
 
 def _form(layer: nn.Module) -> BayesianForm | None:
     kind = type(layer)
-    return _FORMS.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+    if kind not in _FORMS:
+        place = _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+        return resolve_name(place) if place else None
+    return _FORMS[kind]
 
 
 def bayesianize(

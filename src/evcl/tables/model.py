@@ -24,8 +24,7 @@ from evcl._core.errors import BadExample, EvclError, ForgettingWarning
 from evcl._core.files import described, open_tensors
 from evcl._core.inputs import positions
 from evcl._core.randomness import generator
-from evcl.benchmarks import Examples
-from evcl.benchmarks.benchmark import stratified
+from evcl._core.tasks import Examples, stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, load
 from evcl.learner.saved import reading, write

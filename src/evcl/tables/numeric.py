@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import BadExample, EvclError
-from evcl.benchmarks import Examples
+from evcl._core.tasks import Examples
 from evcl.callbacks import Callback
 from evcl.learner import Numbers
 from evcl.tables.fitting import EncoderFitting

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.inputs import Label, positions
-from evcl.benchmarks import Benchmark, Examples, Task
+from evcl._core.tasks import Examples, Task
 from evcl.likelihoods import Bound
 from evcl.methods import TaskData
 from evcl.training.checkpointer import Checkpointer
@@ -42,7 +42,7 @@ MakeObserver = Callable[[int, str], Observer]  # (the last task of a round, the 
 
 def learn_stream(
     run: Run,
-    streams: Sequence[Benchmark],
+    streams: Sequence[Sequence[Task]],
     make_observer: MakeObserver | None = None,
     on_task: OnTask | None = None,
     checkpointer: Checkpointer | None = None,
