@@ -173,6 +173,21 @@ def test_a_merged_model_is_saved_and_learns_on(tmp_path):
     assert evcl.merge(merged, [site, after(merged, 6, (1, 2), task="too")]).tasks[-2:] == ("second round", "too")
 
 
+def test_the_rows_of_a_site_count_once():
+    """A merged model with one of its sites, and a site with itself at an earlier time, would count rows twice."""
+    base = started()
+    north, south = after(base, 1, (0, 1), task="may"), after(base, 2, (1, 2), task="june")
+    merged = evcl.merge(base, [north, south], ["north", "south"])
+    later = after(north, 3, (0, 1), task="july")
+    for sites, names in (([merged, north], ["all", "north"]), ([north, later], ["north", "later"])):
+        message = f"{names[0]} and {names[1]} have both learned the rows of '.*', which would count twice: leave one"
+        with pytest.raises(EvclError, match=message) as told:
+            evcl.merge(base, sites, names)
+        assert "\n" not in str(told.value)
+    west = after(merged, 4, (0, 2), task="west")  # the base has learned those of both
+    assert len(evcl.merge(merged, [west, after(merged, 5, (1, 2), task="east")]).tasks) == 5
+
+
 def test_what_cannot_be_merged_is_refused_in_one_line():
     base = started()
     sites = [after(base, 1, (0, 1)), after(base, 2, (1, 2))]

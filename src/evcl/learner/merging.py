@@ -55,9 +55,23 @@ def merge(base: Learner, sites: Sequence[Learner], names: Sequence[str] | None =
     for i, part in enumerate(parts[1:]):
         if any(torch.equal(part.tensors["posterior.mean"], one.tensors["posterior.mean"]) for one in parts[1 : 1 + i]):
             raise EvclError(f"{part.name} is the same model as another site: its rows would count twice")
+        for one in parts[1 : 1 + i]:
+            _refuse_shared_rows(one, part, parts[0])
     plan = _plan(parts)
     description, tensors = _merged(parts, plan)
     return rebuilt(description, tensors)
+
+
+def _refuse_shared_rows(one: _Part, other: _Part, base: _Part) -> None:
+    """Raise if both sites have learned a task that the base lacks: the same posterior once was the end of both."""
+    known, own, theirs = (
+        {record["posterior"]: record["task"] for record in part.learner._records if "posterior" in record}
+        for part in (base, one, other)
+    )
+    shared = [task for posterior, task in own.items() if posterior in theirs and posterior not in known]
+    if shared:
+        what = f"{one.name} and {other.name} have both learned the rows of {', '.join(map(repr, shared))}"
+        raise EvclError(f"{what}, which would count twice: leave one of them out")
 
 
 class _Part:
