@@ -2,7 +2,7 @@
 
 Because generators are derived and never carried over, a run needs no saved generator state to resume: its seed and the
 number of tasks learned are enough. The one exception is the noise, whose generators advance from step to step within an
-epoch.
+epoch. `Purpose` is the table of all purposes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import cache
 from typing import Protocol
 
@@ -22,6 +23,105 @@ def generator(seed: int, purpose: str, *indices: int, device: torch.device | str
     key = ":".join([str(seed), purpose, *map(str, indices)]).encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
     return torch.Generator(device=device).manual_seed(number & (2**63 - 1))
+
+
+class Purpose(StrEnum):
+    """What random numbers are drawn for. These strings decide every number that the library gives: changing one changes
+    results. A new use of random numbers is a new line here; a user's own method may pass any other string.
+
+    The comments say what is drawn and, in square brackets, with which indices.
+    """
+
+    # Weights before they are learned
+    INIT = "init"  # the first weights of the user's network; of(field): of a second network that a memory keeps
+    INIT_PRIVATE = "init private"  # a task's private layers [task]
+    INIT_GENERATOR = "init generator"  # the network that draws rows of earlier tasks, for each task anew
+    ACTIVE_COLUMN = "active column"  # the column that learns a task, in progress and compress [round]
+    OUTPUT_LAYER = "output layer"  # the last layer of a new column, in progressive networks [round]
+    REDRAW = "redraw"  # all weights at the start of a task, for methods that begin anew [round]
+    GATES = "gates"  # the hidden units of a task that are on, in context-dependent gating [round]
+    LORA = "lora"  # of(path): the rows of a layer's first factor [turn]
+    FEATURES = "features"  # the random features of class statistics
+    FEATURE = "feature"  # the same, for an input that was added later [input]
+    STREAM = "stream"  # the random features of a row stream; of(generator): a block of generated rows [block]
+
+    # Training
+    ORDER = "order"  # the order of the examples in an epoch [fit, epoch, ...]; of an agent [task, iteration, pass]
+    NOISE = "noise"  # the noise of the weights in an epoch [fit, epoch]; of an agent [task, iteration, ...]
+    GPU = "gpu"  # noise that is made on a GPU; of(seeds): for these replicas [fit, epoch]
+    LENGTH = "length"  # how many examples a batch of several tasks has: the draw itself is not used
+    LOADER = "loader"  # the order of a DataLoader, which is read again for every epoch [fit, epoch]
+    WINDOW = "window"  # the examples of a DataLoader that are held in memory, to look at [reading]
+    TRIAL = "trial"  # the rows that a number head is first fitted to [round]
+    VALIDATION = "validation"  # the examples held out for validation [round or task]
+
+    # Methods
+    FISHER = "fisher"  # the examples and labels that importance is estimated from [round, task]
+    SENSITIVITY = "sensitivity"  # the same, for the sensitivity of outputs [round, task]
+    UNLEARNED = "unlearned"  # the examples that show what a network has not learned [round, task]
+    AGREEMENT = "agreement"  # the examples on which teacher and pupil are compared [round]
+    DOUBT = "doubt"  # the examples whose labels are doubted [round]; weights to measure a teacher's doubt [round, task]
+    TAUGHT = "taught"  # the earlier heads that are distilled, if there are many [round]
+    RIVALS = "rivals"  # the earlier heads that a task is compared with, if there are many [round]
+    FOLDS = "folds"  # the parts of a task in cross-validation [round, task]
+    DOMAIN = "domain"  # the rows by which a domain is recognised [rows]
+    MIXTURES = "mixtures"  # the kept examples that are mixed into batches [round, task]
+    MEMORY = "memory"  # the examples that a memory keeps [round] or [round, task]
+    KEPT = "kept"  # the examples that td-vcl keeps [round, task]
+    CORESET = "coreset"  # the coreset of a task [round, task]
+    GENERATED = "generated"  # the rows that a generator draws of earlier tasks [round]
+
+    # Predictions and measures
+    PREDICT = "predict"  # the draws of the weights for predictions [draw, head]
+    IMPORTANCE = "importance"  # the latents that the likelihood of a generative model is estimated with [task]
+    SAMPLE = "sample"  # the latents of generated examples [task]; the examples that a foreign loop keeps [tasks]
+    CLASSIFIER = "classifier"  # the order of examples for the classifier that judges generated ones
+    PSEUDO_ROWS = "pseudo-rows"  # made-up rows of a table's earlier months [task]
+    SUMMARY = "summary"  # the rows by which a table's month is remembered [months]
+
+    # Benchmarks and generated streams
+    PERMUTATION = "permutation"  # the order of pixels [task]
+    TEST = "test"  # the test part of a user's own data
+    NOTMNIST = "notmnist"  # the test part of a data set that has none; the next three likewise
+    DIGITS = "digits"
+    BBC = "bbc"  # of(part): the texts of other topics, beside a topic's own [topic]
+    MAILS = "mails"  # of(number): the test part of a group of months
+    HYPERPLANE = "hyperplane"  # the weights of a concept [concept]
+    LED = "led"  # which segments changed places in a concept [concept]
+    RBF = "rbf"  # the weights and spreads of the clusters
+    RBF_CLASSES = "rbf classes"  # their classes
+    RBF_CENTRES = "rbf centres"  # their centres [concept]
+
+    # Agents
+    POLICY_WEIGHTS = "policy weights"  # the first weights of the trunk of the policy
+    VALUES_WEIGHTS = "values weights"  # the same, of the values
+    EPISODE = "episode"  # of(what for): how an episode begins [environment, episode]
+    ACTIONS = "actions"  # the actions of a rollout [task, iteration]
+    RANDOM_ACTIONS = "random actions"  # which actions are random, and these [task, iteration]
+    MEASURED_ACTIONS = "measured actions"  # the actions while an agent is measured [task]
+    DRAW = "draw"  # the weights that act in a rollout [task, iteration]
+    THOMPSON = "thompson"  # the weights that act in an episode [task, environment, episode]
+    REPLAY = "replay"  # the replayed steps [task, iteration, ...]
+    RESERVOIR = "reservoir"  # which steps a full memory takes in [task, iteration]
+    FILM = "film"  # the actions of a filmed episode [task]
+
+    def of(self, name: object) -> str:
+        """This purpose for one of several things of a kind, such as the network of a memory's field."""
+        return _not_taken(f"{self} {name}")
+
+
+PURPOSES = frozenset(map(str, Purpose))
+
+
+def weights_of(name: str, network: str = "") -> str:
+    """The purpose of new weights: their name, such as "head 0.weight"; before it, that of a memory's network."""
+    return _not_taken(f"{network} {name}" if network else name)
+
+
+def _not_taken(text: str) -> str:
+    if text in PURPOSES:
+        raise ValueError(f"{text!r} is another purpose of random numbers: choose another name")
+    return text
 
 
 class Noise(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 from torch import nn
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.registry import Registry
 from evcl._core.settings import SEED, VALIDATION, Setting
 from evcl._core.tasks import Examples, Task, stratified
@@ -71,7 +71,7 @@ class Benchmark(Sequence[Task]):
             train, key = task.train, (id(task.train.inputs), id(task.train.labels))
             if key not in cut:
                 count = max(1, round(part * len(train)))
-                kept, held = stratified(train.labels, count, generator(0, "validation", k))
+                kept, held = stratified(train.labels, count, generator(0, Purpose.VALIDATION, k))
                 cut[key] = train.select(kept), train.select(held)
             rest, validation = (replace(half, permutation=train.permutation) for half in cut[key])
             tasks.append(replace(task, train=rest, validation=validation))

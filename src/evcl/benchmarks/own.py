@@ -9,7 +9,7 @@ import torch
 
 from evcl._core import inputs
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import SEED
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, check_groups
@@ -147,7 +147,7 @@ def _parts(x: Any, y: Any, test: float | tuple[Any, Any]) -> tuple[Examples, Exa
     if not isinstance(test, (int, float)) or not 0 < test < 1:
         came = f"{len(test)} things" if isinstance(test, (tuple, list)) else repr(test)
         raise EvclError(f"test must be a fraction between 0 and 1, or a pair (x, y), not {came}")
-    kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, "test"))
+    kept, held = stratified(whole.labels, max(1, round(test * len(whole))), generator(0, Purpose.TEST))
     return whole.select(kept), whole.select(held)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, Task
 
 
@@ -34,7 +34,7 @@ def permuted_tasks(train: Examples, test: Examples, tasks: int, seed: int) -> li
     classes = tuple(train.labels.unique().tolist())
     made = []
     for k in range(tasks):
-        order = torch.randperm(train.inputs.shape[1], generator=generator(seed, "permutation", k))
+        order = torch.randperm(train.inputs.shape[1], generator=generator(seed, Purpose.PERMUTATION, k))
         parts = (replace(part, permutation=order) for part in (train, test))
         made.append(Task(f"permutation {k}", "permutation 0", classes, *parts))
     return made

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
@@ -91,7 +91,7 @@ def _question(part: Examples, topic: int, name: str) -> Examples:
     """The texts of a topic, with the label 1, and as many others, drawn from all other topics, with the label 0."""
     own = (part.labels == topic).nonzero().flatten()
     others = (part.labels != topic).nonzero().flatten()
-    order = torch.randperm(len(others), generator=generator(0, f"bbc {name}", topic))
+    order = torch.randperm(len(others), generator=generator(0, Purpose.BBC.of(name), topic))
     rows = torch.cat([own, others[order[: len(own)]]]).sort().values
     return replace(part.select(rows), labels=(part.labels[rows] == topic).long())
 
@@ -100,7 +100,7 @@ def _question(part: Examples, topic: int, name: str) -> Examples:
 def _bbc_parts(data_dir: Path | None) -> Parts:
     texts, labels = load_texts("bbc", data_dir)
     x, rows = _distinct(_pieces(texts, data_dir))
-    return _parts(x, torch.from_numpy(labels).long()[rows], "bbc")
+    return _parts(x, torch.from_numpy(labels).long()[rows], Purpose.BBC)
 
 
 def _mails(request: Request) -> Benchmark:
@@ -125,7 +125,7 @@ def _mail_parts(data_dir: Path | None) -> dict[str, Parts]:
     for k, (name, end) in enumerate(MONTHS.items()):
         own = [row for row, i in enumerate(rows.tolist()) if start < kept[i][0] <= end]
         labels = torch.tensor([dated[kept[int(rows[row])][1]][2] for row in own])
-        found[name] = _parts(x[own], labels, f"mails {k}")
+        found[name] = _parts(x[own], labels, Purpose.MAILS.of(k))
         start = end
     return found
 
@@ -164,9 +164,9 @@ def _distinct(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[rows], rows
 
 
-def _parts(x: Tensor, labels: Tensor, name: str) -> Parts:
+def _parts(x: Tensor, labels: Tensor, purpose: str) -> Parts:
     whole = Examples(x, labels)
-    train, test = stratified(labels, round(0.2 * len(labels)), generator(0, name))
+    train, test = stratified(labels, round(0.2 * len(labels)), generator(0, purpose))
     return whole.select(train), whole.select(test)
 
 

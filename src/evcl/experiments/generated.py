@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.benchmarks import Benchmark
 from evcl.nn import VAE
 from evcl.nn.vae import layers
@@ -36,7 +36,7 @@ def _classifier(stream: Benchmark, device: torch.device) -> Callable[[Tensor], T
     """x [R, n, D] -> log-probabilities [R, n, tasks]. It is a function of the stream alone."""
     x = torch.cat([task.train.x.flatten(1) for task in stream]).to(device)
     y = torch.cat([torch.full((len(task.train),), k) for k, task in enumerate(stream)]).to(device)
-    source = generator(0, "classifier")
+    source = generator(0, Purpose.CLASSIFIER)
     network = torch.nn.Sequential(*layers([x.shape[1], WIDTH, WIDTH, len(stream)], source)).to(device)
     optimiser = torch.optim.Adam(network.parameters(), LR)
     for rows in _batches(len(x), source):

@@ -25,7 +25,7 @@ from torch.utils.data import Subset
 
 from evcl._core.errors import EvclError
 from evcl._core.inputs import labels
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import CORESET, SEED, TRAINING, Settings, resolve
 from evcl.learner.reading import Reader, is_dataset
 from evcl.likelihoods import CATEGORICAL
@@ -367,7 +367,7 @@ class Penalty:
         wanted = max(ROWS, int(self.settings.get("fisher_examples", 0)))
         if total <= wanted:
             return data, total
-        drawn = torch.randperm(total, generator=generator(self.seed, "sample", self.tasks))[:wanted]
+        drawn = torch.randperm(total, generator=generator(self.seed, Purpose.SAMPLE, self.tasks))[:wanted]
         return Subset(data, drawn.sort().values.tolist()), total
 
     @staticmethod

@@ -20,7 +20,7 @@ from evcl._core.density import Density, density, room
 from evcl._core.errors import EvclError, ForgettingWarning
 from evcl._core.forms import widened
 from evcl._core.inputs import Label, positions, warn_of_scale
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting
 from evcl._core.tasks import Task
 from evcl.callbacks import Callback
@@ -195,7 +195,7 @@ class Learning:
                 tasks = self._reread(tasks, classes)
                 classified = run.likelihood is CATEGORICAL
                 if options.validation is not None and (len(classes) > 1 or not classified):  # one class trains nothing
-                    drawn = generator(learner.seed, "validation", run.rounds)
+                    drawn = generator(learner.seed, Purpose.VALIDATION, run.rounds)
                     if not isinstance(held, float) and not classified:
                         held = held[0], session.scales[given[0].head].standardised(held[1])
                     elif not isinstance(held, float):  # those of the classes that are learned together
@@ -241,7 +241,7 @@ class Learning:
         n, errors = task.x.shape[1], []
         if not FEWEST <= n <= MOST_TRIED or self.options.validation is not None:
             return {}
-        order = torch.randperm(n, generator=generator(self.learner.seed, "trial", self.run.rounds))
+        order = torch.randperm(n, generator=generator(self.learner.seed, Purpose.TRIAL, self.run.rounds))
         folds = order.chunk(FOLDS)
         for fold in folds if n <= ALL_TRIED else folds[:1]:
             rest = order[~torch.isin(order, fold)].sort().values

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from evcl._core.errors import EvclError
 from evcl._core.forms import widened
 from evcl._core.inputs import Label, positions
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.learner.reading import Reader, joined
 from evcl.training import Reread
 
@@ -36,7 +36,7 @@ class Rereading:
         self.counts: Counter[Label] = Counter()
         self.x, self.y = torch.empty(0), list[Label]()
         pieces, room, shape = list[Tensor](), 0, torch.Size()  # until the sample is full
-        source, total = generator(seed, "window", number), 0
+        source, total = generator(seed, Purpose.WINDOW, number), 0
         for x, y in self._batches(FIRST):
             if not total:
                 room = max(batch, window or WINDOW_BYTES // max(1, x[0].numel() * x.element_size()))
@@ -77,7 +77,7 @@ class Rereading:
         return data
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, list[Any]]]:
-        seeded = _seeded(self.data, generator(self.seed, "loader", self.number, epoch + 1))
+        seeded = _seeded(self.data, generator(self.seed, Purpose.LOADER, self.number, epoch + 1))
         return self.reader.batches(seeded, "learn")
 
     def task(self, classes: Sequence[Label], columns: int) -> Reread:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.methods.memory import per_layer, per_task
 from evcl.methods.method import Asked
 from evcl.nn import BayesianNetwork, Gaussian, outputs
@@ -189,7 +189,7 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
     features are those of a base model themselves. Inputs that were added after the `first` ones change nothing for rows
     in which they are 0.
     """
-    source = generator(seed, "features")
+    source = generator(seed, Purpose.FEATURES)
     if width % GRID**2:  # no number of random units
         return []
     if image(shape):
@@ -200,7 +200,7 @@ def drawn_weights(like: Tensor, shape: Sequence[int], width: int, seed: int, fir
     weight = (torch.randn(at_first, width, generator=source) / math.sqrt(at_first)).to(like)
     bias = torch.randn(width, generator=source).to(like)
     if inputs > at_first:
-        more = [torch.randn(width, generator=generator(seed, "feature", i)) for i in range(at_first, inputs)]
+        more = [torch.randn(width, generator=generator(seed, Purpose.FEATURE, i)) for i in range(at_first, inputs)]
         weight = torch.cat([weight, (torch.stack(more) / math.sqrt(at_first)).to(like)])
     return [weight, bias]
 

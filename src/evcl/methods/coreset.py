@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Purpose
 from evcl._core.settings import CORESET, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import TaskData
@@ -68,7 +69,7 @@ def _rows(kept: Sequence[TaskData], task: TaskData, i: int, round_: Round, s: Se
     if task.weights is not None:
         raise EvclError("class_weight, sample_weight: not with coresets, whose examples have no weights")
     count = len(round_.seeds)
-    found = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators("coreset", i))
+    found = choose(s.coreset, task.x, min(s.coreset_size, task.y.shape[1] // 2), round_.generators(Purpose.CORESET, i))
     return round_.same(found[torch.arange(count) % len(found)])
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.methods.class_statistics import (
     CHUNK,
     GRID,
@@ -95,7 +95,7 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
 
 def shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
     """[R, n]: the rows of task i in random order."""
-    sources = round_.generators("folds", i)
+    sources = round_.generators(Purpose.FOLDS, i)
     return torch.stack([torch.randperm(task.y.shape[1], generator=g) for g in sources]).to(task.y.device)
 
 
@@ -154,7 +154,7 @@ def _rivals(statistics: Statistics, head: int, round_: Round) -> list[int]:
     heads = list(statistics.classes)
     if sum(one.shape[1] for one in statistics.classes.values()) <= RIVALS:
         return heads
-    order = torch.randperm(len(heads), generator=generator(0, "rivals", round_.number)).tolist()  # for all seeds
+    order = torch.randperm(len(heads), generator=generator(0, Purpose.RIVALS, round_.number)).tolist()  # for all seeds
     found, count = {head}, statistics.classes[head].shape[1]
     for k in (heads[i] for i in order):
         count += 0 if k in found else statistics.classes[k].shape[1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.methods.class_statistics import Statistics, base, known_inputs, scores, units
 from evcl.methods.counting import MOST_HELD, added, shuffled
 from evcl.methods.data import TaskData
@@ -56,7 +56,9 @@ def domains(statistics: Statistics, q: Gaussian, asked: Asked, task: Newcomer) -
 def _judged(statistics: Statistics, x: Tensor, asked: Asked, task: Newcomer, r: int) -> tuple[Tensor, Tensor]:
     seed, y = asked.seeds[r], task.y[r % len(task.y)]
     rows = (y >= 0).nonzero().flatten().cpu()
-    rows = rows[torch.randperm(len(rows), generator=generator(seed, "domain", len(rows)))][: 2 * MOST_HELD].to(x.device)
+    rows = rows[torch.randperm(len(rows), generator=generator(seed, Purpose.DOMAIN, len(rows)))][: 2 * MOST_HELD].to(
+        x.device
+    )
     counted, judged = rows[::2], rows[1::2]
     alone = Statistics(
         {k: one[r : r + 1] for k, one in statistics.classes.items()},

@@ -51,6 +51,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import evcl
@@ -153,7 +154,7 @@ def _mixed(task: TaskData, count: int, round_: Round) -> TaskData:
     m = task.y.shape[1]
     if count <= 0 or m < 2:
         return task
-    sources = round_.generators("mixtures", task.task)
+    sources = round_.generators(Purpose.MIXTURES, task.task)
     pairs = torch.stack([torch.randint(m, (2, count), generator=g) for g in sources], 1).to(task.y.device)
     u = torch.stack([torch.rand(count, generator=g) for g in sources]).to(task.x)
     one, other = task.select(pairs[0]), task.select(pairs[1])

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from evcl import curvature
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, TaskData
@@ -151,7 +151,7 @@ def functional(memory: Memory, round_: Round, s: Settings) -> Functional:
 def kept(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tuple[TaskData, ...]:
     """The memorable points after a round: of every task equally many, its best."""
     every = [*memory.points, *(memorable(task, fitted, round_, s.points) for task in round_.tasks)]
-    source = generator(0, "memory", round_.number)  # the same for every seed
+    source = generator(0, Purpose.MEMORY, round_.number)  # the same for every seed
     counts = filled([task.y.shape[1] for task in every], [1.0] * len(every), s.memory, source)
     return tuple(first(task, count) for task, count in zip(every, counts, strict=True) if count)
 

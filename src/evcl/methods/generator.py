@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.likelihoods.bound import LEAST_LOG_VARIANCE, Bound
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
@@ -185,7 +185,7 @@ def made(memory: Memory, inputs: Inputs, round_: Round, s: Settings) -> Model:
     d, like = inputs.low.shape[2], round_.posterior.mean
     latents = s.latents or min(100, max(4, d // 16))
     module = VAE(d, s.generator_width, latents, inputs.gaussian)
-    sources = [generator(seed, "init generator") for seed in round_.seeds]
+    sources = [generator(seed, Purpose.INIT_GENERATOR) for seed in round_.seeds]
     network = bayesianize(module, init_std=None, generators=sources, device=like.device, dtype=like.dtype)
     if memory.weights:
         shapes = {name: (len(like), *shape) for name, shape in network.layout.shapes.items()}
@@ -204,7 +204,7 @@ def generated(model: Model, inputs: Inputs, round_: Round) -> Tensor:
     network.weights.noise = None
     vae = network.trunk
     latents = network.layout.shapes["decoder.0.weight"][1]
-    sources = round_.generators("generated")
+    sources = round_.generators(Purpose.GENERATED)
     pieces, r = [], len(like)
     for n in _chunks(round_.n):
         z = torch.stack([torch.randn(n, latents, generator=g) for g in sources]).to(like)

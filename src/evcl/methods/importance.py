@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from evcl import curvature
-from evcl._core.randomness import GeneratorNoise, HostNoise, Noise
+from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, Purpose
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
 from evcl.methods.method import Fitted, Round, Tracker
@@ -56,7 +56,7 @@ def fisher(fitted: Fitted, round_: Round, s: Settings) -> Tensor:
     """[R, P]: the diagonal Fisher of the round's tasks over all weights; 0 for weights that the fit did not use."""
     total: Tensor | float = 0.0
     for i, task in enumerate(round_.tasks):
-        total = total + _of_task(fitted, task, round_.generators("fisher", i), round_, s)
+        total = total + _of_task(fitted, task, round_.generators(Purpose.FISHER, i), round_, s)
     return _widened(torch.as_tensor(total), fitted)
 
 
@@ -147,7 +147,7 @@ def sensitivity(fitted: Fitted, round_: Round, examples: int, spread: Tensor | f
     """[R, P]: sum over the round's tasks of n_k mean_n |d ||f(x_n)||^2 / d theta|, f the outputs of the task's head."""
     total = torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
-        sample = _sampled(fitted, task, examples, round_.generators("sensitivity", i), round_)
+        sample = _sampled(fitted, task, examples, round_.generators(Purpose.SENSITIVITY, i), round_)
         total += task.n * curvature.sensitivity(sample, spread)
     return _widened(total, fitted)
 

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
 from evcl.curvature import Block, Factors, blocks, kfac
 from evcl.methods.elastic_memory import Memory, elastic
@@ -161,7 +162,7 @@ def measured(memory: Memory, fitted: Fitted, round_: Round, s: Settings) -> tupl
     factors = {key: (a, decay * g) if key in trained else (a, g) for key, (a, g) in memory.factors.items()}
     total = torch.zeros_like(fitted.own.mean)
     for i, task in enumerate(round_.tasks):
-        found = estimates(kfac, fitted, task, round_.generators("fisher", i), round_, s)
+        found = estimates(kfac, fitted, task, round_.generators(Purpose.FISHER, i), round_, s)
         rest = torch.stack([one.diagonal for one in found]).mean(0)
         pairs = {
             key: tuple(map(_mean, zip(*(one.factors[key] for one in found), strict=True))) for key in found[0].factors

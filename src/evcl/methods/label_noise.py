@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl._core.devices import double
+from evcl._core.randomness import Purpose
 from evcl._core.settings import Settings, decided
 from evcl.methods.data import TaskData
 from evcl.methods.method import Round
@@ -55,7 +56,9 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     mean = round_.posterior.mean
     if not round_.likelihood.softmax or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
-    drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("doubt")])
+    drawn = torch.stack(
+        [torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators(Purpose.DOUBT)]
+    )
     rows, (shown, below) = drawn.to(task.y.device), task.seen_by(round_.network)
     x, y = task.take(rows)
     labels = double(F.one_hot(y, round_.network.classes(task.head)))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.elastic_memory import Memory as ElasticMemory
@@ -65,7 +66,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 def begun(active: Model, round_: Round) -> Model:
     """The active column with new weights, beside the knowledge base as it is."""
     network, base = active.network, round_.network
-    mean = network.redrawn(active.posterior.mean, round_.generators("active column"))
+    mean = network.redrawn(active.posterior.mean, round_.generators(Purpose.ACTIVE_COLUMN))
     for name in base.trunk_names:
         network.layout.view(mean, in_column(0, name)).copy_(base.layout.view(round_.posterior.mean, name))
     statistics = dict(active.statistics)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.memory import per_task
@@ -62,7 +63,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 def with_head(round_: Round, mean: Tensor, names: dict[str, str]) -> Tensor:
     """All weights, with new initial values for those of this head."""
     layout, found = round_.network.layout, mean.clone()
-    drawn = round_.network.redrawn(mean, round_.generators("output layer"))
+    drawn = round_.network.redrawn(mean, round_.generators(Purpose.OUTPUT_LAYER))
     for name in names.values():
         layout.view(found, name).copy_(layout.view(drawn, name))
     return found

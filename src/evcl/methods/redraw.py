@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
 from evcl.methods.method import Round
 from evcl.nn import Gaussian, log_stds
@@ -29,7 +30,7 @@ def redrawn(round_: Round, s: Settings) -> Gaussian | None:
         return None
     network, q = round_.network, round_.posterior
     assert q.log_std is not None
-    sources = round_.generators("redraw")
+    sources = round_.generators(Purpose.REDRAW)
     if s.redraw == "initial":
         mean = network.redrawn(q.mean, sources)
     else:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Mixed, TaskData, shuffled
@@ -109,9 +109,9 @@ def chosen(memory: Rehearsal, round_: Round, s: Settings) -> list[tuple[TaskData
     tasks = [*memory.kept, *round_.tasks]
     orders = [torch.arange(task.y.shape[1], device=device).expand(count, -1) for task in memory.kept]
     for i, task in enumerate(round_.tasks):
-        drawn = [torch.randperm(task.y.shape[1], generator=g) for g in round_.generators("memory", i)]
+        drawn = [torch.randperm(task.y.shape[1], generator=g) for g in round_.generators(Purpose.MEMORY, i)]
         orders.append(torch.stack(drawn).to(device))
-    source = generator(0, "memory", round_.number)  # the same for every seed
+    source = generator(0, Purpose.MEMORY, round_.number)  # the same for every seed
     sizes = [task.y.shape[1] for task in tasks]
     if s.memory_policy == "reservoir":
         every = [task.n for task in tasks]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Mixed, TaskData, shuffled
@@ -106,7 +107,7 @@ def _after(memory: Memory, fitted: Fitted, beta: Number, round_: Round, s: Setti
 def _some(task: TaskData, i: int, round_: Round, s: Settings) -> TaskData:
     """Random rows of a task."""
     n = task.y.shape[1]
-    rows = torch.stack([torch.randperm(n, generator=g)[: s.memory] for g in round_.generators("kept", i)])
+    rows = torch.stack([torch.randperm(n, generator=g)[: s.memory] for g in round_.generators(Purpose.KEPT, i)])
     found = task.select(rows.to(task.y.device))
     return replace(found, weights=found.counts * (n / rows.shape[1]))
 

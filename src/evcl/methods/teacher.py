@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl import curvature
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
 from evcl.likelihoods import Likelihood
 from evcl.methods.data import Minibatch, TaskData
@@ -189,7 +189,7 @@ def taught(tasks: Sequence[TaskData], round_: Round) -> dict[int, float]:
     heads = others(tasks, round_)
     if len(heads) <= TAUGHT:
         return dict.fromkeys(heads, 1.0)
-    drawn = torch.randperm(len(heads), generator=generator(0, "taught", round_.number))[:TAUGHT]  # for all seeds
+    drawn = torch.randperm(len(heads), generator=generator(0, Purpose.TAUGHT, round_.number))[:TAUGHT]  # for all seeds
     return {heads[i]: len(heads) / TAUGHT for i in sorted(drawn.tolist())}
 
 
@@ -206,7 +206,7 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     None if the likelihood has no softmaxes.
     """
     n = task.y.shape[1]
-    drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators("agreement")])
+    drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators(Purpose.AGREEMENT)])
     network, last = round_.network, round_.last_task(task.head)
     shown, below = task.seen_by(network)
     x, y = shown.take(drawn.to(task.y.device))
@@ -244,7 +244,9 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     if len(round_.tasks) != 1 or task.head not in rows:
         return Past([], 1.0, 1.0)
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
-    drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators("agreement")])
+    drawn = torch.stack(
+        [torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators(Purpose.AGREEMENT)]
+    )
     at = drawn.to(task.y.device)
     (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
     x, last = shown.take(at)[0], round_.last_task(task.head)
@@ -264,7 +266,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
 def _draws(mean: Tensor, log_std: Tensor, round_: Round) -> Iterator[Tensor]:
     """DOUBTED draws of the weights [R, P]."""
     for i in range(DOUBTED):
-        noise = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in round_.generators("doubt", i)]
+        noise = [torch.randn(mean.shape[1], generator=g, dtype=mean.dtype) for g in round_.generators(Purpose.DOUBT, i)]
         yield mean + log_std.exp() * torch.stack(noise).to(mean.device)
 
 
@@ -351,7 +353,7 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
 
     def some(i: int, task: TaskData) -> tuple[Tensor, Tensor, bool]:
         n = task.y.shape[1]
-        rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators("unlearned", i)])
+        rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators(Purpose.UNLEARNED, i)])
         shown, from_below = task.seen_by(fitted.network)
         return *shown.take(rows.to(task.y.device)), from_below
 

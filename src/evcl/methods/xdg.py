@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
+from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Setting, Settings
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature.fisher import layers_in_use
@@ -58,7 +59,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 def drawn(round_: Round, gated: Tensor | float) -> Tensor:
     """[R, inputs of all layers]: the gates of this round's tasks."""
-    hidden, sources = read_by_gates(round_), round_.generators("gates")
+    hidden, sources = read_by_gates(round_), round_.generators(Purpose.GATES)
     parts, device = [], round_.posterior.mean.device
     for name, width in widths(round_.network.layout):
         part = torch.ones(len(sources), width, device=device)

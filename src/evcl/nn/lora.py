@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError, unknown
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.nn.attention import Attention
 from evcl.nn.layers import Linear
 
@@ -134,7 +134,7 @@ def _rows(lora: LoRA, path: str, ins: int, turn: int) -> Tensor:
     """A [rank, in]: random orthonormal rows, a function of the seed, the layer and the turn."""
     if lora.rank > ins:
         raise EvclError(f"rank {lora.rank} is more than the {ins} inputs of {path!r}: choose a smaller one")
-    source = generator(lora.seed, f"lora {path}", turn)
+    source = generator(lora.seed, Purpose.LORA.of(path), turn)
     q, r = torch.linalg.qr(torch.randn(ins, lora.rank, generator=source, dtype=torch.float64))
     found: Tensor = q * r.diagonal().sign()
     return found.T.to(torch.float32).contiguous()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.rl.advantages import Path
 from evcl.rl.agent import Agent
 from evcl.rl.environments import Environments
@@ -63,7 +63,7 @@ def run(agent: Agent, task: int, weights: Tensor, envs: Environments) -> Tensor:
     """[R]: the mean return of one episode of each environment, acting with `weights` [R, P]."""
     rows = len(envs.observations)
     total, going = torch.zeros(rows, device=agent.device), torch.ones(rows, device=agent.device)
-    sources = [generator(seed, "measured actions", task) for seed in agent.seeds]
+    sources = [generator(seed, Purpose.MEASURED_ACTIONS, task) for seed in agent.seeds]
     while bool(going.any()):
         shape = (rows // len(agent.seeds),)
         noise = torch.cat([agent.policy.noise(shape, agent.stream.actions, source) for source in sources])
@@ -84,7 +84,7 @@ def films(agent: Agent, task: int, count: int, replicas: Sequence[int]) -> list[
     """The `frames` of each of these replicas, whose episodes run side by side."""
     seeds, weights = [agent.seeds[r] for r in replicas], agent.network.posterior.mean[list(replicas)]
     envs = agent.stream.tasks[task].make(seeds, 1, "film", agent.device)
-    sources = [generator(seed, "film", task) for seed in seeds]
+    sources = [generator(seed, Purpose.FILM, task) for seed in seeds]
     found = [_Film(4 * count) for _ in seeds]
     going = torch.ones(len(seeds))
     while bool(going.any()):

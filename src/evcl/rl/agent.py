@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import Diverged, EvclError
-from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, generator
+from evcl._core.randomness import GeneratorNoise, HostNoise, Noise, Purpose, generator, weights_of
 from evcl._core.settings import Settings, decided
 from evcl.curvature import Sample, fisher
 from evcl.methods import KL, Elastic, Method, Term, collapse
@@ -117,10 +117,10 @@ class Agent:
         self.critics: dict[int, Tensor] = {}
         self.kept: dict[str, Tensor] = {}  # what a method with a replay memory keeps
 
-    def _made(self, purpose: str, outputs: int, heads: int, bayesian: bool) -> BayesianNetwork:
+    def _made(self, of: str, outputs: int, heads: int, bayesian: bool) -> BayesianNetwork:
         """A network with these heads, its means drawn from the seeds."""
         s, seeds, device = self.s, self.seeds, self.device
-        sources = [generator(seed, f"{purpose} weights") for seed in seeds]
+        sources = [generator(seed, Purpose(f"{of} weights")) for seed in seeds]
         init_std: Any = s.init_std if bayesian else None
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # a network of the user's own may draw from it
@@ -135,8 +135,8 @@ class Agent:
         for slot in slots:
             for name, shape in slot.named.items():
                 network.scales[name] = he_std(features)
-                drawn = [he_uniform(shape, features, generator(seed, f"{purpose} {name}")) for seed in seeds]
-                new.view(mean, name).copy_(torch.stack(drawn) * (QUIET if purpose == "policy" else 1.0))
+                drawn = [he_uniform(shape, features, generator(seed, weights_of(name, of))) for seed in seeds]
+                new.view(mean, name).copy_(torch.stack(drawn) * (QUIET if of == "policy" else 1.0))
         log_std = None
         if bayesian:
             log_std = log_stds(s.init_std, network.scales, new, mean, INIT_SHARE).expand_as(mean).clone()

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from evcl._core.randomness import Purpose
 from evcl.rl.acting import Rollout
 from evcl.rl.advantages import Path, vtrace
 from evcl.rl.agent import Agent, Trainable
@@ -58,7 +59,7 @@ class Replay:
             for name, part in zip(FIELDS, given, strict=True):
                 self.kept[name] = part.new_zeros(r, self.slots, *part.shape[2:])
             self.kept["task"] = torch.zeros(r, self.slots, dtype=torch.long, device=given[0].device)
-        draws = self.agent.drawn(lambda g: torch.rand(given[0].shape[1], generator=g), "reservoir", self.task, i)
+        draws = self.agent.drawn(lambda g: torch.rand(given[0].shape[1], generator=g), Purpose.RESERVOIR, self.task, i)
         for e in range(given[0].shape[1]):
             for row in range(r):
                 place = self.seen if self.seen < self.slots else int(draws[row, e] * (self.seen + 1))
@@ -77,7 +78,7 @@ class Replay:
             return None
         agent = self.agent
         rows = agent.drawn(
-            lambda g: torch.randint(have, (self.count,), generator=g), "replay", self.task, *where
+            lambda g: torch.randint(have, (self.count,), generator=g), Purpose.REPLAY, self.task, *where
         )  # [R, m]
         r, at = len(rows), (torch.arange(len(rows), device=rows.device).unsqueeze(1), rows)
         seen, actions, outputs, rewards, terminated, ended, last = (self.kept[name][at] for name in FIELDS)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.nn import BayesianNetwork
 from evcl.rl.acting import Tally
 from evcl.rl.agent import Agent
@@ -58,7 +58,7 @@ class DQN:
             r, e = divmod(row, s.envs)
             found[row] = q.mean[r]
             if q.log_std is not None:
-                source = generator(self.agent.seeds[r], "thompson", self.task, e, episode)
+                source = generator(self.agent.seeds[r], Purpose.THOMPSON, self.task, e, episode)
                 spread = torch.randn(q.mean.shape[1], generator=source).to(q.mean)
                 found[row] += q.log_std[r].exp() * spread
         return found
@@ -71,7 +71,7 @@ class DQN:
         if (i + 1) * s.envs * s.rollout >= min(WARM, s.steps // 2):
             for u in range(self.updates):
                 rows = agent.drawn(
-                    lambda g: torch.randint(have, (s.batch_size,), generator=g), "replay", self.task, i, u
+                    lambda g: torch.randint(have, (s.batch_size,), generator=g), Purpose.REPLAY, self.task, i, u
                 )
                 self._improve(rows, i, u)
                 self.taken += 1
@@ -102,7 +102,7 @@ class DQN:
                 found = found + s.distill * apart.view(y.shape).mean(1)
             return found
 
-        self.actor.step(agent.noise("noise", self.task, i, u), loss)
+        self.actor.step(agent.noise(Purpose.NOISE, self.task, i, u), loss)
 
     @torch.no_grad()
     def explore(self, i: int) -> None:
@@ -111,7 +111,7 @@ class DQN:
         r, room = len(agent.seeds), self.kept["x"].shape[1]
         share = 0.0 if self.actor.q.log_std is not None else max(FEWEST, 1 - i / (RANDOM * self.iterations))
         shape, actions = (s.rollout, s.envs, 2), agent.stream.actions
-        chance = agent.drawn(lambda g: torch.rand(shape, generator=g), "random actions", self.task, i)
+        chance = agent.drawn(lambda g: torch.rand(shape, generator=g), Purpose.RANDOM_ACTIONS, self.task, i)
         chance = chance.transpose(0, 1).flatten(1, 2)  # [T, R * E, 2]
         start = i * s.rollout * s.envs % room
         for t in range(s.rollout):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 
 
 class Outcome(NamedTuple):
@@ -73,7 +73,7 @@ class Episodes:
     def source(self, row: int) -> torch.Generator:
         """The generator from which the present episode of this environment starts."""
         r, e = divmod(row, self.envs)
-        return generator(self.seeds[r], f"episode {self.purpose}", e, int(self.number[row]))
+        return generator(self.seeds[r], Purpose.EPISODE.of(self.purpose), e, int(self.number[row]))
 
     def start(self, row: int) -> int:
         """The seed from which it starts, for gymnasium's `reset`."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl._core.randomness import Noise
+from evcl._core.randomness import Noise, Purpose
 from evcl.nn import BayesianNetwork
 from evcl.rl.acting import Rollout, Tally
 from evcl.rl.advantages import Path, gae
@@ -77,10 +77,10 @@ class PPO:
         if self.replay is not None:
             self.replay.begin(self.actor, self.critic)
         for p in range(s.passes):
-            order = agent.drawn(lambda g: torch.randperm(x.shape[1], generator=g), "order", self.task, i, p)
+            order = agent.drawn(lambda g: torch.randperm(x.shape[1], generator=g), Purpose.ORDER, self.task, i, p)
             for b, rows in enumerate(order.split(self.batch, 1)):
                 at = torch.arange(r, device=agent.device).unsqueeze(1), rows
-                noise = agent.noise("noise", self.task, i, p, b)
+                noise = agent.noise(Purpose.NOISE, self.task, i, p, b)
                 said = None if taught is None else taught[at]
                 self._improve(x[at], actions[at], old[at], advantages[at], said, noise, (i, p, b))
                 self.critic.step(noise, partial(self._value_loss, x=viewed[at], targets=targets[at]), LONGEST)
@@ -126,11 +126,13 @@ class PPO:
         """`rollout` steps of every environment, each with one draw of the weights."""
         agent, s, envs, q = self.agent, self.s, self.envs, self.actor.q
         shape, actions = (s.rollout, s.envs), agent.stream.actions
-        noise = agent.drawn(lambda g: agent.policy.noise(shape, actions, g), "actions", self.task, i)
+        noise = agent.drawn(lambda g: agent.policy.noise(shape, actions, g), Purpose.ACTIONS, self.task, i)
         noise = noise.transpose(0, 1).flatten(1, 2)  # [T, R * E, D]
         weights = q.mean
         if q.log_std is not None:
-            spread = agent.drawn(lambda g: torch.randn(s.envs, q.mean.shape[1], generator=g), "draw", self.task, i)
+            spread = agent.drawn(
+                lambda g: torch.randn(s.envs, q.mean.shape[1], generator=g), Purpose.DRAW, self.task, i
+            )
             weights = (q.mean.unsqueeze(1) + q.log_std.exp().unsqueeze(1) * spread).flatten(0, 1)
         kept: list[list[Tensor]] = [[] for _ in range(7)]
         agent.bind(weights, self.actor.layout)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.nn import MLP
 from evcl.streams.arrays import Array, transposed
 
@@ -174,7 +174,7 @@ def default(inputs: int, hidden: int, seed: int) -> Perceptron:
     """
     if not hidden:
         return Perceptron([inputs], "tanh", True, np.empty(0))
-    source = generator(seed, "stream")
+    source = generator(seed, Purpose.STREAM)
     w = GAIN * torch.randn(hidden, inputs, generator=source, dtype=torch.float64) / math.sqrt(inputs)
     for unit in range(hidden // 2):
         some = torch.randperm(inputs, generator=source)[: 1 + unit % 2]

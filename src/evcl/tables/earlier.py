@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 
 if TYPE_CHECKING:
     from evcl.tables.model import Model
@@ -60,7 +60,7 @@ class Summary:
 
     def pseudo_rows(self, inputs: int, seed: int, task: int) -> tuple[Tensor, Tensor]:
         """Draw rows [N, inputs] and their classes [N]. Inputs that came later were 0."""
-        drawn = generator(seed, "pseudo-rows", task)
+        drawn = generator(seed, Purpose.PSEUDO_ROWS, task)
         share = (self.counts * PSEUDO / self.counts.sum()).round().clamp_min(1).long()
         place = torch.arange(len(share)).repeat_interleave(share)
         noise = torch.randn(len(place), self.means.shape[1], generator=drawn)
@@ -116,7 +116,7 @@ def read_summaries(
 def summarised(model: Model, x: Tensor, y: Tensor, task: str) -> Summary | None:
     """Summarise rows x [N, D] of classes y [N] of the last task; None if they have too many numbers or too few rows."""
     learner = model.learner
-    drawn = generator(learner.seed, "summary", len(learner.tasks))
+    drawn = generator(learner.seed, Purpose.SUMMARY, len(learner.tasks))
     some = torch.randperm(len(x), generator=drawn)[:ROWS]
     x, y = x[some].float(), y[some]
     codes, rows = y.unique(return_counts=True)

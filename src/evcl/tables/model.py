@@ -23,7 +23,7 @@ from evcl._core.bounds import MOST_CLASSES
 from evcl._core.errors import BadExample, EvclError, ForgettingWarning
 from evcl._core.files import described, open_tensors
 from evcl._core.inputs import positions
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.tasks import Examples, stratified
 from evcl.callbacks import Callback
 from evcl.learner import Learner, load
@@ -204,7 +204,7 @@ class Model:
         count = min(round(validation * len(y)), MOST_HELD, len(y) - 1)
         held = torch.zeros(len(y), dtype=torch.bool)
         if count > 0:
-            drawn = generator(self.learner.seed, "validation", len(self.learner.tasks))
+            drawn = generator(self.learner.seed, Purpose.VALIDATION, len(self.learner.tasks))
             numeric = y.is_floating_point()
             held[torch.randperm(len(y), generator=drawn)[:count] if numeric else stratified(y, count, drawn)[1]] = True
         parts = [torch.empty(int(part.sum()), self.encoder.inputs) for part in (~held, held)]

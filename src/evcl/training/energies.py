@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.likelihoods import Bound, Energy
 from evcl.methods import TaskData
 from evcl.nn import VAE, outputs
@@ -89,7 +89,7 @@ def _importance(run: Run, bound: Bound, mean: Tensor, task: TaskData, samples: i
     """log 1/S sum_s p(x, z_s) / q(z_s | x), z_s drawn from q(z | x): at most log p(x), and equal to it for large S."""
     network, r = run.network, len(mean)
     vae = _vae(run)
-    sources = [generator(seed, "importance", task.task, device=mean.device) for seed in run.seeds]
+    sources = [generator(seed, Purpose.IMPORTANCE, task.task, device=mean.device) for seed in run.seeds]
     rows = max(1, MOST_NUMBERS // network.whole)
     step, found = min(samples, rows), []
     for xs in task.x.split(max(1, rows // samples), 1):
@@ -121,7 +121,7 @@ def sample(run: Run, task: int, count: int) -> Tensor:
     """
     vae, mean, bound = _vae(run), run.predictor(task).mean, run.likelihood
     assert isinstance(bound, Bound)
-    z = torch.stack([torch.randn(count, vae.latents, generator=generator(s, "sample", task)) for s in run.seeds])
+    z = torch.stack([torch.randn(count, vae.latents, generator=generator(s, Purpose.SAMPLE, task)) for s in run.seeds])
     with run.precise(), bound_to(run.network, mean, task, len(mean) * count):
         shown: Tensor = bound.shown(vae.decoder(z.to(mean).flatten(0, 1)).flatten(1)).unflatten(0, (len(mean), count))
         return shown

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evcl._core.devices import limited
 from evcl._core.errors import EvclError
-from evcl._core.randomness import Noise, generator
+from evcl._core.randomness import Noise, Purpose, generator
 from evcl._core.ranks import check_batch
 from evcl._core.settings import Settings
 from evcl.methods import Fit, Fitted, Round, TaskData, shuffled
@@ -209,7 +209,7 @@ class Fitting:
         def length(examples: int) -> int:
             if fit.sampler is shuffled:
                 return examples + sum(rest)
-            return fit.sampler([examples, *rest], batch, generator(0, "length")).numel()
+            return fit.sampler([examples, *rest], batch, generator(0, Purpose.LENGTH)).numel()
 
         if context.reread is None:
             return length(first)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import DeviceNoise, generator
+from evcl._core.randomness import DeviceNoise, Purpose, generator
 from evcl.methods import Sampler, shuffled
 from evcl.nn.chain import Batch
 from evcl.training.data import Pool
@@ -64,8 +64,8 @@ class GraphedSteps:
         self.observer, self.sampler = observer, sampler
         device = step.q.mean.device
         self.distinct = seeds if pool.own is not None else seeds[: period(seeds)]
-        self.generator = generator(0, "gpu", device=device)
-        keys = [generator(seed, "noise", number).initial_seed() for seed in self.distinct]
+        self.generator = generator(0, Purpose.GPU, device=device)
+        keys = [generator(seed, Purpose.NOISE, number).initial_seed() for seed in self.distinct]
         self.noise = DeviceNoise(self.generator, torch.tensor(keys, device=device))
         self.total = torch.zeros(len(seeds), dtype=step.q.mean.dtype, device=device)
         length = len(pool) if length is None else length
@@ -87,7 +87,7 @@ class GraphedSteps:
                 one = Batch(self.order, count, full + int(rest > 0), batch, size, self.total)
                 self.graphs[size, steps] = self._capture(one, steps)
         key = ",".join(map(str, self.seeds))
-        self.generator.manual_seed(generator(0, f"gpu {key}", self.number, epoch).initial_seed())
+        self.generator.manual_seed(generator(0, Purpose.GPU.of(key), self.number, epoch).initial_seed())
         self.total.zero_()
         for shape, times in plan:
             for _ in range(times):
@@ -104,10 +104,10 @@ class GraphedSteps:
         if self.sampler is shuffled:  # on the device
             keys = torch.empty(self.order.shape, device=self.total.device)
             for row, seed in zip(keys, self.distinct, strict=True):
-                row.uniform_(generator=generator(seed, "order", self.number, epoch, device=row.device))
+                row.uniform_(generator=generator(seed, Purpose.ORDER, self.number, epoch, device=row.device))
             order = keys.argsort(dim=1, stable=True)
         else:
-            sources = [generator(seed, "order", self.number, epoch) for seed in self.distinct]
+            sources = [generator(seed, Purpose.ORDER, self.number, epoch) for seed in self.distinct]
             order = torch.stack([self.sampler(self.pool.sizes, batch, source) for source in sources])
         self.order.copy_(self.pool.places(order))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator, weights_of
 from evcl._core.settings import Settings, stack
 from evcl.methods import Method, Model, for_settings, packing
 from evcl.methods import memory as memories
@@ -85,7 +85,7 @@ class Growing(Replicas):
 
     def _private_sources(self, task: int) -> list[torch.Generator]:
         """What the first weights of a task's private layers are drawn from, for each replica."""
-        return [generator(seed, "init private", task) for seed in self.seeds]
+        return [generator(seed, Purpose.INIT_PRIVATE, task) for seed in self.seeds]
 
     def _grow(self, slots: Sequence[Slot]) -> None:
         """Move every buffer to a layout with these slots; new weights are initialised as the first weights were."""
@@ -111,7 +111,7 @@ class Growing(Replicas):
         network = model.network
         old, new = network.layout, network.with_slots(slots)
         seeds = [self.seeds[r] for r in group.replicas]
-        fresh = self._fresh(network, new, slots, seeds, group.settings, f"{model.name} ").posterior
+        fresh = self._fresh(network, new, slots, seeds, group.settings, model.name).posterior
         network.layout = new
         network.posterior = _extended(model.posterior, old.extending(new), fresh)
         return replace(model, posterior=network.posterior)
@@ -123,7 +123,7 @@ class Growing(Replicas):
         slots: Sequence[Slot],
         seeds: Sequence[int],
         s: Settings,
-        purpose: str,
+        of: str,
     ) -> Fresh:
         """Initial values of the weights of these slots, over the whole new layout; 0 for all other weights."""
         mean, old = network.posterior.mean, network.layout
@@ -133,7 +133,7 @@ class Growing(Replicas):
             for name, shape in slot.named.items():
                 network.scales[name] = he_std(slot.fan_in)
                 have = prod(old.shapes[name]) if name in old.shapes else 0
-                sources = [generator(seed, f"{purpose}{name}", have) for seed in seeds]
+                sources = [generator(seed, weights_of(name, of), have) for seed in seeds]
                 rows = [he_uniform((prod(shape) - have,), slot.fan_in, source) for source in sources]
                 drawn[:, part.spans[name]][:, have:] = torch.stack(rows).to(mean)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evcl._core.devices import limited
 from evcl._core.errors import Diverged
-from evcl._core.randomness import DeviceNoise, GeneratorNoise, HostNoise, Noise, generator
+from evcl._core.randomness import DeviceNoise, GeneratorNoise, HostNoise, Noise, Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided
 from evcl.methods import Sampler, shuffled
@@ -111,14 +111,14 @@ class EagerSteps:
 
     def order(self, epoch: int, batch: int) -> Tensor:
         """[R, n]: the positions in the pool of an epoch's examples, in order."""
-        sources = [generator(seed, "order", self.number, epoch) for seed in self.seeds]
+        sources = [generator(seed, Purpose.ORDER, self.number, epoch) for seed in self.seeds]
         orders = torch.stack([self.sampler(self.pool.sizes, batch, source) for source in sources])
         return self.pool.places(orders).to(self.step.q.mean.device)
 
     def epoch(self, epoch: int, batch: int, position: Position | None = None) -> Tensor:
         device, seeds, ranks = self.step.q.mean.device, self.seeds, self.step.ranks
         order = self.order(epoch, batch)
-        sources = [generator(seed, "noise", self.number, epoch) for seed in seeds]
+        sources = [generator(seed, Purpose.NOISE, self.number, epoch) for seed in seeds]
         noise = self.noise or self._noise(sources, epoch)
         total = torch.zeros(len(seeds), dtype=self.step.q.mean.dtype, device=device)
         done = 0
@@ -143,4 +143,4 @@ class EagerSteps:
         if limited(device):
             return HostNoise(GeneratorNoise(sources))
         key = ",".join(map(str, self.seeds))
-        return DeviceNoise(generator(0, f"gpu {key}", self.number, epoch, device=device), torch.empty(0))
+        return DeviceNoise(generator(0, Purpose.GPU.of(key), self.number, epoch, device=device), torch.empty(0))

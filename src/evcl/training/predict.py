@@ -15,7 +15,7 @@ from torch import Tensor
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.forms import widened
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.methods import TaskData
 from evcl.methods.memory import with_examples
 from evcl.methods.method import Asked, Newcomer
@@ -49,7 +49,7 @@ def draws(
         found = torch.zeros(len(distinct), mean.shape[1], dtype=mean.dtype)  # 0 for other heads, which are not asked
         for k, span in parts.items():
             for row, seed in zip(found, distinct, strict=True):
-                row[span].normal_(generator=generator(seed, "predict", draw, k))
+                row[span].normal_(generator=generator(seed, Purpose.PREDICT, draw, k))
         return found
 
     slow = len(distinct) * mean.shape[1] > KEPT_NUMBERS // AHEAD and samples > 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
 from evcl.likelihoods import CATEGORICAL, Likelihood
@@ -110,7 +110,7 @@ class Replicas:
             options["init_std"] = self._start([settings[r] for r in rows]) if bayesian else None
             made = bayesianize(
                 plain if make is None else make(plain),
-                generators=[generator(seeds[r], f"init {field}") for r in rows] if draw else None,
+                generators=[generator(seeds[r], Purpose.INIT.of(field)) for r in rows] if draw else None,
                 replicas=len(rows),
                 **options,
             )
@@ -143,7 +143,7 @@ class Replicas:
         return self.method.trunk(copy.deepcopy(self._plain), rounds)
 
     def _converted(self, trunk: nn.Module, only: Names = None, skip: Names = None) -> BayesianNetwork:
-        sources = [generator(seed, "init") for seed in self.seeds] if self.drawn else None
+        sources = [generator(seed, Purpose.INIT) for seed in self.seeds] if self.drawn else None
         made = bayesianize(trunk, generators=sources, replicas=len(self.seeds), only=only, skip=skip, **self._convert)
         if self.prior == "network":
             made.centre = made.posterior.mean.clone()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.methods import Fit, Reread, Round, TaskData
 from evcl.methods.method import Loss
 from evcl.training.observer import Position
@@ -61,7 +61,7 @@ class RereadSteps(EagerSteps):
         total = torch.zeros(len(self.seeds), dtype=self.step.q.mean.dtype, device=device)
         if position is not None:  # checkpoints are only made at the end of an epoch
             return total.copy_(position.total)
-        sources = [generator(seed, "noise", self.number, epoch) for seed in self.seeds]
+        sources = [generator(seed, Purpose.NOISE, self.number, epoch) for seed in self.seeds]
         noise = self.noise or self._noise(sources, epoch)
         window, seen = self.pool.sizes[0], 0
         for k, (x, y) in enumerate(chunks(self.reread.read(epoch), window)):
@@ -81,7 +81,7 @@ class RereadSteps(EagerSteps):
     def _order(self, epoch: int, batch: int, chunk: int, count: int) -> Tensor:
         """[R, n]: the rows of a chunk of `count` examples, and of the tasks beside it, in the order of their steps."""
         more = (chunk,) if chunk else ()
-        sources = [generator(seed, "order", self.number, epoch, *more) for seed in self.seeds]
+        sources = [generator(seed, Purpose.ORDER, self.number, epoch, *more) for seed in self.seeds]
         sizes = [count, *self.pool.sizes[1:]]
         order = torch.stack([self.sampler(sizes, batch, source) for source in sources])
         return torch.where(order < count, order, order + self.pool.sizes[0] - count)

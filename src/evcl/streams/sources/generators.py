@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from evcl._core.errors import EvclError, unknown
-from evcl._core.randomness import generator
+from evcl._core.randomness import Purpose, generator
 from evcl.streams.sources.drifting import Drift, Phase, drift
 from evcl.streams.sources.source import BLOCK, Rows, Source
 
@@ -197,7 +197,7 @@ class Hyperplane:
         return tuple(map(str, range(self.inputs)))
 
     def rows(self, phase: Phase, seed: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        before, after = (_numbers("hyperplane", seed, concepts, self.inputs) for concepts in phase[:2])
+        before, after = (_numbers(Purpose.HYPERPLANE, seed, concepts, self.inputs) for concepts in phase[:2])
         weights = torch.lerp(before, after, phase.mix[:, None])
         x = _uniform(source, len(weights), self.inputs)
         return x, _flipped(above(x, weights), self.noise, source)
@@ -241,7 +241,7 @@ def _places(seed: int, concept: int) -> Tensor:
     """Which segment each of the 24 inputs shows."""
     places = torch.arange(24)
     if concept:
-        others = 7 + torch.randperm(17, generator=generator(seed, "led", concept))[:7]
+        others = 7 + torch.randperm(17, generator=generator(seed, Purpose.LED, concept))[:7]
         places[:7], places[others] = others, torch.arange(7)
     return places
 
@@ -273,8 +273,8 @@ class RBF:
         return tuple(map(str, range(self.kinds)))
 
     def rows(self, phase: Phase, seed: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-        kinds = _integers(generator(seed, "rbf classes"), 0, self.kinds - 1, self.centres)
-        weights, spreads = _uniform(generator(seed, "rbf"), 2, self.centres)
+        kinds = _integers(generator(seed, Purpose.RBF_CLASSES), 0, self.kinds - 1, self.centres)
+        weights, spreads = _uniform(generator(seed, Purpose.RBF), 2, self.centres)
         cluster = torch.multinomial(weights, len(phase.mix), replacement=True, generator=source)
         before, after = (_centres(seed, concepts, self.centres, self.inputs, cluster) for concepts in phase[:2])
         centre = torch.lerp(before, after, phase.mix[:, None])
@@ -283,7 +283,7 @@ class RBF:
 
 def _centres(seed: int, concepts: Tensor, centres: int, inputs: int, cluster: Tensor) -> Tensor:
     distinct, place = concepts.unique(return_inverse=True)
-    every = torch.stack([_uniform(generator(seed, "rbf centres", int(one)), centres, inputs) for one in distinct])
+    every = torch.stack([_uniform(generator(seed, Purpose.RBF_CENTRES, int(one)), centres, inputs) for one in distinct])
     return every[place, cluster]
 
 
@@ -323,7 +323,7 @@ def generated(
     @lru_cache(maxsize=2)
     def block(number: int, seed: int) -> tuple[Tensor, Tensor]:
         phase = change.phase(torch.arange(number * BLOCK, (number + 1) * BLOCK))
-        x, y = maker.rows(phase, seed, generator(seed, f"stream {label}", number))
+        x, y = maker.rows(phase, seed, generator(seed, Purpose.STREAM.of(label), number))
         return x.float(), y
 
     def part(start: int, stop: int, seed: int) -> Rows:
