@@ -6,7 +6,7 @@ MODULES = (
     "evcl.callbacks",
     "evcl.experiments",
     "evcl.integrations",
-    "evcl.likelihoods",
+    "evcl.targets",
     "evcl.methods",
     "evcl.metrics",
     "evcl.nn",

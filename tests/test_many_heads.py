@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 import evcl
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import Round, TaskData
 from evcl.methods.teacher import taught
 from evcl.nn import BayesianNetwork, Layout, bayesianize, head, mlp, outputs
 from evcl.nn.passes import MANY
+from evcl.targets import CATEGORICAL
 from evcl.training import Run
 
 HEADS = 1200

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from evcl._core.lazy import lazily
 
 if TYPE_CHECKING:
-    from evcl import benchmarks, methods, metrics, nn, streams
+    from evcl import benchmarks, methods, metrics, nn, streams, targets
     from evcl._core.errors import Diverged, EvclError, ForgettingWarning
     from evcl._core.version import __version__
     from evcl.callbacks import Callback, Epoch
@@ -23,7 +23,7 @@ else:  # torch takes seconds to import, and some commands do not need it
         },
         submodules=(
             "benchmarks", "callbacks", "curvature", "data", "integrations", "learner", "likelihoods", "methods",
-            "metrics", "nn", "rl", "streams", "training",
+            "metrics", "nn", "rl", "streams", "targets", "training",
         ),
     )  # fmt: skip
 
@@ -51,4 +51,5 @@ __all__ = [
     "metrics",
     "nn",
     "streams",
+    "targets",
 ]

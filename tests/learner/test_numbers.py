@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from scipy import stats
 
 import evcl
-from evcl.learner.counts import count_interval, count_nll
+from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.training.targets import _rescale, far_outside, limited
 
 
@@ -199,7 +199,7 @@ def test_weights_count_in_the_noise_and_in_the_usual_count() -> None:
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
 def test_surprise_counts_weights_as_repetitions(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
-    likelihood: Any = evcl.likelihoods.get(name)
+    likelihood: Any = evcl.targets.get(name)
     outputs = torch.randn(2, 6, 2 if name == "bernoulli" else 4, generator=rng)
     y = torch.randint(0, 2, (2, 6, 2), generator=rng).float()
     twice = [0, 1, 1, 2, 3, 4, 5, 5]
@@ -230,7 +230,7 @@ def test_inputs_of_another_region_are_not_taken_for_a_contradiction() -> None:
 
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
 def test_predictions_are_known_where_draws_agree(name: str) -> None:
-    likelihood: Any = evcl.likelihoods.get(name)
+    likelihood: Any = evcl.targets.get(name)
     rng = torch.Generator().manual_seed(0)
     base = torch.zeros(1, 4, 1 if name == "bernoulli" else 2)
     for spread, low, high in ((1e-3, 0.999, 1.0), (20.0, 0.0, 0.2)):

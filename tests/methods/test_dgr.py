@@ -14,9 +14,9 @@ from torch.nn.utils import skip_init
 import evcl
 from evcl._core.errors import EvclError
 from evcl._core.settings import resolve
-from evcl.likelihoods import CATEGORICAL, Bound
 from evcl.methods import METHODS, Minibatch, Round, TaskData, packing
 from evcl.methods.generator import VAE, begun, generated, made
+from evcl.targets import CATEGORICAL, Bound
 from evcl.training import Run
 from evcl.training.observer import Observer
 

@@ -13,9 +13,9 @@ import evcl
 from evcl._core.errors import EvclError
 from evcl._core.randomness import generator
 from evcl.curvature import kernels
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData
 from evcl.methods.fromp import Functional, functional
+from evcl.targets import CATEGORICAL
 
 F64 = torch.float64
 TASKS = [task(0, 0), task(1, 1, 20), task(2, 0), task(3, 1)]

@@ -234,7 +234,7 @@ def test_a_tracker_that_perturbs_restores_the_weights():
 
 def test_the_mode_of_a_weight_without_a_fisher_is_the_mean():
     network = made("imm-mode").network
-    round_ = Round(0, [data(0)], network, network.posterior, [], [0], evcl.likelihoods.CATEGORICAL)
+    round_ = Round(0, [data(0)], network, network.posterior, [], [0], evcl.targets.CATEGORICAL)
     run = made("imm-mode", **PLAIN)
     layout = run.network.layout
     zero = Gaussian(torch.zeros_like(network.posterior.mean), None)

@@ -12,10 +12,10 @@ from torch.nn.utils import skip_init
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData, teach
 from evcl.methods.data import Minibatch
 from evcl.methods.teacher import others
+from evcl.targets import CATEGORICAL
 from evcl.training import Run, learn_stream
 
 F64 = torch.float64

@@ -13,11 +13,11 @@ import evcl
 from evcl.benchmarks import language
 from evcl.benchmarks.benchmark import Examples
 from evcl.experiments import configure, execute
-from evcl.likelihoods import Energy, NextToken
 from evcl.methods import Round, TaskData
 from evcl.methods.data import Minibatch
 from evcl.methods.teacher import KEEN, TOLD, protection
 from evcl.nn import outputs
+from evcl.targets import Energy, NextToken
 
 LETTERS, LENGTH = 5, 8
 

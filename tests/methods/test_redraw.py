@@ -10,10 +10,10 @@ from torch import nn
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Round, TaskData
 from evcl.methods.redraw import redrawn
 from evcl.nn import outputs
+from evcl.targets import CATEGORICAL
 from evcl.training import Run
 
 F64 = torch.float64

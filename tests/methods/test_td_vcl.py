@@ -9,10 +9,10 @@ import torch
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Mixed, Round, TaskData, autograd_gradients, collapse
 from evcl.methods.td_vcl import learn, shares
 from evcl.nn import Gaussian
+from evcl.targets import CATEGORICAL
 from evcl.training import Run
 
 F64 = torch.float64

@@ -13,12 +13,12 @@ from sklearn.datasets import load_digits
 
 import evcl
 from evcl._core.settings import resolve
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import METHODS, Elastic, Fitted, Round, TaskData
 from evcl.methods.label_noise import RIDGE, _error, label_noise, tempering
 from evcl.methods.teacher import UNTAUGHT, USUAL, agreement, more_rows, protection, unlearned
 from evcl.methods.vcl import kl
 from evcl.nn import Gaussian, he_std, outputs
+from evcl.targets import CATEGORICAL
 from evcl.training import Run
 
 F64 = torch.float64

@@ -16,10 +16,10 @@ from evcl import curvature
 from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.benchmarks import get
 from evcl.experiments import configure, execute
-from evcl.likelihoods import Bound, Energy, NextToken
 from evcl.nn import VAE, PerTask, bayesianize, task_vae
 from evcl.nn.film import Mixture
 from evcl.nn.private import PrivateRows
+from evcl.targets import Bound, Energy, NextToken
 from evcl.training.film import PrivateFit
 
 F64 = torch.float64

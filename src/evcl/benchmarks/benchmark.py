@@ -16,7 +16,7 @@ from evcl._core.registry import Registry
 from evcl._core.settings import SEED, VALIDATION, Setting
 from evcl._core.tasks import Examples, Task, stratified
 from evcl.benchmarks.scenario import in_scenario
-from evcl.likelihoods import Energy
+from evcl.targets import Energy
 
 
 class Benchmark(Sequence[Task]):

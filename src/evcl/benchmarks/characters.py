@@ -11,8 +11,8 @@ from evcl._core.errors import EvclError
 from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
-from evcl.likelihoods import Bound
 from evcl.nn import VAE, task_vae
+from evcl.targets import Bound
 
 CHARACTERS = 10
 WORDS = {"characters-notmnist": "ABCDEFGHIJ"}

@@ -19,7 +19,7 @@ from evcl._core.summaries import BENCHMARK_SUMMARIES
 from evcl._core.tasks import Examples, Task
 from evcl.benchmarks.benchmark import Benchmark, Entry, Request
 from evcl.data import load_texts
-from evcl.likelihoods import NextToken
+from evcl.targets import NextToken
 
 NAME = "sotu-decades"
 LENGTH = 64  # characters of a window

@@ -31,8 +31,8 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.ranks import Ranks
 from evcl._core.settings import ELASTIC
-from evcl.likelihoods import CATEGORICAL, Estimate, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout, head_names
+from evcl.targets import CATEGORICAL, Estimate, Likelihood
 
 KINDS = ELASTIC["fisher"].choices
 CHUNK_NUMBERS, CHUNK_ROWS = (

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from evcl.curvature.fisher import Call, Sample, add, add_neighbours, likelihood_targets, note_layers, output_gradients
-from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.nn import BayesianLayer, BayesianNetwork, Layout
+from evcl.targets import CATEGORICAL, Likelihood
 
 Factors = dict[str, tuple[Tensor, Tensor]]  # the key of a block -> its A [R, i, i], or [R, i] if diagonal; G [R, o, o]
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from evcl._core.randomness import Noise
 from evcl.curvature.fisher import Call, add, gradient_of, output_gradients, record, uses_of
 from evcl.curvature.kfac import FactorSums, Kronecker
-from evcl.likelihoods.categorical import foreign
-from evcl.likelihoods.likelihood import Estimate, own_columns
 from evcl.nn import BayesianNetwork, Layout
+from evcl.nn.slots import foreign
+from evcl.targets.likelihood import Estimate, own_columns
 
 
 class StepCurvature:

@@ -26,7 +26,7 @@ from evcl.experiments.outcome import environment, result_of
 from evcl.experiments.result import Result, merge, summarise
 from evcl.experiments.resume import identity, program_name
 from evcl.experiments.trunk import is_text, parsed, trunk
-from evcl.likelihoods import CATEGORICAL, Likelihood
+from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training import (
     Checkpointer,
     Checkpoints,

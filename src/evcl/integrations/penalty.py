@@ -28,7 +28,6 @@ from evcl._core.inputs import labels
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import CORESET, SEED, TRAINING, Settings, resolve
 from evcl.learner.reading import Reader, is_dataset
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods import Fit, Fitted, Learned, Learning, Method, Model, Reread, Round, TaskData, packing
 from evcl.methods import get as get_method
 from evcl.methods import memory as memories
@@ -37,6 +36,7 @@ from evcl.methods.variants import for_settings
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, bayesianize, copied, log_stds
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call, Output
+from evcl.targets import CATEGORICAL
 
 ROWS = 1000  # at least this many examples of a task are read, if it has as many
 # settings of evcl's own loop

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from evcl._core.lazy import lazily
 
 if TYPE_CHECKING:
-    from evcl.learner.answers import Measures, NumberMeasures, Numbers, Predictions
     from evcl.learner.card import read_card
     from evcl.learner.kinds import EVCL, EWC, VCL, Naive
     from evcl.learner.learner import Learner
@@ -13,11 +12,12 @@ if TYPE_CHECKING:
     from evcl.learner.loading import load, rebuilt
     from evcl.learner.merging import merge
     from evcl.learner.reading import INFER
+    from evcl.targets.answers import Measures, NumberMeasures, Numbers, Predictions
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "evcl.learner.answers": "Measures NumberMeasures Numbers Predictions",
+            "evcl.targets.answers": "Measures NumberMeasures Numbers Predictions",
             "evcl.learner.card": "read_card",
             "evcl.learner.kinds": "EVCL EWC VCL Naive",
             "evcl.learner.learner": "Learner",

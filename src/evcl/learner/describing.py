@@ -10,9 +10,9 @@ from evcl._core.errors import EvclError
 from evcl.learner import card
 from evcl.learner.saved import FORMAT
 from evcl.learner.scales import scale_described
-from evcl.likelihoods import CATEGORICAL
 from evcl.nn import MLP, Prior, head_names
 from evcl.nn.lora import adapter_tensors, base_hash
+from evcl.targets import CATEGORICAL
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner

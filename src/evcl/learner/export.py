@@ -27,9 +27,9 @@ from evcl._core.forms import Form, Key
 from evcl._core.settings import BAYESIAN
 from evcl._core.version import __version__
 from evcl.learner.plain import plain_networks
-from evcl.likelihoods import CATEGORICAL
 from evcl.methods.class_statistics import Likelihood, statistics_in
 from evcl.nn import MLP
+from evcl.targets import CATEGORICAL
 from evcl.training.predict import draws as weight_draws
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.settings import Setting
 from evcl._core.tasks import Examples, Task
-from evcl.likelihoods import Bound, Energy
 from evcl.methods import TaskData
+from evcl.targets import Bound, Energy
 from evcl.training import energies
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ from evcl.learner.learning import NEW, Learning, Options
 from evcl.learner.predictor import Predictor, tasks_of
 from evcl.learner.reading import Reader
 from evcl.learner.saved import write
-from evcl.likelihoods import Energy
-from evcl.likelihoods import get as get_likelihood
 from evcl.methods import Method, check_targets, known_settings
 from evcl.methods import get as get_method
 from evcl.methods.adapters import check_restarts, one_per_task
@@ -31,6 +29,8 @@ from evcl.methods.memory import copies_network
 from evcl.nn import MLP, VAE, LoRA, Names, Prior
 from evcl.nn.inputs import Call, Output, without_classifier
 from evcl.nn.lora import with_adapters
+from evcl.targets import Energy
+from evcl.targets import get as get_likelihood
 from evcl.training import Run, Session
 
 SHOWN = 8  # of many classes, this many are named
@@ -61,9 +61,9 @@ class Learner(Predictor):
     `last_hidden_state` over the steps that the mask keeps; if there is none, `logits`. A Hugging Face model for
     classification is used without its last layer, whose place the heads take, unless `output` is given.
     `likelihood` says what the targets are: "categorical", one of several classes; "gaussian", numbers, with a noise
-    that is learned (see `evcl.likelihoods`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
+    that is learned (see `evcl.targets`); "bernoulli", any number of yes-or-no labels at once; "poisson", counts.
     Targets other than classes are [N], or [N, D] for D of them. Without labels, "bound" learns a generative model, an
-    `evcl.nn.VAE`, and an `evcl.likelihoods.Energy` anything else that the network's own outputs can be judged by:
+    `evcl.nn.VAE`, and an `evcl.targets.Energy` anything else that the network's own outputs can be judged by:
     `learn(x)`, then `log_likelihood` and `sample`.
     `accumulate=k` computes the gradient of each step in k parts of batch_size / k examples: it needs less memory.
 

@@ -30,7 +30,7 @@ from evcl.learner.predictor import normalised_entropy
 from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
-from evcl.likelihoods import CATEGORICAL, Bernoulli, Energy
+from evcl.targets import CATEGORICAL, Bernoulli, Energy
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
 from evcl.training.targets import far_outside, limited

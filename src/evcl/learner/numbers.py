@@ -12,10 +12,10 @@ from torch import Tensor
 
 from evcl import metrics
 from evcl._core.errors import EvclError
-from evcl.learner.answers import Measures, NumberMeasures, Numbers, Predictions
-from evcl.learner.counts import count_interval, count_nll
 from evcl.learner.reading import INFER, in_form
-from evcl.likelihoods import Bernoulli, Poisson
+from evcl.targets import Bernoulli, Poisson
+from evcl.targets.answers import Measures, NumberMeasures, Numbers, Predictions
+from evcl.targets.negative_binomial import count_interval, count_nll
 from evcl.training.targets import Scale
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods import CATEGORICAL, Energy, Poisson
 from evcl.nn import BayesianNetwork, PerTask, head_names
 from evcl.nn.blank import blank
 from evcl.nn.film import FilmRows, folded_
 from evcl.nn.inputs import headed
+from evcl.targets import CATEGORICAL, Energy, Poisson
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner

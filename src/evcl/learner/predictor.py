@@ -16,9 +16,9 @@ from evcl._core.errors import BadExample, EvclError, unknown
 from evcl._core.inputs import Label, positions
 from evcl._core.tasks import Examples, Task
 from evcl.learner import generating, numbers
-from evcl.learner.answers import Measures, Predictions
 from evcl.learner.reading import INFER, Reader, in_form, like
-from evcl.likelihoods import CATEGORICAL, Bernoulli, Energy
+from evcl.targets import CATEGORICAL, Bernoulli, Energy
+from evcl.targets.answers import Measures, Predictions
 from evcl.training import Run, Session
 
 

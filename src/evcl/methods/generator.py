@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
-from evcl.likelihoods.bound import LEAST_LOG_VARIANCE, Bound
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.memory import Model, per_layer, per_task
 from evcl.methods.method import Fit, Fitted, Loss, Round
@@ -35,6 +34,7 @@ from evcl.nn import BayesianNetwork, Gaussian, bayesianize
 from evcl.nn.blank import blank
 from evcl.nn.layers import Embedding
 from evcl.nn.vae import Draw
+from evcl.targets.bound import LEAST_LOG_VARIANCE, Bound
 
 CHUNK = 8192  # rows generated at once
 

@@ -29,11 +29,11 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
-from evcl.likelihoods import Likelihood, Objective
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Part, copied
+from evcl.targets import Likelihood, Objective
 
 
 class Tracker:

@@ -41,10 +41,10 @@ from torch import Tensor
 from evcl import curvature
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import Setting, Settings
-from evcl.likelihoods import Likelihood
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.method import Fitted, Loss, Round, Taught
 from evcl.nn import BayesianNetwork, Gaussian, Layout, outputs
+from evcl.targets import Likelihood
 
 ASKED = 1000  # maximum number of new rows used to measure whether the teacher agrees with the labels
 USUAL = 0.15  # EVCL's default for `distill`: a larger value learns less of the new task, a smaller one forgets more

@@ -29,14 +29,13 @@ from torch import Tensor, nn
 
 from evcl._core.randomness import Noise
 from evcl.kernels.native import Native, native
-from evcl.likelihoods.categorical import foreign
 from evcl.nn.film import Film
 from evcl.nn.layers import Linear
 from evcl.nn.lessons import LessonPass, Lessons
 from evcl.nn.network import BayesianNetwork
 from evcl.nn.perceptron import MLP
 from evcl.nn.posterior import Layout
-from evcl.nn.slots import head_names
+from evcl.nn.slots import foreign, head_names
 
 
 class ChainData(Protocol):

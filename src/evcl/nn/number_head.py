@@ -42,7 +42,7 @@ class NumberHead(Linear):
     @torch.no_grad()
     def follow(self, error: Tensor, rows: int, rate: float) -> None:
         """Move the noise by a fraction `rate` towards that of a task of this many rows with the mean squared error
-        [R, D] (see likelihoods/gaussian.py); in place, and NaN changes nothing.
+        [R, D] (see targets/numbers.py); in place, and NaN changes nothing.
         """
         noise, before = self.earlier[:, 0], self.earlier[:, 1]
         wanted = (before * noise + rows * error) / (before + rows)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from evcl.nn.posterior import Shape
 
 
@@ -32,3 +35,9 @@ def head_names(k: int) -> dict[str, str]:
 def head(k: int, classes: int, features: int) -> Slot:
     """The linear layer from the trunk's features to the outputs of head k."""
     return Slot(f"head {k}", {"weight": (classes, features), "bias": (classes,)}, features)
+
+
+def foreign(columns: Tensor, classes: int) -> Tensor:
+    """[..., classes]: True for classes outside an example's `columns` [..., 2]."""
+    place = torch.arange(classes, device=columns.device)
+    return (place < columns[..., :1]) | (place >= columns[..., 1:])

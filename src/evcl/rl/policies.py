@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from evcl.likelihoods import CATEGORICAL
-from evcl.likelihoods.likelihood import Estimate, Stateless
+from evcl.targets import CATEGORICAL
+from evcl.targets.likelihood import Estimate, Stateless
 
 
 class Policy(Protocol):

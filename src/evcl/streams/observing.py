@@ -195,7 +195,7 @@ class Numbers:
     """K numbers with Gaussian noise, y [n, K]. Predictions [R, n, 3 K] are the mean and the variances of noise and of
     the outputs.
 
-    The noise has an inverse gamma as its prior, as in likelihoods/gaussian.py, after `count` rows with the mean squared
+    The noise has an inverse gamma as its prior, as in targets/numbers.py, after `count` rows with the mean squared
     error v: v <- (count v + sum E (y - f)^2) / (count + n), where E averages over the outputs after the rows.
     """
 

@@ -16,7 +16,6 @@ from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
-from evcl.likelihoods import get as get_likelihood
 from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.arrays import Array, finite, total, within
 from evcl.streams.bank import Bank, Looked, all_states, restore
@@ -24,6 +23,7 @@ from evcl.streams.building import bank_of
 from evcl.streams.observing import Counts, Targets, parts
 from evcl.streams.observing import Numbers as GaussianNumbers
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
+from evcl.targets import get as get_likelihood
 
 SETTINGS: dict[str, Setting] = {
     "method": Setting(

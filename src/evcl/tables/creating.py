@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from evcl import likelihoods
+from evcl import targets
 from evcl._core.bounds import MOST_INPUTS
 from evcl._core.settings import SEED, resolve
 from evcl.learner import Learner
@@ -45,7 +45,7 @@ def create(
     chosen_kind, kind = kind, kind or "class"
     chosen = get_method(method)  # wrong options raise here, before the file is read
     resolved = resolve(chosen.name, known_settings(chosen, settings or {}), settings or {})
-    check_targets(chosen, resolved, likelihoods.get(LIKELIHOODS[kind]))
+    check_targets(chosen, resolved, targets.get(LIKELIHOODS[kind]))
     SEED.check("seed", seed)
     mlp(1, hidden)
     for name in (*drop, *categories):

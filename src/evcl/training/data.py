@@ -9,11 +9,11 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
-from evcl.likelihoods import CATEGORICAL, Objective
 from evcl.methods import NO_HEAD, Minibatch, TaskData
 from evcl.methods.augment import augmented, check_images
 from evcl.nn import BayesianNetwork
 from evcl.nn.film import Mixture
+from evcl.targets import CATEGORICAL, Objective
 
 SLOWEST, FASTEST = 0.02, 0.5  # the fraction by which the noise of numbers follows a batch: one epoch, within limits
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evcl.likelihoods import Likelihood
 from evcl.methods import TaskData
+from evcl.targets import Likelihood
 from evcl.training.step import Step
 
 

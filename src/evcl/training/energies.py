@@ -1,5 +1,5 @@
 """Networks without heads, whose own outputs explain the targets: their data within a session, how likely they make new
-examples, and what they generate. See `evcl.likelihoods.Energy`.
+examples, and what they generate. See `evcl.targets.Energy`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
-from evcl.likelihoods import Bound, Energy
 from evcl.methods import TaskData
 from evcl.nn import VAE, outputs
 from evcl.nn.passes import bound_to
+from evcl.targets import Bound, Energy
 
 if TYPE_CHECKING:
     from evcl.training.run import Run

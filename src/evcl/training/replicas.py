@@ -17,7 +17,6 @@ from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.ranks import Ranks
 from evcl._core.settings import Settings, decided, stack
-from evcl.likelihoods import CATEGORICAL, Likelihood
 from evcl.methods import Method, Model, TaskData, for_settings, packing
 from evcl.methods import memory as memories
 from evcl.methods.memory import Fresh
@@ -27,6 +26,7 @@ from evcl.nn.convert import INIT_SHARE
 from evcl.nn.independence import check_examples_independent
 from evcl.nn.inputs import Call
 from evcl.nn.lora import adapted
+from evcl.targets import CATEGORICAL, Likelihood
 from evcl.training.state import State, tensors_of
 from evcl.training.step import matmul_precision
 

@@ -17,10 +17,10 @@ from evcl._core.density import Density
 from evcl._core.devices import double
 from evcl._core.errors import EvclError
 from evcl._core.inputs import Label, positions
-from evcl.likelihoods import CATEGORICAL, Energy
 from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
+from evcl.targets import CATEGORICAL, Energy
 from evcl.training import energies, targets
 from evcl.training.run import Run
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from evcl._core.devices import double
 from evcl._core.inputs import Label, positions
 from evcl._core.tasks import Examples, Task
-from evcl.likelihoods import Bound
 from evcl.methods import TaskData
+from evcl.targets import Bound
 from evcl.training.checkpointer import Checkpointer
 from evcl.training.energies import is_energy, log_likelihood, sample
 from evcl.training.observer import Observer, Observers

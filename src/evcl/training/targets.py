@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods import Gaussian, Poisson
 from evcl.methods import TaskData
 from evcl.methods.memory import rescaled
 from evcl.nn import head_names
+from evcl.targets import Gaussian, Poisson
 
 if TYPE_CHECKING:
     from evcl.training.run import Run

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, Poisson
 
-from evcl.likelihoods import CATEGORICAL, LIKELIHOODS, Estimate, Likelihood
+import evcl
+from evcl.targets import CATEGORICAL, LIKELIHOODS, Energy, Estimate, Likelihood
 
 R, N, D = 2, 5, 3
 OTHERS = [one for one in LIKELIHOODS.values() if one is not CATEGORICAL]
@@ -119,3 +120,10 @@ def test_surprise_is_about_one_for_targets_as_expected(likelihood: Likelihood) -
 def test_a_copy_is_the_object_itself(likelihood: Likelihood) -> None:
     """So that `likelihood is CATEGORICAL` also holds in a copy of a learner."""
     assert copy.copy(likelihood) is copy.deepcopy([likelihood])[0] is likelihood
+
+
+def test_the_package_is_also_found_under_its_earlier_name() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use evcl\.targets\.Energy"):
+        assert evcl.likelihoods.Energy is Energy
+    with pytest.raises(AttributeError):
+        evcl.likelihoods.Nothing  # noqa: B018

@@ -14,7 +14,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.energy import Energy
+from evcl.targets.energy import Energy
 
 LEAST_LOG_VARIANCE = -8.0  # without a limit, the density of a constant input is infinite
 

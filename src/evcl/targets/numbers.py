@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import OF_NUMBERS, Estimate, Likelihood, draw, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, draw, known, own_columns, weighted
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 

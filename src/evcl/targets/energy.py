@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods.likelihood import Estimate, Likelihood
+from evcl.targets.likelihood import Estimate, Likelihood
 
 Of = Callable[[Tensor, Tensor], Tensor]
 

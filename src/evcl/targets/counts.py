@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
-from evcl.likelihoods.likelihood import OF_NUMBERS, Estimate, Likelihood, known, own_columns, weighted
+from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, known, own_columns, weighted
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 

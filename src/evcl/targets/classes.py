@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Estimate, Likelihood
+from evcl.nn.slots import foreign
+from evcl.targets.likelihood import Estimate, Likelihood
 
 
 class Categorical(Likelihood):
@@ -62,9 +63,3 @@ def _labels(p: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
     if generators is None:
         raise ValueError("a sampled Fisher needs generators")
     return torch.cat([torch.multinomial(q.cpu(), 1, generator=g) for q, g in zip(p, generators, strict=True)])
-
-
-def foreign(columns: Tensor, classes: int) -> Tensor:
-    """[..., classes]: True for classes outside an example's `columns` [..., 2]."""
-    place = torch.arange(classes, device=columns.device)
-    return (place < columns[..., :1]) | (place >= columns[..., 1:])

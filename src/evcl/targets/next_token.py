@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods.energy import Energy
+from evcl.targets.energy import Energy
 
 
 class NextToken(Energy):

@@ -1,14 +1,14 @@
 """Likelihoods: they turn the network's outputs into an NLL, predictions and the targets of the Fisher."""
 
 from evcl._core.errors import EvclError
-from evcl.likelihoods.bernoulli import Bernoulli
-from evcl.likelihoods.bound import Bound
-from evcl.likelihoods.categorical import CATEGORICAL, Categorical
-from evcl.likelihoods.energy import Energy
-from evcl.likelihoods.gaussian import Gaussian
-from evcl.likelihoods.likelihood import Estimate, Likelihood, Objective
-from evcl.likelihoods.next_token import NextToken
-from evcl.likelihoods.poisson import Poisson
+from evcl.targets.bound import Bound
+from evcl.targets.classes import CATEGORICAL, Categorical
+from evcl.targets.counts import Poisson
+from evcl.targets.energy import Energy
+from evcl.targets.labels import Bernoulli
+from evcl.targets.likelihood import Estimate, Likelihood, Objective
+from evcl.targets.next_token import NextToken
+from evcl.targets.numbers import Gaussian
 
 LIKELIHOODS: dict[str, Likelihood] = {one.name: one for one in (CATEGORICAL, Gaussian(), Bernoulli(), Poisson())}
 """The likelihoods by name: classes, numbers, several yes-or-no labels, counts."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evcl.likelihoods.likelihood import Estimate, Likelihood, draw, known, own_columns, weighted
+from evcl.targets.likelihood import Estimate, Likelihood, draw, known, own_columns, weighted
 
 
 class Bernoulli(Likelihood):

@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from evcl._core.errors import EvclError
-from evcl.learner.counts import count_interval
+from evcl.targets.negative_binomial import count_interval
 
 
 class Predictions(NamedTuple):
