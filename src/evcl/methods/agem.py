@@ -9,7 +9,6 @@ and the optimiser takes g. Kept rows only forbid directions; they are not traine
 from __future__ import annotations
 
 from evcl._core.settings import Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Interleaved
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.rehearsal import REHEARSAL, Rehearsal
@@ -26,8 +25,6 @@ def learn(memory: Rehearsal, round_: Round, s: Settings) -> Learning:
 
 AGEM = Method(
     name="agem",
-    summary=METHOD_SUMMARIES["agem"],
-    bayesian=False,
     learn=learn,
     memory=Rehearsal,
     settings=REHEARSAL,

@@ -20,7 +20,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import CORESET, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import TaskData
 from evcl.methods.memory import examples, per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -106,19 +105,17 @@ def _fixed(kind: str) -> dict[str, Setting]:
 VCL_RANDOM = with_coreset(
     VCL,
     name="vcl-random-coreset",
-    summary=METHOD_SUMMARIES["vcl-random-coreset"],
+    summary="",
     settings={**VCL.settings, **_fixed("random")},
 )
 VCL_KCENTER = with_coreset(
     VCL,
     name="vcl-kcenter-coreset",
-    summary=METHOD_SUMMARIES["vcl-kcenter-coreset"],
+    summary="",
     settings={**VCL.settings, **_fixed("kcenter")},
 )
 RANDOM = Method(
     name="random-coreset",
-    summary=METHOD_SUMMARIES["random-coreset"],
-    bayesian=False,
     learn=_learn_kept,
     memory=KeptAlone,
     predictor=_tuned,
@@ -128,6 +125,6 @@ RANDOM = Method(
 KCENTER = replace(
     RANDOM,
     name="kcenter-coreset",
-    summary=METHOD_SUMMARIES["kcenter-coreset"],
+    summary="",
     settings=_fixed("kcenter"),
 )

@@ -95,8 +95,7 @@ def _first(x: Tensor, round_: Round, most: float) -> dict[str, Tensor]:
 
 def shuffled(task: TaskData, i: int, round_: Round) -> Tensor:
     """[R, n]: the rows of task i in random order."""
-    sources = round_.generators(Purpose.FOLDS, i)
-    return torch.stack([torch.randperm(task.y.shape[1], generator=g) for g in sources]).to(task.y.device)
+    return task.drawn(round_.generators(Purpose.FOLDS, i))
 
 
 def added(statistics: Statistics, task: TaskData, rows: Tensor, classes: int, seeds: Sequence[int]) -> Statistics:

@@ -67,6 +67,11 @@ class TaskData:
         below = network.below(self.x)
         return (self, False) if below is None else (replace(self, x=below), True)
 
+    def drawn(self, generators: Sequence[torch.Generator], most: int | None = None) -> Tensor:
+        """[R, n]: the numbers of all examples in random order, or of up to `most` of them, by each generator."""
+        orders = [torch.randperm(self.y.shape[1], generator=one)[:most] for one in generators]
+        return torch.stack(orders).to(self.y.device)
+
     def take_weights(self, rows: Tensor) -> Tensor | None:
         """[R, B]: the weights of the examples `rows` [R, B]."""
         if self.weights is None:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Interleaved, Minibatch, TaskData
 from evcl.methods.memory import per_task
 from evcl.methods.method import Fit, Fitted, Learned, Learning, LogitLoss, Method, Round
@@ -111,9 +110,7 @@ def _said(fitted: Fitted, task: TaskData) -> Tensor:
 
 DERPP = Method(
     name="derpp",
-    summary=METHOD_SUMMARIES["derpp"],
     only_classes="it distils class probabilities",
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evcl._core.settings import TRAINING, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import NO_HEAD, Minibatch, TaskData
 from evcl.methods.generator import GENERATOR, Memory, Replay, begun, retrained
 from evcl.methods.method import Fit, Learned, Learning, Loss, Method, Round
@@ -103,9 +102,7 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 DGR = Method(
     name="dgr",
-    summary=METHOD_SUMMARIES["dgr"],
     only_classes="the labels of its generated rows are classes",
-    bayesian=False,
     learn=learn,
     replays=True,
     memory=Memory,

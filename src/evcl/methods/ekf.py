@@ -25,7 +25,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import Setting, Settings, decided
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round, Tracker
@@ -165,7 +164,6 @@ def marginal(q: Gaussian, rows: Tensor) -> Gaussian:
 
 EKF = Method(
     name="ekf",
-    summary=METHOD_SUMMARIES["ekf"],
     bayesian=True,
     learn=learn,
     memory=Memory,

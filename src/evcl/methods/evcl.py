@@ -35,7 +35,6 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from evcl._core.settings import ELASTIC, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import class_statistics
 from evcl.methods.class_statistics import Statistics
 from evcl.methods.domains import domains as judged
@@ -87,7 +86,6 @@ ONE_SOFTMAX = Setting(
 )
 EVCL = Method(
     name="evcl",
-    summary=METHOD_SUMMARIES["evcl"],
     bayesian=True,
     learn=with_classes(learn),
     memory=Memory,

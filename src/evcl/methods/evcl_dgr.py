@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.dgr import DGR, REPLAY, labelled
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.evcl import EVCL
@@ -89,7 +88,7 @@ def tempered(q: Gaussian, first: Gaussian, left: Tensor) -> Gaussian:
 EVCL_DGR = replace(
     EVCL,
     name="evcl-dgr",
-    summary=METHOD_SUMMARIES["evcl-dgr"],
+    summary="",
     only_classes="the labels of its generated rows are classes",
     learn=learn,
     memory=Memory,

@@ -53,7 +53,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import evcl
 from evcl.methods.data import TaskData
 from evcl.methods.generative import counting, trainable
@@ -223,4 +222,4 @@ SHARE = Setting(
     "alpha, the share of the evidence of earlier tasks that kept or generated rows carry; the posterior has the rest",
     high=1.0,
 )
-EVCL_ER = with_replay(evcl.EVCL, name="evcl-er", summary=METHOD_SUMMARIES["evcl-er"])
+EVCL_ER = with_replay(evcl.EVCL, name="evcl-er", summary="")

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evcl._core.settings import ELASTIC, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.elastic_memory import Memory
 from evcl.methods.importance import trackers
 from evcl.methods.kronecker import MERGE, penalty, remembered
@@ -29,8 +28,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 EWC = Method(
     name="ewc",
-    summary=METHOD_SUMMARIES["ewc"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

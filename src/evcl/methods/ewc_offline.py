@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import ELASTIC, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.importance import IMPORTANCE, divisor
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -68,8 +67,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 EWC_OFFLINE = Method(
     name="ewc-offline",
-    summary=METHOD_SUMMARIES["ewc-offline"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

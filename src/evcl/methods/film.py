@@ -13,19 +13,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evcl._core.settings import TRAINING
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.evcl import EVCL
 from evcl.methods.gvcl import GVCL
 from evcl.methods.method import Method
 
 
 def with_film(method: Method, **defaults: float) -> Method:
-    """The method NAME with FiLM and these other defaults, as `NAME-film`; its summary is in METHOD_SUMMARIES."""
+    """The method NAME with FiLM and these other defaults, as `NAME-film`."""
     name, own = f"{method.name}-film", dict(method.settings)
     own |= {key: replace(method.known_settings[key], default=value) for key, value in defaults.items()}
     own["film"] = replace(TRAINING["film"], default=True)
     shares = f"{method.shares} with film"  # the network of a program has FiLM or not, for all its replicas
-    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own, shares=shares)
+    return replace(method, name=name, summary="", settings=own, shares=shares)
 
 
 EVCL_FILM = with_film(EVCL, distill=0.0)

@@ -35,7 +35,6 @@ from evcl import curvature
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import ELASTIC, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.importance import fisher
 from evcl.methods.memory import examples, per_task, per_weight
@@ -194,9 +193,7 @@ def clipping(norm: Number) -> list[Tracker]:
 
 FROMP = Method(
     name="fromp",
-    summary=METHOD_SUMMARIES["fromp"],
     only_classes="it protects class probabilities",
-    bayesian=False,
     learn=learn,
     memory=Memory,
     # On validation data of the digits in all scenarios. Without `clip`, the penalty is so stiff that new tasks are

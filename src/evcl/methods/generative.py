@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 from evcl._core.errors import EvclError
 from evcl._core.settings import TRAINING, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.class_statistics import Statistics, log_joint
 from evcl.methods.counting import counted
 from evcl.methods.method import Learned, Learning, Method, Round
@@ -79,9 +78,7 @@ def _learn(memory: Statistics, round_: Round, s: Settings) -> Learning:
 
 GENERATIVE = Method(
     name="generative-classifier",
-    summary=METHOD_SUMMARIES["generative-classifier"],
     only_classes="it has a density of the inputs of each class",
-    bayesian=False,
     learn=_learn,
     memory=Statistics,
     settings={

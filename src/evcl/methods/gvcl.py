@@ -17,7 +17,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.label_noise import tempering
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.redraw import REDRAW, redrawn
@@ -71,7 +70,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 # `strength` was chosen on the validation data of permuted-digits and split-digits: values from 10 to 100 are good.
 GVCL = Method(
     name="gvcl",
-    summary=METHOD_SUMMARIES["gvcl"],
     bayesian=True,
     learn=learn,
     memory=Memory,

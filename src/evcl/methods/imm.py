@@ -31,7 +31,6 @@ from torch import Tensor
 
 from evcl._core.randomness import Noise
 from evcl._core.settings import ELASTIC, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.importance import fisher
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round, Tracker
@@ -123,8 +122,6 @@ TRANSFER = {
 
 IMM_MEAN = Method(
     name="imm-mean",
-    summary=METHOD_SUMMARIES["imm-mean"],
-    bayesian=False,
     learn=partial(learn, equal),
     memory=Memory,
     settings=TRANSFER,
@@ -133,8 +130,6 @@ IMM_MEAN = Method(
 FISHER = ("fisher", "fisher_examples", "fisher_temperature", "fisher_spread")
 IMM_MODE = Method(
     name="imm-mode",
-    summary=METHOD_SUMMARIES["imm-mode"],
-    bayesian=False,
     learn=partial(learn, curvature),
     memory=Memory,
     settings={**TRANSFER, **{name: ELASTIC[name] for name in FISHER}},

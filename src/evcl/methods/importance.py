@@ -177,8 +177,7 @@ def _sampled(
     fitted: Fitted, task: TaskData, examples: int, generators: list[torch.Generator], round_: Round
 ) -> curvature.Sample:
     """Up to this many random examples of a task for each replica, at the means that a fit ended with."""
-    drawn = torch.stack([torch.randperm(task.y.shape[1], generator=g)[:examples] for g in generators])
-    rows = drawn.to(task.y.device)
+    rows = task.drawn(generators, examples)
     shown, from_below = task.seen_by(fitted.network)
     about = (fitted.network, fitted.own.mean, fitted.layout, [task.head], *shown.take(rows))
     noise = _latent_noise(generators, rows.device) if round_.likelihood.draws else None

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evcl._core.settings import BAYESIAN, TRAINING, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods import vcl
 from evcl.methods.method import Learned, Learning, Method, Round
 from evcl.methods.redraw import REDRAW, redrawn
@@ -30,7 +29,6 @@ def learn(memory: vcl.Memory, round_: Round, s: Settings) -> Learning:
 # a smaller beta the KL does not bring the weights back, with a larger one the network learns less of small tasks.
 IMPROVED_VCL = Method(
     name="improved-vcl",
-    summary=METHOD_SUMMARIES["improved-vcl"],
     bayesian=True,
     learn=learn,
     memory=vcl.Memory,

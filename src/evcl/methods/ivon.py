@@ -24,7 +24,6 @@ from torch import Tensor
 
 from evcl._core.randomness import Noise
 from evcl._core.settings import Setting
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
 from evcl.methods.natural import NO_MEMORY, NaturalRule, Rates, Source, learn_with
 from evcl.methods.vcl import Memory
@@ -78,7 +77,6 @@ class IvonRule(NaturalRule):
 RATES = Rates(tempering=0.1, lr=0.02, curvature_rate=0.003)
 IVON = Method(
     name="ivon",
-    summary=METHOD_SUMMARIES["ivon"],
     bayesian=True,
     learn=learn_with(IvonRule, RATES),
     memory=Memory,

@@ -3,7 +3,6 @@
 L = mean NLL over the examples of all tasks, each through its own head
 """
 
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
 
-JOINT = Method(name="joint", summary=METHOD_SUMMARIES["joint"], bayesian=False, jointly=True)
+JOINT = Method(name="joint", jointly=True)

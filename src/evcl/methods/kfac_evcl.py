@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.evcl import EVCL
 from evcl.methods.method import Method
 
@@ -23,7 +22,7 @@ def with_factors(method: Method) -> Method:
     name, own = f"kfac-{method.name}", dict(method.settings)
     own["importance"] = replace(method.known_settings["importance"], default="kfac")
     own["strength"] = replace(method.known_settings["strength"], default=1.0)
-    return replace(method, name=name, summary=METHOD_SUMMARIES[name], settings=own)
+    return replace(method, name=name, summary="", settings=own)
 
 
 KFAC_EVCL = with_factors(EVCL)

@@ -56,10 +56,7 @@ def label_noise(task: TaskData, round_: Round) -> Tensor:
     mean = round_.posterior.mean
     if not round_.likelihood.softmax or task.y.shape[1] < 2:
         return mean.new_full((len(mean), 1), UNKNOWN)
-    drawn = torch.stack(
-        [torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators(Purpose.DOUBT)]
-    )
-    rows, (shown, below) = drawn.to(task.y.device), task.seen_by(round_.network)
+    rows, (shown, below) = task.drawn(round_.generators(Purpose.DOUBT), ASKED), task.seen_by(round_.network)
     x, y = task.take(rows)
     labels = double(F.one_hot(y, round_.network.classes(task.head)))
     by_chance = (1 - labels.mean(1).amax(1)).clamp_min(1 / y.shape[1])

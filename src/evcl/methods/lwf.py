@@ -11,7 +11,6 @@ teacher.py.
 from __future__ import annotations
 
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.methods.teacher import DISTILLATION, taught, teach
 
@@ -24,9 +23,7 @@ def learn(memory: object, round_: Round, s: Settings) -> Learning:
 
 LWF = Method(
     name="lwf",
-    summary=METHOD_SUMMARIES["lwf"],
     only_classes="it distils class probabilities",
-    bayesian=False,
     learn=learn,
     settings={
         "strength": Setting(1.0, "weight of the distillation loss", high=1e6),

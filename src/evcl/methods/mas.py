@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.importance import sensitivity
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -34,8 +33,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 MAS = Method(
     name="mas",
-    summary=METHOD_SUMMARIES["mas"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

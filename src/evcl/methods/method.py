@@ -29,6 +29,7 @@ from evcl._core.randomness import Noise, generator
 from evcl._core.ranks import Ranks
 from evcl._core.registry import Registry
 from evcl._core.settings import BAYESIAN, CORESET, TRAINING, Setting, Settings
+from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, Sampler, TaskData, shuffled
 from evcl.methods.memory import Model, Nothing
 from evcl.methods.terms import Gradients, Term
@@ -311,7 +312,7 @@ class Method:
 
     Attributes:
         name: its name
-        summary: a one-line description
+        summary: a one-line description; empty: that of the built-in method of this name
         bayesian: True: a Gaussian over each weight; False: point weights
         learn: (memory, round, settings) -> a generator of fits: see `Learning`
         memory: what it remembers: a frozen dataclass, whose fields `per_weight`, `per_layer`, `per_task`, `examples`
@@ -347,8 +348,8 @@ class Method:
     """
 
     name: str
-    summary: str
-    bayesian: bool
+    summary: str = ""
+    bayesian: bool = False
     learn: Callable[[Any, Round, Settings], Learning] = plain
     memory: type = Nothing
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
@@ -367,6 +368,9 @@ class Method:
     apart: bool = False
     jointly: bool = False
     shares: str = "task"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", self.summary or METHOD_SUMMARIES.get(self.name, ""))
 
     def changed(self, network: nn.Module, settings: Sequence[Settings]) -> nn.Module:
         """A copy of the user's network as this method trains it, for replicas with these settings."""

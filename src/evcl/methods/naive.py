@@ -3,7 +3,6 @@
 L_t = mean NLL
 """
 
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.method import Method
 
-NAIVE = Method(name="naive", summary=METHOD_SUMMARIES["naive"], bayesian=False)
+NAIVE = Method(name="naive")

@@ -34,7 +34,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise
 from evcl._core.settings import BAYESIAN, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import Block, Factors, StepCurvature, blocks
 from evcl.methods.kronecker import TINY, Factored, Pair, merged
 from evcl.methods.label_noise import tempering
@@ -214,7 +213,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 NOISY_KFAC = Method(
     name="noisy-kfac",
-    summary=METHOD_SUMMARIES["noisy-kfac"],
     only_classes="Kronecker factors are measured on class probabilities",
     bayesian=True,
     learn=learn,

@@ -23,7 +23,6 @@ from torch import nn
 
 from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.elastic_memory import elastic
 from evcl.methods.importance import IMPORTANCE, trackers
@@ -88,9 +87,7 @@ def taught(active: Model, round_: Round) -> Loss:
 
 PROGRESS_COMPRESS = Method(
     name="progress-compress",
-    summary=METHOD_SUMMARIES["progress-compress"],
     only_classes="it distils class probabilities",
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

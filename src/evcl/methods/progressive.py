@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.memory import per_task
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
 from evcl.nn import Gaussian, head_names
@@ -86,8 +85,6 @@ def columns(network: nn.Module, rounds: int) -> Columns:
 
 PROGRESSIVE = Method(
     name="progressive",
-    summary=METHOD_SUMMARIES["progressive"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={"film": FILM},

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Noise, PartNoise
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Minibatch, TaskData
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Loss, Method, Round, Tracker
@@ -307,9 +306,7 @@ def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian
 
 SCOMMER = Method(
     name="scommer",
-    summary=METHOD_SUMMARIES["scommer"],
     only_classes="it distils class probabilities",
-    bayesian=False,
     learn=learn,
     memory=Memory,
     # The authors' numbers, except for `semantic`, 2 or 3 there. On validation data of the digits, 10 is one to three

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from evcl._core.settings import Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.importance import PathIntegral
 from evcl.methods.memory import per_weight
 from evcl.methods.method import Fit, Learned, Learning, Method, Round
@@ -38,8 +37,6 @@ def learn(memory: Memory, round_: Round, s: Settings) -> Learning:
 
 SI = Method(
     name="si",
-    summary=METHOD_SUMMARIES["si"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={

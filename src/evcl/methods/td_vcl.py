@@ -25,7 +25,6 @@ from torch import Tensor
 
 from evcl._core.randomness import Purpose
 from evcl._core.settings import TRAINING, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.data import Mixed, TaskData, shuffled
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import examples, per_task, per_weight
@@ -106,17 +105,14 @@ def _after(memory: Memory, fitted: Fitted, beta: Number, round_: Round, s: Setti
 
 def _some(task: TaskData, i: int, round_: Round, s: Settings) -> TaskData:
     """Random rows of a task."""
-    n = task.y.shape[1]
-    rows = torch.stack([torch.randperm(n, generator=g)[: s.memory] for g in round_.generators(Purpose.KEPT, i)])
-    found = task.select(rows.to(task.y.device))
-    return replace(found, weights=found.counts * (n / rows.shape[1]))
+    found = task.select(task.drawn(round_.generators(Purpose.KEPT, i), s.memory))
+    return replace(found, weights=found.counts * (task.y.shape[1] / found.y.shape[1]))
 
 
 # The authors use 4 to 8 anchors and a decay of 0.5 or 0.9. On the validation data of the digits, 0.5 to 1 are alike,
 # and more anchors are better as long as there are tasks for them.
 TD_VCL = Method(
     name="td-vcl",
-    summary=METHOD_SUMMARIES["td-vcl"],
     bayesian=True,
     learn=learn,
     memory=Memory,

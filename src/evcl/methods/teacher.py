@@ -205,11 +205,10 @@ def agreement(task: TaskData, round_: Round) -> Agreement | None:
     """Measure the agreement of the network as the last round left it. Rows are sampled, because data may be sorted.
     None if the likelihood has no softmaxes.
     """
-    n = task.y.shape[1]
-    drawn = torch.stack([torch.randperm(n, generator=g)[:ASKED] for g in round_.generators(Purpose.AGREEMENT)])
+    drawn = task.drawn(round_.generators(Purpose.AGREEMENT), ASKED)
     network, last = round_.network, round_.last_task(task.head)
     shown, below = task.seen_by(network)
-    x, y = shown.take(drawn.to(task.y.device))
+    x, y = shown.take(drawn)
     z = outputs(network, round_.posterior.mean, network.layout, x, [task.head], task=last, from_below=below)
     parts = round_.likelihood.softmaxes(z.flatten(0, 1), y.flatten(0, 1))
     if parts is None:
@@ -244,10 +243,7 @@ def believed(rows: Mapping[int, Tensor], round_: Round) -> Past:
     if len(round_.tasks) != 1 or task.head not in rows:
         return Past([], 1.0, 1.0)
     q, network, likelihood = round_.posterior, round_.network, round_.likelihood
-    drawn = torch.stack(
-        [torch.randperm(task.y.shape[1], generator=g)[:ASKED] for g in round_.generators(Purpose.AGREEMENT)]
-    )
-    at = drawn.to(task.y.device)
+    at = task.drawn(round_.generators(Purpose.AGREEMENT), ASKED)
     (shown, below), y, weights = task.seen_by(network), task.take(at)[1], task.take_weights(at)
     x, last = shown.take(at)[0], round_.last_task(task.head)
 
@@ -352,10 +348,8 @@ def unlearned(fitted: Fitted, prior: Gaussian, past: Past, round_: Round) -> Fit
     count = min(max(COMPARED[0], round_.n // classes), COMPARED[1])
 
     def some(i: int, task: TaskData) -> tuple[Tensor, Tensor, bool]:
-        n = task.y.shape[1]
-        rows = torch.stack([torch.randperm(n, generator=g)[:count] for g in round_.generators(Purpose.UNLEARNED, i)])
         shown, from_below = task.seen_by(fitted.network)
-        return *shown.take(rows.to(task.y.device)), from_below
+        return *shown.take(task.drawn(round_.generators(Purpose.UNLEARNED, i), count)), from_below
 
     def curvature_of(rows: tuple[Tensor, Tensor, bool], head: int, film: int | None, temperature: Number) -> Tensor:
         about = (fitted.network, fitted.own.mean, fitted.layout, [head], *rows[:2])

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from evcl._core.settings import Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.methods.label_noise import tempering
 from evcl.methods.memory import per_task, per_weight
 from evcl.methods.method import Fit, Fitted, Learned, Learning, Method, Round
@@ -102,7 +101,6 @@ def betas(beta: Number, before: Mapping[int, Tensor], past: Past, round_: Round,
 
 VCL = Method(
     name="vcl",
-    summary=METHOD_SUMMARIES["vcl"],
     bayesian=True,
     learn=learn,
     memory=Memory,

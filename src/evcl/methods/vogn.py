@@ -21,7 +21,6 @@ from torch import Tensor
 
 from evcl._core.randomness import Noise
 from evcl._core.settings import Setting
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature import StepCurvature
 from evcl.methods.method import Method
 from evcl.methods.natural import NO_MEMORY, NaturalRule, Rates, Source, learn_with
@@ -75,7 +74,6 @@ class VognRule(NaturalRule):
 RATES = Rates(tempering=0.2, lr=0.01, curvature_rate=0.01)
 VOGN = Method(
     name="vogn",
-    summary=METHOD_SUMMARIES["vogn"],
     bayesian=True,
     learn=learn_with(VognRule, RATES),
     memory=Memory,

@@ -24,7 +24,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl._core.randomness import Purpose
 from evcl._core.settings import ELASTIC, Setting, Settings
-from evcl._core.summaries import METHOD_SUMMARIES
 from evcl.curvature.fisher import layers_in_use
 from evcl.methods.elastic_memory import Memory as ElasticMemory
 from evcl.methods.elastic_memory import elastic
@@ -122,8 +121,6 @@ def predictor(memory: Memory, posterior: Gaussian, task: int | None) -> Gaussian
 
 XDG = Method(
     name="xdg",
-    summary=METHOD_SUMMARIES["xdg"],
-    bayesian=False,
     learn=learn,
     memory=Memory,
     settings={
