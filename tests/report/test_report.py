@@ -514,3 +514,13 @@ def test_the_report_loads_plotly_and_matplotlib_when_it_draws():
     code = "import sys, evcl.report; print([m for m in ('plotly', 'matplotlib') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_report_is_made_without_torch(tmp_path):
+    write(tmp_path, result(), result("naive", epochs=3), result("of-mine", "unknown"))
+    program = f"from evcl.cli.paper import report\nreport(Path({str(tmp_path)!r}))\nassert 'torch' not in sys.modules"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys\nfrom pathlib import Path\n{program}"], capture_output=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"unknown" in ran.stdout

@@ -13,7 +13,7 @@ from evcl._core.errors import EvclError, unknown
 from evcl._core.settings import CORESET, ELASTIC
 
 if TYPE_CHECKING:
-    from evcl.methods import Method
+    from evcl.experiments.known import KnownMethod
 
 SUMMARIES = {
     "tuned": "chosen on validation data; used if no preset is named",
@@ -29,7 +29,7 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(files("evcl.experiments").joinpath("presets.toml").read_text("utf-8"))
 
 
-def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) -> dict[str, Any]:
+def preset(name: str, benchmark: str, method: KnownMethod, tasks: int | None = None) -> dict[str, Any]:
     """The settings that a preset gives a method on a benchmark; more specific tables win.
 
     The preset `authors` also says which `network` and how many `tasks` the authors used.
@@ -40,19 +40,14 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     stand for the methods that have those settings. A choice that a method does not offer is left out: a method named
     after its coreset, for example, has only that one.
     """
-    from evcl.methods.teacher import DISTILLATION  # imports torch, which evcl list does not need
-
     if name not in SUMMARIES:
         raise unknown("preset", name, SUMMARIES, setting="preset")
     groups = ["*"]
     if method.bayesian:
         groups.append("bayesian")
-    if ELASTIC.keys() <= method.settings.keys():
-        groups.append("elastic")
-    if DISTILLATION.keys() <= method.settings.keys():
-        groups.append("distillation")
-    if CORESET.keys() <= method.known_settings.keys():
-        groups.append("coreset")
+    own = method.known_settings
+    parts = {"elastic": ELASTIC.keys(), "distillation": {"distill", "distill_temperature"}, "coreset": CORESET.keys()}
+    groups += [part for part, names in parts.items() if names <= own.keys()]
     found: dict[str, Any] = {}
     known = _table().get(name, {})
     if name == "authors" and method.name not in known.get(benchmark, {}):
@@ -66,7 +61,7 @@ def preset(name: str, benchmark: str, method: Method, tasks: int | None = None) 
     for scope in ("*", counted if method.name in known.get(counted, {}) else benchmark):
         tables = known.get(scope, {})
         for group in groups:
-            found |= {key: value for key, value in tables.get(group, {}).items() if key in method.known_settings}
+            found |= {key: value for key, value in tables.get(group, {}).items() if key in own}
         found |= tables.get(method.name, {})
-    offered = {key: setting.choices for key, setting in method.known_settings.items() if setting.choices}
+    offered = {key: setting.choices for key, setting in own.items() if setting.choices}
     return {key: value for key, value in found.items() if key not in offered or value in offered[key]}

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from evcl._core.bounds import LONGEST_NAME
 from evcl._core.errors import EvclError
+from evcl.experiments.known import known_benchmark
 from evcl.experiments.samples import MOST_CHARACTERS
 
 SCHEMA = 1
@@ -73,9 +74,8 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 def score_of(benchmark: str) -> Score:
     """What a benchmark is judged by; the accuracy if it is unknown."""
-    from evcl.benchmarks import BENCHMARKS  # it needs torch, which reading results does not
-
-    return SCORES[BENCHMARKS[benchmark].score if benchmark in BENCHMARKS else "average_accuracy"]
+    known = known_benchmark(benchmark)
+    return SCORES["average_accuracy" if known is None else known.score]
 
 
 class Summary(Struct, frozen=True):

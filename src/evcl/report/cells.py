@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from evcl.experiments import Summary
-from evcl.methods import METHODS
+from evcl.experiments.known import known_method
 from evcl.report.results import Line
 
 BEST = "**Bold**: the best mean, and those within one standard error of the paired difference from it."
@@ -26,7 +26,7 @@ def best_note(lines: Iterable[Line]) -> str:
 
 
 def _jointly(line: Line) -> bool:
-    method = METHODS.get(line.result.method)
+    method = known_method(line.result.benchmark, line.result.method)
     return method is not None and method.jointly
 
 

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from evcl._core.version import __version__
-from evcl.benchmarks import BENCHMARKS
+from evcl.experiments.known import known_benchmark
 from evcl.report import diagnostics, figures, runs, streams, tables
 from evcl.report.cells import best_note
 from evcl.report.figures import MOST_POINTS, enlarged, measures
@@ -63,7 +63,7 @@ def page(groups: Mapping[str, Group], title: str, made: str = "") -> str:
         many=MANY,
         styles=styles,
         numbers=numbers,
-        benchmarks=BENCHMARKS,
+        known=known_benchmark,
         figures=figures,
         runs=runs,
         streams=streams,

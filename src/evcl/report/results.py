@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evcl._core.errors import EvclError
-from evcl.benchmarks import BENCHMARKS
+from evcl._core.summaries import BENCHMARK_SUMMARIES, METHOD_SUMMARIES
 from evcl.experiments import CELLS, RESULT, Result, merge, read_result
+from evcl.experiments.known import known_benchmark, known_method
 from evcl.experiments.result import SCORES, Score
-from evcl.methods import METHODS
 from evcl.metrics import accuracy_curve
 from evcl.report.published import Curve, published
 from evcl.report.styles import NAMES, STYLES, Style, assign
 
 Floats = NDArray[np.float64]
 HELD_OUT = "held-out data"
+ORDER = [*STYLES, *METHOD_SUMMARIES]  # of methods
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ def _joined(cells: Sequence[Result]) -> list[Result]:
 
 def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
     """Groups of comparable results, by name: benchmarks in the order of `evcl list`, methods in the paper's order."""
-    order = list(BENCHMARKS)
+    order = list(BENCHMARK_SUMMARIES)
     keys = sorted({_key(r) for r in results}, key=lambda key: (_place(key[0], order), key[1:]))
-    in_order = sorted(results, key=lambda r: (_place(r.method, [*STYLES, *METHODS]), r.preset != "tuned"))
+    in_order = sorted(results, key=lambda r: (_place(r.method, ORDER), r.preset != "tuned"))
     members = {key: [r for r in in_order if _key(r) == key] for key in keys}
     names = {id_: name for id_, name in NAMES.items() if name not in {r.method for r in results}}
     suffixes = {key: [_suffix(r, group) for r in group] for key, group in members.items()}
@@ -134,7 +135,7 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
         for key, group in members.items()
     }
     pairs = [(label, r.method) for key in keys for label, r in zip(labels[key], members[key], strict=True)]
-    styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], [*STYLES, *METHODS])))
+    styles = assign(sorted(pairs, key=lambda pair: _place(pair[1], ORDER)))
     groups: dict[str, Group] = {}
     slugs: set[str] = set()
     for key, group in members.items():
@@ -150,7 +151,7 @@ def by_benchmark(results: Sequence[Result]) -> dict[str, Group]:
 def series(groups: Iterable[Group]) -> dict[str, Style]:
     """Every label of a report, in the order of its tables."""
     lines = [line for group in groups for line in group.lines]
-    lines.sort(key=lambda line: _place(line.result.method, [*STYLES, *METHODS]))
+    lines.sort(key=lambda line: _place(line.result.method, ORDER))
     return {line.label: line.style for line in lines}
 
 
@@ -171,7 +172,8 @@ def _name(key: Key) -> str:
     default; of a stream, plus the number of its rows.
     """
     benchmark, tasks, validation, rows, scenario = key
-    usual = BENCHMARKS[benchmark].tasks if benchmark in BENCHMARKS else 5
+    known = known_benchmark(benchmark)
+    usual = 5 if known is None else known.tasks
     parts = [benchmark]
     if rows:
         parts.append(f"{rows:,} rows")
@@ -205,7 +207,8 @@ def _published(key: Key, result: Result) -> Curve | None:
     """
     benchmark, tasks, validation, _, scenario = key
     curve = published().get((benchmark, result.method))
-    usual = METHODS[result.method].known_settings.get("coreset") if result.method in METHODS else None
+    method = known_method(benchmark, result.method)
+    usual = None if method is None else method.known_settings.get("coreset")
     changed = usual is not None and result.config.get("coreset", usual.default) != usual.default
     return curve if curve and len(curve) == tasks and not (validation or scenario or changed) else None
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from evcl._core.errors import EvclError
-from evcl.benchmarks import BENCHMARKS
 from evcl.experiments import SUMMARIES, Result, preset
-from evcl.experiments.config import method_of
+from evcl.experiments.known import KnownMethod, known_benchmark, known_method
 from evcl.experiments.trunk import is_text
 
 # entries of a configuration that are not settings
@@ -49,7 +47,8 @@ def command(result: Result) -> str:
         words += ["--seeds", str(count)]
     else:
         words += ["--seed-list", ",".join(map(str, result.seeds))]
-    if benchmark not in BENCHMARKS or BENCHMARKS[benchmark].tasks != result.tasks:
+    known = known_benchmark(benchmark)
+    if known is None or known.tasks != result.tasks:
         words += ["--tasks", str(result.tasks)]
     if "scenario" in config:
         words += ["--scenario", config["scenario"]]
@@ -64,31 +63,26 @@ def command(result: Result) -> str:
     for name in ("device", "precision"):
         if name in config:
             words += [f"--{name}", str(config[name])]
-    if not _known(result):
+    if _method(result) is None:
         words += ["--plugin", "FILE.py"]
     return shlex.join(words)
-
-
-def _known(result: Result) -> bool:
-    """Whether the method and the benchmark are registered here."""
-    if result.benchmark not in BENCHMARKS:
-        return False
-    try:
-        method_of(result.benchmark, result.method)
-    except EvclError:
-        return False
-    return True
 
 
 def _given(result: Result) -> dict[str, Any]:
     """The settings that differ from the preset's; all settings if the method is not registered here."""
     named = {name: value for name, value in result.config.items() if name not in SHAPE and (name, value) != UNUSED}
-    if result.preset not in SUMMARIES or not _known(result):
+    method = _method(result)
+    if result.preset not in SUMMARIES or method is None:
         return named
-    method = method_of(result.benchmark, result.method)
     usual = {name: setting.default for name, setting in method.known_settings.items()}
     usual |= preset(result.preset, result.benchmark, method)
     return {name: value for name, value in named.items() if name not in usual or usual[name] != value}
+
+
+def _method(result: Result) -> KnownMethod | None:
+    """The method; None if it or the benchmark is not registered here."""
+    known = known_benchmark(result.benchmark)
+    return None if known is None else known_method(result.benchmark, result.method)
 
 
 def _text(value: Any) -> str:
