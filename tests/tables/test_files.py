@@ -317,6 +317,44 @@ def test_queries_of_a_database():
     assert list(piece.columns["bath"]) == [str(c == "bath") for c in frame.city]
 
 
+def test_a_database_sees_nothing_but_itself():
+    Path("secret.csv").write_text("a,label\n1,SECRET\n")
+    rows = "with recursive t(a) as (select 1 union all select a + 1 from t{}) select * from t"
+    with duckdb.connect("a.duckdb") as base:
+        base.execute("create schema s; create table s.sales(a int); insert into s.sales values (1), (2)")
+        for name, body in {
+            "sales": "select * from read_csv('secret.csv')",
+            "plain": "select * from 'secret.csv'",
+            "endless": rows.format(""),
+            "harmless": "select a + 1 as a from s.sales",
+        }.items():
+            base.execute(f"create view main.{name} as {body}")
+        base.execute("create macro endless_too() as table " + rows.format(""))
+        base.execute("create macro duckdb_tables() as table select 'sales' as table_name")
+    local = 1  # noqa: F841  (a query could read a variable of Python)
+    refused = {
+        "select * from sales": "Permission Error",
+        "select * from plain": "plain does not exist|Permission Error",
+        "select * from read_text('secret.csv')": "Permission Error",
+        "select * from local": "local does not exist",
+        "copy s.sales to 'out.csv'": "Permission Error",
+        "attach 'secret.csv' as more": "Permission Error",
+        "load httpfs": "disabled",
+        "set enable_external_access = true": "locked",
+        "select * from endless": "is recursive, and may never end",
+        "from endless_too()": "is recursive, and may never end",
+    }
+    for query, wanted in refused.items():
+        with pytest.raises(EvclError, match=wanted):
+            open_source(Path("a.duckdb"), dialect=Dialect(query=query))
+    assert not Path("out.csv").exists()
+    ends = rows.format(" where a < 3")
+    for query, values in {None: [1, 2], "from harmless": [2, 3], ends: [1, 2, 3]}.items():
+        source = open_source(Path("a.duckdb"), dialect=Dialect(query=query))
+        (piece,) = source.pieces(["a"])
+        assert list(piece.columns["a"]) == values
+
+
 def test_stray_files_and_other_images_are_told(evcl):
     for label, level in (("dark", 30), ("light", 220)):
         Path("img", label).mkdir(parents=True)

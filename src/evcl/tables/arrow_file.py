@@ -220,8 +220,25 @@ class ArrowFile(ArrowSource):
         return column if bare is None else column.view(bare)
 
 
+# Views and macros of a database do what its author wants, not its user: they see nothing but the database. With one
+# thread, a query gives the rows in the same order each time.
+ALONE: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,
+    "lock_configuration": True,
+}
+TABLES = (
+    "select database_name, schema_name, table_name from system.main.duckdb_tables() where not internal order by all"
+)
+
+
 class DuckDb(ArrowSource):
-    """The rows that a query selects from a DuckDB database, or its only table. The database is not changed."""
+    """The rows that a query selects from a DuckDB database, or its only table. The database is not changed, and nothing
+    beside it is read.
+    """
 
     name = "DuckDB"
 
@@ -229,21 +246,25 @@ class DuckDb(ArrowSource):
         with extra("sql", f"{self.path}: a database needs duckdb"):
             import duckdb
         try:
-            # one thread, so that each time a query runs it gives the rows in the same order
-            base = duckdb.connect(str(self.path), read_only=True, config={"threads": 1})
+            base = duckdb.connect(str(self.path), read_only=True, config=ALONE)
         except duckdb.Error as error:
             bad(self.path, f"it is not a DuckDB database that can be read ({line_of(error)})")
         query = self.dialect.query
         try:
             if query is None:
-                tables = [str(name) for (name,) in base.execute("select table_name from duckdb_tables()").fetchall()]
+                tables = base.execute(TABLES).fetchall()
                 if len(tables) != 1:
-                    has = f"its tables are {listed(tables)}" if tables else "it has no table"
+                    has = f"its tables are {listed([name for _, _, name in tables])}" if tables else "it has no table"
                     bad(self.path, f"--query says which rows to read, as in --query 'select * from sales'; {has}")
-                query = 'select * from "{}"'.format(tables[0].replace('"', '""'))
+                query = "select * from " + ".".join('"{}"'.format(part.replace('"', '""')) for part in tables[0])
             found = base.sql(query)
             if found is None:
                 bad(self.path, f"--query {query!r}", "it selects no rows")
+            if "recursive" not in query.lower():  # who writes the word knows where it ends
+                plan = found.query("evcl rows", 'explain (format json) select * from "evcl rows"')
+                if plan is not None and '"name": "REC' in str(plan.fetchall()):
+                    fix = "a view or macro of the file is recursive, and may never end: write what it does in the query"
+                    bad(self.path, f"--query {query!r}", fix)
             read = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader  # the name before duckdb 1.4
             return read(ROWS_A_PIECE)  # DuckDB makes batches of its own size: `pieces` cuts them
         except duckdb.Error as error:
