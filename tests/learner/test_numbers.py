@@ -17,7 +17,8 @@ from scipy import stats
 
 import evcl
 from evcl.targets.negative_binomial import count_interval, count_nll
-from evcl.training.targets import _rescale, far_outside, limited
+from evcl.targets.scale import far_outside, limited
+from evcl.training.targets import _rescale
 
 
 def rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from evcl import EvclError, tables
 from evcl.tables.commands import open_source
 from evcl.tables.fitting import EncoderFitting
 from evcl.tables.outside import SAMPLE, Ends, Sample
-from evcl.training.targets import far_outside, limited, usual_range
+from evcl.targets.scale import far_outside, limited, usual_range
 
 LEARN = ["learn", "--model", "m", "--data"]
 FAST = ["--epochs", "20", "--hidden", "16", "--set", "lr=0.02"]

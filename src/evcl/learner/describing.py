@@ -9,7 +9,6 @@ from torch import Tensor
 from evcl._core.errors import EvclError
 from evcl.learner import card
 from evcl.learner.saved import FORMAT
-from evcl.learner.scales import scale_described
 from evcl.nn import MLP, Prior, head_names
 from evcl.nn.lora import adapter_tensors, base_hash
 from evcl.targets import CATEGORICAL
@@ -80,7 +79,7 @@ def described(learner: Learner) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if learner._shape is not None:
         description["shape"] = list(learner._shape)
     if run.likelihood is not CATEGORICAL:
-        told = {name: scale_described(scale) for name, scale in session.scales.items()}
+        told = {name: scale.described() for name, scale in session.scales.items()}
         description |= {"likelihood": run.likelihood.name, "scales": told}
     if run.network.whole:
         description["outputs"] = run.network.whole

@@ -31,9 +31,9 @@ from evcl.learner.reading import INFER
 from evcl.learner.rereading import Rereading
 from evcl.learner.weights import check_order, weighted, with_weights
 from evcl.targets import CATEGORICAL, Bernoulli, Energy
+from evcl.targets.scale import far_outside, limited
 from evcl.training import Given, History, TaskData, Validation
 from evcl.training.adapters import merge
-from evcl.training.targets import far_outside, limited
 
 if TYPE_CHECKING:
     from evcl.learner.learner import Learner

@@ -19,13 +19,13 @@ from evcl.learner.card import checked
 from evcl.learner.describing import BESIDE, DENSITY, FIRST, FROZEN, FUNCTION, GIVEN, base_of, restore_frozen, tensors_of
 from evcl.learner.learner import Learner
 from evcl.learner.saved import reading, upgraded
-from evcl.learner.scales import scales_in
 from evcl.methods import Method, known_settings, packing
 from evcl.methods import get as get_method
 from evcl.nn import MLP, Layout, LoRA
 from evcl.nn.columns import first_column
 from evcl.nn.inputs import Output
 from evcl.targets import CATEGORICAL, ENERGIES, LIKELIHOODS, Energy
+from evcl.targets.scale import scales_in
 from evcl.training.session import Group, Session
 
 SMALL = 2**18  # weights: 1 MB in float32

@@ -16,7 +16,7 @@ from evcl.learner.reading import INFER, in_form
 from evcl.targets import Bernoulli, Poisson
 from evcl.targets.answers import Measures, NumberMeasures, Numbers, Predictions
 from evcl.targets.negative_binomial import count_interval, count_nll
-from evcl.training.targets import Scale
+from evcl.targets.scale import Scale
 
 if TYPE_CHECKING:
     from evcl.learner.predictor import Predictor

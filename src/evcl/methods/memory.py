@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from evcl._core.errors import EvclError
 from evcl._core.settings import Settings
 from evcl.methods.data import TaskData
-from evcl.nn import BayesianNetwork, Gaussian, Layout
+from evcl.nn import BayesianNetwork, Gaussian, Layout, posterior
 from evcl.nn.posterior import Extending
 
 M = TypeVar("M")
@@ -116,7 +116,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nested structure with `change` applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Gaussian):
+    if isinstance(value, posterior.Gaussian):
         return value.map(change, value.layout)
     if isinstance(value, Mapping):
         return {key: mapped(one, change) for key, one in value.items()}
@@ -243,7 +243,7 @@ def with_inputs(memory: M, count: int) -> M:
 def _weights(how: PerWeight, value: Any, fresh: Fresh, fill: Callable[[Tensor, Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return fill(value, fresh.of(how.start, Tensor))
-    if isinstance(value, Gaussian):
+    if isinstance(value, posterior.Gaussian):
         start = fresh.of(how.start, Gaussian)
         log_std = None if value.log_std is None else fill(value.log_std, start.log_std)
         return Gaussian(fill(value.mean, start.mean), log_std)
@@ -315,7 +315,7 @@ def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskD
     """
 
     def weights(how: PerWeight, value: Any) -> Any:
-        if isinstance(value, Gaussian):
+        if isinstance(value, posterior.Gaussian):
             log_std = None if value.log_std is None else value.log_std + factor.log()
             return Gaussian(factor * value.mean + shift, log_std, value.layout)
         if isinstance(value, Mapping):
@@ -331,5 +331,5 @@ def rescaled(values: Any, factor: Tensor, shift: Tensor, change: Callable[[TaskD
             return weights(how, value)
         return tuple(map(change, value)) if isinstance(how, KeptExamples) else value
 
-    posterior, *memories = values
-    return [weights(PerWeight(Gaussian, "posterior", 0, 0), posterior), *(each(memory, one) for memory in memories)]
+    first, *memories = values
+    return [weights(PerWeight(Gaussian, "posterior", 0, 0), first), *(each(memory, one) for memory in memories)]

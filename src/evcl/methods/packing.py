@@ -15,7 +15,7 @@ from evcl._core.bounds import LARGEST_LOG_STD, LARGEST_MEAN
 from evcl._core.errors import EvclError
 from evcl.methods.data import TaskData
 from evcl.methods.memory import Another, KeptExamples, Model, PerWeight, hows
-from evcl.nn import Gaussian
+from evcl.nn import Gaussian, posterior
 
 M = TypeVar("M")
 
@@ -39,7 +39,7 @@ def _packed(value: Any, path: list[str], out: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         out["/".join(path)] = value
         return "tensor"
-    if isinstance(value, Gaussian):
+    if isinstance(value, posterior.Gaussian):
         return {"gaussian": [inside("mean", value.mean), inside("log_std", value.log_std)]}
     if isinstance(value, TaskData):
         parts = {key: inside(key, getattr(value, key)) for key in ("x", "y", "weights")}
@@ -170,7 +170,7 @@ def _check_weights(how: PerWeight, value: Any, name: str, fits: Fits) -> None:
 
 
 def _is_of_weights(value: Any, bayesian: bool) -> bool:
-    if not isinstance(value, Gaussian):
+    if not isinstance(value, posterior.Gaussian):
         return isinstance(value, Tensor)
     return isinstance(value.mean, Tensor) and (isinstance(value.log_std, Tensor) if bayesian else value.log_std is None)
 

@@ -26,6 +26,7 @@ from evcl.streams.arrays import (
     within,
 )
 from evcl.streams.filters import rooted
+from evcl.streams.scaling import Scaling
 
 Targets = NDArray[Any]  # of n rows: places of classes [n], or numbers [n, targets]
 LEAST = 1e-4  # the probability below which a class gets no smaller curvature
@@ -70,6 +71,10 @@ class Observing(Protocol):
         """
         ...
 
+    def follow(self, scaling: Scaling, standardized: bool) -> None:
+        """The targets so far have this mean and deviation, and are learned as they are or `standardized`."""
+        ...
+
     def copy(self, target: int, source: int) -> None:
         """Network `target` has the noise of network `source`."""
         ...
@@ -93,6 +98,9 @@ class _NoNoise:
         return mean_of(predicted, shares)
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
+        pass
+
+    def follow(self, scaling: Scaling, standardized: bool) -> None:
         pass
 
     def copy(self, target: int, source: int) -> None:
@@ -200,7 +208,7 @@ class Numbers:
     """
 
     def __init__(self, replicas: int, targets: int, noise: float | None) -> None:
-        self.known = noise is not None
+        self.known = noise
         self.noise = np.full((replicas, targets), 1.0 if noise is None else noise**2)
         self.count = np.full(replicas, FIRST_ROWS)
 
@@ -232,7 +240,7 @@ class Numbers:
         return np.concatenate([f, noise, w + apart], 2)
 
     def learn(self, f: Array, variance: Array, a: Array, b: Array, root: Array, y: Targets, kept: Array) -> None:
-        if self.known:
+        if self.known is not None:
             return
         after = f + (variance @ a.reshape(len(a), -1, 1)).reshape(f.shape)
         less = product(root, rooted(b, variance))
@@ -242,11 +250,16 @@ class Numbers:
         self.noise = np.maximum((self.count[:, None] * self.noise + error) / rows[:, None], 1e-12)
         self.count = np.maximum(kept ** len(y) * rows, FIRST_ROWS)
 
+    def follow(self, scaling: Scaling, standardized: bool) -> None:
+        """A known noise is in the units of the scaled targets."""
+        if self.known is not None and standardized:
+            self.noise[:] = (self.known / scaling.std) ** 2
+
     def copy(self, target: int, source: int) -> None:
         self.noise[target], self.count[target] = self.noise[source], self.count[source]
 
     def reset(self, targets: NDArray[np.bool_]) -> None:
-        if not self.known:
+        if self.known is None:
             self.noise[targets], self.count[targets] = 1.0, FIRST_ROWS
 
     def state(self) -> dict[str, Array]:
@@ -300,6 +313,10 @@ class Counts(_NoNoise):
         rate, variance = parts(mean_of(predicted, shares), 2)
         apart = mean_of((parts(predicted, 2)[0] - rate) ** 2, shares)
         return np.concatenate([rate, variance + apart], 2)
+
+    def follow(self, scaling: Scaling, standardized: bool) -> None:
+        """Counts are relative to their mean so far."""
+        self.offset = np.log(np.maximum(scaling.mean, 0.01))
 
     def state(self) -> dict[str, Array]:
         return {"offset": self.offset}

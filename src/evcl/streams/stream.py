@@ -20,8 +20,7 @@ from evcl.streams.alarm import Alarm, Columns, Detector
 from evcl.streams.arrays import Array, finite, total, within
 from evcl.streams.bank import Bank, Looked, all_states, restore
 from evcl.streams.building import bank_of
-from evcl.streams.observing import Counts, Targets, parts
-from evcl.streams.observing import Numbers as GaussianNumbers
+from evcl.streams.observing import Targets, parts
 from evcl.streams.scaling import FARTHEST, Scaling, squashed
 from evcl.targets import get as get_likelihood
 
@@ -326,13 +325,7 @@ class Stream:
         return float(total(surprise)), alarm
 
     def _follow(self, scaling: Scaling) -> None:
-        """Counts are relative to their mean so far; a known noise is in the units of the scaled targets."""
-        observing = self._bank.experts.observing
-        if isinstance(observing, Counts):
-            observing.offset = np.log(np.maximum(scaling.mean, 0.01))
-        elif self.noise is not None and self.settings.standardize:
-            assert isinstance(observing, GaussianNumbers)
-            observing.noise[:] = (self.noise / scaling.std) ** 2
+        self._bank.experts.observing.follow(scaling, bool(self.settings.standardize))
 
     def _scaled_targets(self, y: Array) -> Array:
         if self.likelihood != "gaussian" or not self.settings.standardize:

@@ -22,7 +22,7 @@ from evcl.tables.output_file import Column
 from evcl.tables.rows import Labelled
 from evcl.tables.source import Floats, Piece, Source, Unknown, bad
 from evcl.tables.values import Where, numbers_of
-from evcl.training.targets import far_outside
+from evcl.targets.scale import far_outside
 
 if TYPE_CHECKING:
     from evcl.tables.model import Model

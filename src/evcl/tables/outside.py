@@ -1,5 +1,5 @@
 """Numbers of a column that are far outside its others, as mistyped ones are. The rule is that of targets
-(`evcl.training.targets.far_outside`), but a column is read piece by piece, so its range is that of a sample.
+(`evcl.targets.scale.far_outside`), but a column is read piece by piece, so its range is that of a sample.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from evcl.tables.source import Floats, Piece, Source, bad
-from evcl.training import targets
+from evcl.targets import scale
 
 SAMPLE = 4_096  # at most this many numbers of a column are kept
 MOST_FAR = 50  # one number in this many may be far outside: more are no mistakes
@@ -27,12 +27,12 @@ class Ends(NamedTuple):
 
     def far(self, numbers: Floats) -> Floats:
         """Which numbers are far outside."""
-        found: Floats = targets.far_outside(torch.tensor(numbers), self._tensors()).numpy()
+        found: Floats = scale.far_outside(torch.tensor(numbers), self._tensors()).numpy()
         return found
 
     def limited(self, numbers: Floats) -> Floats:
         """The numbers, with those far outside put on the end of the range."""
-        found: Floats = targets.limited(torch.tensor(numbers), self._tensors()).numpy()
+        found: Floats = scale.limited(torch.tensor(numbers), self._tensors()).numpy()
         return found
 
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,9 +58,9 @@ class Sample:
 
     def ends(self) -> Ends | None:
         """None: there are too few numbers to tell."""
-        if len(self._kept) < targets.FEW:
+        if len(self._kept) < scale.FEW:
             return None
-        low, high = targets.usual_range(torch.from_numpy(self._kept))
+        low, high = scale.usual_range(torch.from_numpy(self._kept))
         return Ends(float(low), float(high))
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
+from evcl.nn import BayesianNetwork
 from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, known, own_columns, weighted
+from evcl.targets.scale import Scale
 
 MOST = 30.0  # the largest log rate: more would overflow where a network is far from its data
 
@@ -26,6 +28,13 @@ class Poisson(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         z = _log_rate(own_columns(outputs, columns))
         return (z.exp() - y * z + torch.lgamma(y + 1)).sum(-1)
+
+    def place(self, network: BayesianNetwork, k: int, before: Scale, y: Tensor, w: Tensor) -> Scale:
+        if not before.rows:
+            usual = (w * y).sum(0).div(w.sum()).clamp_min(1 / (1 + len(y))).log()
+            head = network.number_head(k)
+            head.beside = usual.to(head.beside).expand_as(head.beside).clone()
+        return before
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 2 D]: the rate and its square. Averaged over draws of the weights, they give mean and variance."""

@@ -8,6 +8,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from evcl.nn import BayesianNetwork
+from evcl.targets.scale import Scale
+
 OF_NUMBERS = 0.3  # beta for targets that are numbers
 
 
@@ -90,6 +93,17 @@ class Likelihood(Stateless):
     def score(self, predicted: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """[R, N] each: the NLL and the correctness of averaged predictions [R, N, ...] for y [R, N, ...]."""
         raise NotImplementedError
+
+    # --- the head of a task ----------------------------------------------------------------------------------------
+
+    def place(self, network: BayesianNetwork, k: int, before: Scale, y: Tensor, w: Tensor) -> Scale:
+        """Prepare head k for targets y [N, D] of these weights w [N, 1]; returns the scale on which it learns them, of
+        which `before` is what is known of earlier targets.
+        """
+        return before
+
+    def expect(self, network: BayesianNetwork, k: int, errors: Tensor, scale: Scale) -> None:
+        """Prepare head k for rows that have these squared errors [n, D] before they are learned."""
 
     # --- the Fisher ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from evcl._core.devices import double
+from evcl.nn import BayesianNetwork
 from evcl.targets.likelihood import OF_NUMBERS, Estimate, Likelihood, draw, known, own_columns, weighted
+from evcl.targets.scale import Scale
 
 INSIDE = 1.959964  # a prediction is right if y is within this many standard deviations: the 95% interval
 
@@ -33,6 +35,17 @@ class Gaussian(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor, columns: Tensor | None) -> Tensor:
         f, log_v = own_columns(outputs, columns).chunk(2, -1)
         return 0.5 * ((y - f).square() * (-log_v).exp() + log_v + math.log(2 * math.pi)).sum(-1)
+
+    def place(self, network: BayesianNetwork, k: int, before: Scale, y: Tensor, w: Tensor) -> Scale:
+        return before.merged(y, w)
+
+    def expect(self, network: BayesianNetwork, k: int, errors: Tensor, scale: Scale) -> None:
+        """Let the fit begin with a noise of at least that size. With the noise of earlier tasks, its first gradients
+        would be so large that Adam's steps would be too small ever after.
+        """
+        head = network.number_head(k)
+        size = (errors.mean(0).cpu() / scale.std.square()).clamp_min(1e-12).log()
+        head.least = size.to(head.beside)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """[M, 3 D]: f, f^2 and v. Averaged over draws of the weights, they give mean and variance."""

@@ -21,6 +21,7 @@ from evcl.methods import TaskData
 from evcl.methods.method import Newcomer
 from evcl.nn import Gaussian
 from evcl.targets import CATEGORICAL, Energy
+from evcl.targets.scale import Scale
 from evcl.training import energies, targets
 from evcl.training.run import Run
 
@@ -83,7 +84,7 @@ class Session:
         self.domains: dict[str, int] = {}  # task -> its domain; known in advance for tasks of a resumed stream
         self.seen: list[int] = []  # the network's heads that tasks have used, in order
         self.lacking: list[Label] = []  # old classes that the last task had no rows of, but whose softmax it trained
-        self.scales: dict[str, targets.Scale] = {}  # head -> the scale of its targets, if they are not classes
+        self.scales: dict[str, Scale] = {}  # head -> the scale of its targets, if they are not classes
         self.density: Density | None = None  # summary of all training rows, if the learner keeps one
         self._drawn: tuple[Gaussian, int, list[Tensor]] | None = None  # weight draws of the last prediction
 
@@ -148,10 +149,11 @@ class Session:
 
     def add_errors(self, errors: Mapping[str, Tensor], known: set[str]) -> None:
         """Count errors on new rows of these heads' targets; those that are not `known` are made in this round."""
+        run = self.run
         found = {name: self.scales[name].tested_on(each, name not in known) for name, each in errors.items()}
         self.scales = {**self.scales, **found}
         for name in errors.keys() & known:
-            targets.expect(self.run, self.groups[name][0].number, errors[name], found[name])
+            run.likelihood.expect(run.network, self.groups[name][0].number, errors[name], found[name])
 
     def _add(self, groups: list[Group], domain: int, new: Sequence[Label], rows: Mapping[Label, int]) -> None:
         """Add classes to the group of this domain that has the most rows of a task, in place."""
