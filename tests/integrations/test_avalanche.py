@@ -154,7 +154,7 @@ def test_models_that_grow_with_the_stream(scenario, model):
             before.append(grown.trunk[0].weight.detach().clone())
         assert plugin.penalty.tasks == 3
         results.append(float((before[2] - before[0]).norm()))
-        assert plugin.penalty._memory.importance.shape[1] == flat(grown).numel()
+        assert plugin.penalty.memory.importance.shape[1] == flat(grown).numel()
         assert accuracies(strategy, made.test_stream)[0][2] > 0.8
     assert results[1] < 0.8 * results[0]
 

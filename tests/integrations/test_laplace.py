@@ -53,7 +53,7 @@ def test_evcl_s_own_fisher_agrees_with_it(fitted):
     )
     with penalty.task(tuple(TASK.train)):
         pass
-    ours = penalty._memory.importance[0] + fitted.prior_precision_diag
+    ours = penalty.memory.importance[0] + fitted.prior_precision_diag
     torch.testing.assert_close(ours, fitted.posterior_precision, rtol=2e-3, atol=1e-3)
 
 

@@ -113,7 +113,7 @@ def test_the_fisher_is_that_of_a_learner_with_the_same_weights():
     penalty = Penalty(module, "ewc")
     with penalty.task(tuple(TASKS[0].train)):
         pass
-    theirs, ours = learner._run.memories[0].importance, penalty._memory.importance
+    theirs, ours = learner._run.memories[0].importance, penalty.memory.importance
     torch.testing.assert_close(ours.sum(), theirs.sum(), rtol=2e-3, atol=0)  # of another sample of the rows
 
 
@@ -242,7 +242,7 @@ def test_a_module_may_grow():
         module[2].weight[:5] += 1
     assert penalty().item() > 0
     penalty.end()
-    assert penalty._memory.importance.shape[1] == flat(module).numel()
+    assert penalty.memory.importance.shape[1] == flat(module).numel()
 
 
 class Counted(Dataset):
@@ -263,7 +263,7 @@ def test_only_a_sample_of_a_data_set_is_read_but_all_of_it_counts():
     with penalty.task(data):
         pass
     assert data.read == 1000
-    assert float(penalty._memory.rows[0]) == 5000
+    assert float(penalty.memory.rows[0]) == 5000
 
 
 def test_a_network_with_several_inputs_and_outputs():
@@ -280,7 +280,7 @@ def test_a_network_with_several_inputs_and_outputs():
     data = {"left": torch.randn(20, 3), "right": torch.randn(20, 2), "labels": torch.arange(20) % 4}
     with penalty.task(data):
         pass
-    assert bool((penalty._memory.importance > 0).all())
+    assert bool((penalty.memory.importance > 0).all())
 
 
 def twice():
@@ -359,7 +359,7 @@ def test_frozen_weights_are_left_alone():
     assert [name for name, _ in penalty.module.named_parameters()][:2] == ["0.weight", "0.bias"]
     with penalty.task(TensorDataset(*rows(TASKS[0]))):
         assert penalty().item() > 0
-    assert penalty._memory.importance.shape[1] == 130
+    assert penalty.memory.importance.shape[1] == 130
 
 
 @pytest.mark.parametrize(

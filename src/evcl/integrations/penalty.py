@@ -28,10 +28,10 @@ from evcl._core.inputs import labels
 from evcl._core.randomness import Purpose, generator
 from evcl._core.settings import CORESET, SEED, TRAINING, Settings, resolve
 from evcl.learner.reading import Reader, is_dataset
-from evcl.methods import Fit, Fitted, Learned, Learning, Method, Model, Reread, Round, TaskData, packing
+from evcl.methods import Method, Reread, Round, TaskData
 from evcl.methods import get as get_method
-from evcl.methods import memory as memories
-from evcl.methods.memory import Fresh, Nothing
+from evcl.methods.hosted import Host, Hosted
+from evcl.methods.memory import Fresh
 from evcl.methods.variants import for_settings
 from evcl.nn import BayesianNetwork, Gaussian, Layout, Names, bayesianize, copied, log_stds
 from evcl.nn.independence import check_examples_independent
@@ -42,6 +42,7 @@ ROWS = 1000  # at least this many examples of a task are read, if it has as many
 # settings of evcl's own loop
 LOOPS = (*TRAINING, *CORESET, "std_lr_scale", "std_update", "std_rate", "predict_samples")
 HEAD = 0  # the module's own outputs
+HOST = Host("a penalty", "use evcl.Learner, or ewc, mas, vcl or evcl")
 
 
 class Drawn(nn.Module):
@@ -109,17 +110,23 @@ class Penalty:
         dtype = next((p.dtype for p in module.parameters()), torch.float32)
         self._dtype = dtype if dtype == torch.float64 else torch.float32
         self._reader = Reader(module, call, self._dtype)
-        self._learning: Learning | None = None
-        self._round: Round | None = None
-        self._terms: list[Any] = []
-        self.tasks = 0  # learned so far
         network = self._network()
         if prior == "network":
             network.centre = network.posterior.mean.clone()
         self._layout = network.layout
-        self._memory = self._initial(network)
+        self._hosted = Hosted(self.method, self.settings, self._fresh(network), HOST)
         if self.method.bayesian:
             self._draw_weights(network)
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks learned so far."""
+        return self._hosted.tasks
+
+    @property
+    def memory(self) -> Any:
+        """What the method remembers of them."""
+        return self._hosted.memory
 
     def __repr__(self) -> str:
         return f"Penalty({self.method.name!r}, {self.tasks} task{'' if self.tasks == 1 else 's'} learned)"
@@ -142,7 +149,7 @@ class Penalty:
         them at the end. Of a data set only a random sample is read, as many examples as the method measures. `n` is
         the number of examples, if `data` are not all of them.
         """
-        if self._learning is not None:
+        if self._hosted.round is not None:
             raise EvclError("a task has begun already: call end() first, or cancel() to forget it")
         network = self._network()
         self._take_layout(network)
@@ -151,19 +158,13 @@ class Penalty:
         task = TaskData(x.unsqueeze(0), y.unsqueeze(0), HEAD, task=self.tasks, reread=_counted(n or total, len(y)))
         seen = [HEAD] * self.tasks
         round_ = Round(self.tasks, [task], network, self._live().snapshot(), seen, [self.seed], CATEGORICAL)
-        learning = self.method.learn(self._memory, round_, self.settings)
-        try:
-            fit = next(learning)
-        except StopIteration:
-            raise self._refused("trains no network") from None
-        self._check(fit, round_)
-        self._learning, self._round, self._terms = learning, round_, list(fit.terms)
+        self._hosted.begin(round_)
 
     def __call__(self) -> Tensor:
         """The sum of the method's terms at the module's weights, a number to add to the loss. 0 outside a task."""
         q = self._live()
         total = q.mean.new_zeros(())
-        for term in self._terms:
+        for term in self._hosted.terms:
             total = total + term.loss(q).sum()
         return total
 
@@ -183,8 +184,8 @@ class Penalty:
 
     def end(self) -> None:
         """End the task: the method measures it at the module's weights, and remembers it."""
-        learning, round_ = self._learning, self._round
-        if learning is None or round_ is None:
+        round_ = self._hosted.round
+        if round_ is None:
             raise EvclError("no task has begun: call begin(data) before the task is trained")
         network, q = self._network(), self._live().snapshot()
         network.whole = round_.network.whole
@@ -194,20 +195,11 @@ class Penalty:
             raise EvclError("the module has a weight that is not finite: the loop diverged")
         if self.method.apart:
             check_examples_independent(network, round_.tasks[0].x[0], True)
-        used = q.mean.new_ones(network.layout.size)
-        try:
-            learning.send(Fitted(network, q, q, network.layout, used))
-        except StopIteration as ended:
-            learned: Learned = ended.value
-        else:
-            raise self._refused("needs several fits for a task")
-        self._write(learned.posterior)
-        self._memory, self.tasks = learned.memory, self.tasks + 1
-        self.cancel()
+        self._write(self._hosted.end(network, q))
 
     def cancel(self) -> None:
         """Forget the task that has begun."""
-        self._learning, self._round, self._terms = None, None, []
+        self._hosted.cancel()
 
     # --- the module's weights --------------------------------------------------------------------------------------
 
@@ -280,54 +272,12 @@ class Penalty:
 
     # --- the method ------------------------------------------------------------------------------------------------
 
-    def _initial(self, network: BayesianNetwork) -> Any:
-        """The memory before the first task."""
-        method = self.method
-        reasons = {
-            "learns all tasks at once": method.jointly,
-            "predicts with other weights than it trains": method.predictor is not None,
-            "changes the network": method.adapt is not None or method.trunk is not None,
-            "trains no network": method.generative,
-            "trains another network too": memories.has_models(method.memory),
-            "needs several fits for a task": method.stages > 1,
-            "has scales and shifts for each task": bool(self.settings.get("film")),
-            "adds a loss on the outputs": "distill_temperature" in method.known_settings and method.memory is Nothing,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise self._refused(reason)
-        memory: Any = memories.initial(method.memory, self._fresh(network), self._no_network)
-        if memories.keeps_examples(memory):
-            raise self._refused("trains on kept examples")
-        return memory
-
     def _fresh(self, network: BayesianNetwork) -> Fresh:
         """The first prior and posterior of the weights."""
         centre, width = network.centre, None
         if self.method.bayesian:
             width = log_stds(self.settings.prior_std, network.scales, network.layout, centre).expand_as(centre).clone()
         return Fresh(Gaussian(centre.clone(), width), network.posterior)
-
-    def _no_network(self, field: str, make: Any) -> Model:
-        raise self._refused(f"trains another network too ({field})")
-
-    def _refused(self, reason: str) -> EvclError:
-        advice = "use evcl.Learner, or ewc, mas, vcl or evcl"
-        return EvclError(f"{self.method.name} {reason}, which a penalty cannot: {advice}")
-
-    def _check(self, fit: Fit, round_: Round) -> None:
-        """Refuse a fit that is more than the task's own examples and terms."""
-        rows = len(fit.data) == 1 and fit.data[0].x is round_.tasks[0].x
-        reasons = {
-            "adds a loss on the outputs": bool(fit.losses) or fit.project,
-            "follows every step of the training": bool(fit.trackers),
-            "trains on other examples than the task's": not rows,
-            "has its own update rule": fit.rule is not None,
-            "changes weights itself": fit.start is not None or fit.moves is not None or fit.model is not None,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise self._refused(reason)
 
     def _take_layout(self, network: BayesianNetwork) -> None:
         """Extend the memory if the module has grown."""
@@ -343,7 +293,7 @@ class Penalty:
             now = new.shapes.get(name, ())
             if now[1:] != shape[1:] or math.prod(now) < math.prod(shape):
                 raise EvclError(f"{name!r} was {shape} and is now {now or 'gone'}: weights may only be added")
-        self._memory = memories.relaid(self._memory, old.extending(new), self._fresh(network), lambda model: model)
+        self._hosted.grow(old, new, self._fresh(network))
         self._layout = new
 
     # --- examples --------------------------------------------------------------------------------------------------
@@ -396,8 +346,8 @@ class Penalty:
             "settings": dict(self.settings),
             "tasks": self.tasks,
             "layout": {name: list(shape) for name, shape in self._layout.shapes.items()},
-            "outline": packing.outline(self._memory),
-            "memory": {name: t.detach().clone() for name, t in packing.tensors(self._memory).items()},
+            "outline": self._hosted.outline(),
+            "memory": {name: t.detach().clone() for name, t in self._hosted.tensors().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -410,14 +360,9 @@ class Penalty:
         network = self._network()
         if Layout({name: tuple(shape) for name, shape in state["layout"].items()}) != network.layout:
             raise EvclError("the state is that of another module: the names or shapes of its weights differ")
-        tasks, like = state["tasks"], network.posterior.mean
-        given = {name: tensor.to(like.device) for name, tensor in state["memory"].items()}
-        fits = packing.Fits(like, self.method.bayesian, lambda head: 1 << 62, tasks)
-        empty: Any = memories.initial(self.method.memory, self._fresh(network), self._no_network)
-        self._memory = packing.from_tensors(empty, state["outline"], given, fits)
-        self._layout, self.tasks = network.layout, tasks
-        self.settings = Settings({**self.settings, **state["settings"]})
-        self.cancel()
+        self._hosted.load(state["outline"], state["memory"], state["tasks"], self._fresh(network))
+        self._layout = network.layout
+        self.settings = self._hosted.settings = Settings({**self.settings, **state["settings"]})
 
 
 def _counted(total: int, read: int) -> Reread | None:

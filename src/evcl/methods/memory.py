@@ -16,7 +16,7 @@ The rest of the library handles memories only through the functions below: no ot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
@@ -264,16 +264,23 @@ def with_examples(memory: M, change: Callable[[TaskData], TaskData]) -> M:
     return each(memory, lambda how, value: tuple(map(change, value)) if isinstance(how, KeptExamples) else value)
 
 
-def keeps_examples(memory: Any) -> bool:
-    """Whether a memory has room for examples of earlier tasks."""
-    return bool(_stored_as(KeptExamples, memory))
+def _declared(cls: type) -> Iterator[Any]:
+    """How each field of a memory of this class is stored, those of inner memories too."""
+    for name, how in hows(cls).items():
+        if how is None:
+            yield from _declared(_class_of(cls, name))
+        else:
+            yield how
+
+
+def keeps_examples(cls: type) -> bool:
+    """Whether a memory of this class has room for examples of earlier tasks."""
+    return any(isinstance(how, KeptExamples) for how in _declared(cls))
 
 
 def has_models(cls: type) -> bool:
     """Whether a memory of this class has second networks."""
-    return any(
-        has_models(_class_of(cls, name)) if how is None else isinstance(how, Another) for name, how in hows(cls).items()
-    )
+    return any(isinstance(how, Another) for how in _declared(cls))
 
 
 def lasting(cls: type, s: Settings) -> str:
@@ -288,10 +295,7 @@ def lasting(cls: type, s: Settings) -> str:
 
 def copies_network(cls: type) -> bool:
     """Whether a memory of this class has a second network that is made from the layers of the user's."""
-    return any(
-        copies_network(_class_of(cls, name)) if how is None else isinstance(how, Another) and how.make is not None
-        for name, how in hows(cls).items()
-    )
+    return any(isinstance(how, Another) and how.make is not None for how in _declared(cls))
 
 
 def models(memory: Any) -> list[Model]:
