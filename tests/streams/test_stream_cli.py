@@ -147,6 +147,43 @@ def test_a_file_that_grows_is_learned_from_where_it_ended(evcl):
     assert evcl("stream", "a.csv", *FAST, "--out", "m")[0] == 1
 
 
+def test_a_file_that_was_changed_where_it_was_learned_is_refused(evcl):
+    days = weather(40, start="2024-01-01").assign(when=np.repeat(pd.date_range("2024-01-01", periods=8), 5))
+    late = days[:3].assign(rain="late", when=days.when[20])
+    changed = {
+        "late rows": (FAST, pd.concat([days, late]), "but only rows of a later when can be new"),
+        "a row less": (FAST, days.drop(7), "the files have 39 rows, but 40 were learned: did they shrink?"),
+        "other rows": (FAST[:2], days.assign(rain=["yes", *["new"] * 39]), "(column 'rain' differs), but only rows at"),
+        "a row inserted": (FAST[:2], pd.concat([days[:9], late[:1], days[9:]]), "only rows at the end can be new"),
+    }
+    for name, (options, table, message) in changed.items():
+        days.assign(rain=days.rain.where(days.index > 0, "yes")).to_csv("a.csv", index=False)
+        Path("m").unlink(missing_ok=True)
+        assert evcl("stream", "a.csv", *options, "--out", "m", "--quiet")[0] == 0
+        before = Path("m").read_bytes()
+        table.assign(rain=table.rain.where(table.index > 0, "yes")).to_csv("a.csv", index=False)
+        status, _, err = evcl("stream", "a.csv", *options, "--out", "m")
+        assert (status, err.count("\n"), message in err) == (1, 1, True), (name, err)
+        assert Path("m").read_bytes() == before
+
+
+def test_what_was_learned_is_known_by_its_rows_and_not_by_its_name(evcl):
+    whole = weather(90)
+    whole[:40].to_csv("today.csv", index=False)
+    words = ("--target", "rain", "--out", "m")
+    assert evcl("stream", "today.csv", *words, "--quiet")[0] == 0
+    Path("today.csv").rename("yesterday.csv")
+    whole[40:70].assign(gust=1.5).to_csv("today.csv", index=False)
+    out = evcl("stream", "yesterday.csv", "today.csv", *words)[1]
+    assert "40 of 70 rows were learned already" in out
+    assert "30 rows predicted, then learned" in out
+    out = evcl("stream", "yesterday.csv", "today.csv", *words, "--drop", "heat")[1]
+    assert "there are no new rows" in out
+    whole[70:].to_csv("today.csv", index=False)  # another file of that name
+    assert "20 rows predicted, then learned" in evcl("stream", "today.csv", *words)[1]
+    assert load(Path("m")).stream.rows == 90
+
+
 def test_rows_are_learned_in_the_order_of_time(evcl):
     whole = weather(150)
     whole[:70].to_csv("z.csv", index=False)

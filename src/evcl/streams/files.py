@@ -26,6 +26,41 @@ TOO_MANY = (
 TARGET, TIME = "\0target", "\0time"  # names of columns that no file has
 
 
+class RowDigest:
+    """A digest of rows for each column, whatever pieces they come in: it tells if they are the same rows again.
+
+    The digests of columns are apart, so that a file may have more columns, or fewer, when it has grown. `known`: those
+    of rows that were read by an earlier command.
+    """
+
+    def __init__(self, known: Mapping[str, str] = {}) -> None:
+        self._known, self._columns = known, dict[str, Any]()
+
+    def add(self, piece: Piece, rows: int | None = None) -> None:
+        """The next rows: those of a piece, or its first ones."""
+        for name, values in piece.columns.items():
+            self._columns.setdefault(name, hashlib.sha256()).update(_bytes(values[:rows]))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {name: column.hexdigest()[:16] for name, column in self._columns.items()} or dict(self._known)
+
+    def differing(self, other: RowDigest) -> list[str]:
+        """The columns of both whose values differ; the target also if only one has any."""
+        mine, its = self.digests, other.digests
+        return [name for name in mine if its.get(name, "" if name == TARGET else mine[name]) != mine[name]]
+
+
+def _bytes(values: Values) -> bytes:
+    """The same for the same values, also if a later row makes numbers of integers."""
+    if values.dtype == object:
+        return "".join("-" if text is None else f"{len(text)}:{text}" for text in values).encode()
+    if values.dtype.kind == "M":
+        return values.astype("datetime64[us]").tobytes()
+    numbers = np.where(np.ma.getmaskarray(values), np.nan, np.ma.getdata(values))
+    return np.where(np.isnan(numbers), np.nan, numbers + 0.0).tobytes()  # one NaN, one zero
+
+
 @dataclass
 class Asked:
     """What the user says of the files: the target, and what it is (None: decided from the files), the column of time,
@@ -78,6 +113,16 @@ class Files:
     def identity(self) -> list[list[str]]:
         """What tells these files from others: name and first row of each. A file may grow."""
         return [[one.source.path.name, one.digest] for one in self.files]
+
+    def digest(self, rows: int) -> RowDigest:
+        """Of the first rows."""
+        found = RowDigest()
+        for piece in self.pieces():
+            found.add(piece, rows)
+            rows -= piece.rows
+            if rows <= 0:
+                break
+        return found
 
     def kinds(self) -> dict[str, Kind]:
         """What each column holds, as far as the files say."""

@@ -21,7 +21,7 @@ from evcl.learner.saved import reading
 from evcl.streams import saved
 from evcl.streams.alarm import Alarm
 from evcl.streams.evaluation import Feed
-from evcl.streams.files import TARGET, TIME, Files
+from evcl.streams.files import TARGET, TIME, Files, RowDigest
 from evcl.streams.prequential import Prequential
 from evcl.streams.rows import RowEncoder
 from evcl.streams.stream import Stream
@@ -49,8 +49,8 @@ class Raised:
 class TableStream:
     """A stream and the table that it learns.
 
-    `done` is how many rows of the files `identity` were predicted; the learner may wait for the labels of the last
-    ones. `unlabelled` rows had no label: they were passed over.
+    `done` is how many rows of the files `identity` were predicted, and `learned` their digest; the learner may wait for
+    the labels of the last ones. `unlabelled` rows had no label: they were passed over.
     """
 
     stream: Stream
@@ -66,6 +66,7 @@ class TableStream:
     done: int = 0
     unlabelled: int = 0
     identity: list[list[str]] = field(default_factory=list)
+    learned: RowDigest = field(default_factory=RowDigest)
     raised: list[Raised] = field(default_factory=list)
     latest: float | None = None  # the time of the last row
     waiting: tuple[Tensor, Tensor, Floats] | None = None  # inputs, targets and times of rows whose labels come late
@@ -87,19 +88,29 @@ class TableStream:
         return {name: column.kind for name, column in self.encoder.columns.items()}
 
     def resume(self, files: Files) -> int:
-        """The row of these files from which on to learn: where it stopped, if they are those that it learned last, or
-        begin like them; 0 if they are all new.
+        """The row of these files from which on to learn: where it stopped, if they begin with the rows that it learned
+        last, whatever the files are called; 0 if they are all new. A file that was changed where it was learned is
+        refused: which of its rows are new cannot be told.
         """
-        known = [tuple(one) for one in self.identity]
-        given = [tuple(one) for one in files.identity]
-        if given[: len(known)] == known:
-            if files.rows < self.done:
-                raise EvclError(f"the files have {files.rows:,} rows, but {self.done:,} were learned: did they shrink?")
-            self.identity = files.identity
+        begins = files.identity[: len(self.identity)] == self.identity
+        whole = files.rows >= self.done
+        learned = files.digest(self.done) if whole else RowDigest()
+        differing = self.learned.differing(learned)
+        if whole and not differing and (begins or self.learned.digests):
+            self.identity, self.learned = files.identity, learned
             return self.done
-        if both := sorted({name for name, _ in set(known) & set(given)}):
-            raise EvclError(f"{both[0]} was learned already: name it with the files before it, or leave it out")
-        self.identity, self.done = files.identity, 0
+        if begins and not whole:
+            raise EvclError(f"the files have {files.rows:,} rows, but {self.done:,} were learned: did they shrink?")
+        if begins:
+            column = {TARGET: self.target, TIME: str(self.time)}.get(differing[0], differing[0])
+            new = "at the end" if self.time is None else f"of a later {self.time}"
+            raise EvclError(
+                f"{self.identity[-1][0]}: the first {self.done:,} rows are not those that were learned (column "
+                f"{column!r} differs), but only rows {new} can be new; if it is another file, give it another name"
+            )
+        if both := [name for name, digest in files.identity if [name, digest] in self.identity]:
+            raise EvclError(f"{min(both)} was learned already: name it with the files before it, or leave it out")
+        self.identity, self.done, self.learned = files.identity, 0, RowDigest()
         return 0
 
     def learn(self, files: Files, piece: Piece, delay: int = 0) -> list[Raised]:
@@ -119,6 +130,7 @@ class TableStream:
         x, targets = self.encoder.encode(columns, piece, path), piece.columns[TARGET]
         there = np.array([label is not None for label in targets]) if self.kind == "class" else ~np.isnan(targets)
         self.done += piece.rows
+        self.learned.add(piece)
         self.unlabelled += int((~there).sum())
         self.latest = float(when[-1]) if self.time is not None else None
         if not there.any():
@@ -191,6 +203,7 @@ class TableStream:
             **{name: getattr(self, name) for name in _PLAIN},
             "encoder": self.encoder.state(),
             "scores": told,
+            "learned": self.learned.digests,
             "raised": [list(vars(one).values()) for one in self.raised],
         }
         tensors = {f"{OWN}{name}": torch.from_numpy(array) for name, array in arrays.items()}
@@ -259,6 +272,7 @@ def _rebuilt(stream: Stream, told: Mapping[str, Any], tensors: Mapping[str, Tens
         setattr(found, name, tuple(map(str, value)) if name in ("drop", "missing") else value)
     found.labels = [str(label) for label in told["labels"]]
     found.identity = [[str(name), str(digest)] for name, digest in told["identity"]]
+    found.learned = RowDigest({str(name): str(digest) for name, digest in told.get("learned", {}).items()})
     found.raised = [
         Raised(int(row), None if when is None else float(when), float(surprise), *_texts(columns, action, reasons))
         for row, when, surprise, columns, action, reasons in told["raised"]
