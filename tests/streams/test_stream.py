@@ -308,6 +308,34 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         evcl.Stream.load(path)
 
 
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "poisson"])
+def test_a_changed_file_predicts_probabilities_or_is_refused(likelihood: str, tmp_path: Path) -> None:
+    stream, path = evcl.Stream(likelihood=likelihood), tmp_path / "stream.safetensors"
+    x, y = table(60)
+    fed(stream, x, y)
+    stream.save(path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata()
+    refused = set()
+    for name, tensor in tensors.items():
+        for value in (0, 1e300):
+            changed = torch.full_like(tensor, value if tensor.is_floating_point() else min(value, 10**9))
+            save_tensors(path, {**tensors, name: changed}, about)
+            try:
+                other = evcl.Stream.load(path)
+                if likelihood == "categorical":
+                    p = other.predict_proba(x[:5])
+                    assert bool((p >= 0).all()), (name, value)
+                    assert torch.allclose(p.sum(1), torch.ones(5, dtype=torch.float64)), (name, value)
+                else:
+                    assert all(bool(part.isfinite().all()) for part in other.predictions(x[:5])), (name, value)
+            except EvclError:
+                refused.add((name, value))
+    shares = {"bank/shares/log", *(["bank/ways/log"] if likelihood == "categorical" else [])}
+    assert {(name, value) for name in shares for value in (0, 1e300)} <= refused
+
+
 def test_the_state_does_not_grow() -> None:
     x, y = table(600)
     stream = evcl.Stream(classes=[0, 1])

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from evcl._core.errors import EvclError
 from evcl.streams.arrays import Array, finite, log, total
 from evcl.streams.experts import Experts
 from evcl.streams.filters import Full
@@ -24,6 +25,7 @@ LOST = -1e6  # the log-likelihood of an expert whose prediction is not a number
 LEAST = 1e-6  # a probability that an expert's log is cut at
 POWERS = 0.03  # the prior variance of a power
 MEMORY = 1000  # rows that the powers are learned from
+ROUNDING = 1e-9  # by which the sum of shares may differ from 1
 OVERTAKEN = 12.0  # nats by which a fast expert must predict better to replace a slow one
 
 
@@ -50,6 +52,8 @@ class Shares:
         return {"log": self.log}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        if abs(total(np.exp(np.minimum(state["log"], 1.0))) - 1) > ROUNDING:
+            raise EvclError("the shares of its experts do not sum to 1")
         self.log = state["log"]
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evcl._core.errors import EvclError
+from evcl._core.errors import BadExample, EvclError
 from evcl._core.inputs import Label, inputs, labels
 from evcl._core.settings import SEED, Setting, Settings, resolve
 from evcl._core.targets import targets
@@ -249,7 +249,12 @@ class Stream:
         if self._shape is None:
             width = len(self.classes)
             return np.full((len(x), width), 1 / max(1, width))
-        return np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])  # a copy
+        found = np.concatenate([self._looked(piece).together[0] for piece in _split(x, self._pieces())])  # a copy
+        if not finite(found) and not (fine := np.isfinite(found).all(1)).all():
+            raise BadExample(
+                "its prediction is not finite: its inputs are too large for the network", int(fine.argmin())
+            )
+        return found
 
     def _numbers(self, found: Array) -> Numbers:
         """[n, D] each, in the units of the targets."""
@@ -346,6 +351,7 @@ class Stream:
         """Every tensor that rows change, by name."""
         return {name: torch.from_numpy(array) for name, array in all_states(self._parts()).items()}
 
+    @quiet
     def _restore(self, state: Mapping[str, Tensor]) -> None:
         restore(self._parts(), {name: tensor.numpy().copy() for name, tensor in state.items()})
 
