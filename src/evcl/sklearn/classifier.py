@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from evcl._core.errors import EvclError, ForgettingWarning, extra
-from evcl._core.inputs import positions
+from evcl._core.inputs import Label, positions
+from evcl._core.settings import Value
 from evcl.learner import Learner
-from evcl.sklearn.estimator import Estimator, Rows, Uncertainty
+from evcl.sklearn.estimator import Estimator, Options, RandomState, Rows, Targets, Uncertainty
+from evcl.sklearn.scaling import Floats
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
     from sklearn.base import ClassifierMixin
@@ -81,8 +84,8 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         The labels in the order in which they first appeared.
     """
 
-    labels_: Any
-    classes_: Any
+    labels_: Targets
+    classes_: Targets
 
     def __init__(
         self,
@@ -102,9 +105,9 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
-        class_weight: Mapping[Any, float] | str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        random_state: Any = None,
+        class_weight: Mapping[Label, float] | Literal["balanced"] | None = None,
+        settings: Mapping[str, Value] | None = None,
+        random_state: RandomState = None,
         device: str = "cpu",
         verbose: bool = False,
     ) -> None:
@@ -120,7 +123,7 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     # --- learning --------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EVCLClassifier:  # noqa: N803
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EVCLClassifier:  # noqa: N803
         """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
         NLL of each row; only ratios count, and a row of weight 0 is left out.
         """
@@ -131,11 +134,11 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def partial_fit(
         self,
-        X: Any,  # noqa: N803
-        y: Any,
-        classes: Any = None,
+        X: ArrayLike,  # noqa: N803
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
         task: str | None = None,
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> EVCLClassifier:
         """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name.
 
@@ -154,22 +157,22 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             self._name([*known, np.unique(rows.y)])
             return self._partial_fit(rows, task)
 
-    def _name(self, parts: list[Any]) -> None:
+    def _name(self, parts: list[Targets]) -> None:
         labels = _in_order(parts)
         weight = self.class_weight
         if isinstance(weight, Mapping) and (unknown := [label for label in weight if label not in labels.tolist()]):
             raise EvclError(f"class_weight: {unknown[0]!r} is not among the classes {labels.tolist()}")
         self.labels_, self.classes_ = labels, np.sort(labels)
 
-    def _checked(self, x: Any, y: Any, sample_weight: Any, reset: bool) -> Rows:
+    def _checked(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool) -> Rows:
         rows = self._read(x, y, sample_weight, reset)
         check_classification_targets(rows.y)
         return rows._replace(y=column_or_1d(rows.y, warn=True))
 
-    def _targets(self, y: Any) -> Any:
+    def _targets(self, y: Targets) -> ArrayLike:
         return positions(y.tolist(), self.labels_.tolist())
 
-    def _options(self, learner: Learner) -> dict[str, Any]:
+    def _options(self, learner: Learner) -> Options:
         names, weight = self.labels_.tolist(), self.class_weight
         if isinstance(weight, Mapping):
             weight = {names.index(label): value for label, value in weight.items()}
@@ -182,21 +185,23 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def predict(self, X: Any) -> Any:  # noqa: N803
+    def predict(self, X: ArrayLike) -> Targets:  # noqa: N803
         """The most probable class of each row."""
         best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        labels: Targets = self.classes_[best]
+        return labels
 
-    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+    def predict_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The probability of each class, in the order of `classes_`, averaged over draws from the posterior."""
         p = self._predictions(X).probabilities.astype(np.float64)[:, np.argsort(self.labels_)]
-        return p / p.sum(1, keepdims=True)
+        normalised: Floats = p / p.sum(1, keepdims=True)
+        return normalised
 
-    def predict_log_proba(self, X: Any) -> Any:  # noqa: N803
+    def predict_log_proba(self, X: ArrayLike) -> Floats:  # noqa: N803
         """The logarithm of each class's probability, in the order of `classes_`."""
         return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
 
-    def uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
+    def uncertainty(self, X: ArrayLike) -> Uncertainty:  # noqa: N803
         """How uncertain each prediction is, how much of that is due to uncertain weights (epistemic), and how far the
         row lies from all training data (unfamiliar).
         """
@@ -204,12 +209,12 @@ class EVCLClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return Uncertainty(found.entropy, found.aleatoric, found.epistemic, found.unfamiliar)
 
 
-def _in_order(parts: list[Any]) -> Any:
+def _in_order(parts: list[Targets]) -> Targets:
     """The distinct labels of all parts, in order of first appearance."""
     if len({part.dtype.kind in "OSUT" for part in parts}) > 1:
         raise EvclError("labels must be all numbers or all text, but these are mixed")
     together = np.concatenate(parts)
-    labels = together[np.sort(np.unique(together, return_index=True)[1])]
+    labels: Targets = together[np.sort(np.unique(together, return_index=True)[1])]
     if len(labels) < 2:
         raise EvclError(
             f"there is only 1 class, {labels[0]}: a classifier needs two, and partial_fit's classes can name them"

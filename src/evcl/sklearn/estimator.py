@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from evcl._core.errors import EvclError, ForgettingWarning, extra
-from evcl._core.settings import resolve
+from evcl._core.inputs import Label
+from evcl._core.settings import Value, resolve
 from evcl.callbacks import Callback, Epoch
 from evcl.learner import Learner, rebuilt
 from evcl.methods import get as get_method
 from evcl.methods import known_settings
 from evcl.nn import mlp
-from evcl.sklearn.scaling import Scaling, unscaled
+from evcl.sklearn.scaling import Floats, Inputs, Scaling, unscaled
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from sklearn.utils import Tags
 
 SETTINGS = ("strength", "tempering", "init_std", "prior_std", "lr", "batch_size", "epochs", "predict_samples", "memory")
 BETWEEN_TASKS = ("strength", "tempering", "lr", "batch_size", "epochs", "predict_samples", "memory")  # may change there
@@ -40,6 +46,15 @@ not their defaults: on MLPClassifier with `solver="lbfgs"`, which uses all rows 
 """
 
 E = TypeVar("E", bound="Estimator")
+Targets = NDArray[np.generic]  # [rows], or [rows, targets] of numbers
+RandomState = int | np.random.RandomState | None
+
+
+class Options(TypedDict, total=False):
+    """Options of `Learner.learn` that a classifier adds."""
+
+    classes: Iterable[Label]
+    class_weight: Literal["balanced"] | Mapping[Label, float] | None
 
 
 class Uncertainty(NamedTuple):
@@ -57,18 +72,18 @@ class Uncertainty(NamedTuple):
         How far the row lies from all training rows: about 1 for a typical training row.
     """
 
-    entropy: Any
-    aleatoric: Any
-    epistemic: Any
-    unfamiliar: Any = None
+    entropy: Inputs
+    aleatoric: Inputs
+    epistemic: Inputs
+    unfamiliar: Inputs | None = None
 
 
 class Rows(NamedTuple):
     """Rows of a task, before scaling."""
 
-    x: Any
-    y: Any
-    weights: Any  # None: all 1
+    x: Inputs
+    y: Targets
+    weights: Floats | None  # None: all 1
 
     def joined(self, other: Rows) -> Rows:
         weights = None
@@ -92,7 +107,7 @@ class Open(NamedTuple):
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """A multilayer perceptron in scikit-learn's form: see `EVCLClassifier` and `EVCLRegressor`."""
 
-    likelihood = "categorical"
+    likelihood: ClassVar[Literal["categorical", "gaussian"]] = "categorical"
     _learner: Learner
     _open: Open | None
     _scaling: Scaling
@@ -114,8 +129,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
-        settings: Mapping[str, Any] | None = None,
-        random_state: Any = None,
+        settings: Mapping[str, Value] | None = None,
+        random_state: RandomState = None,
         device: str = "cpu",
         verbose: bool = False,
     ) -> None:
@@ -138,7 +153,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
@@ -181,15 +196,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             self.__dict__ = before
             raise
 
-    def _read(self, x: Any, y: Any, sample_weight: Any, reset: bool, **options: Any) -> Rows:
-        x, y = validate_data(self, x, y, dtype=np.float32, accept_sparse="csr", reset=reset, **options)
+    def _read(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **options: bool) -> Rows:
+        inputs, targets = validate_data(self, x, y, dtype=np.float32, accept_sparse="csr", reset=reset, **options)
         weights = None
         if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        rows = Rows(x if isinstance(x, np.ndarray) else x.toarray(), y, weights)
+            weights = _check_sample_weight(sample_weight, inputs, ensure_non_negative=True)
+        rows = Rows(_dense(inputs), targets, weights)
         if weights is None or weights.all() or not weights.any():  # a learner refuses weights that are all 0
             return rows
-        return Rows(*(part[weights > 0] for part in rows))
+        used = weights > 0
+        return Rows(rows.x[used], rows.y[used], weights[used])
 
     def _fit(self: E, rows: Rows) -> E:
         """Start over with one task. It is closed: `partial_fit` begins another one."""
@@ -254,11 +270,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self._learner, self._scaling = learner, scaling
         return opened._replace(learned=True, spread=spread)
 
-    def _targets(self, y: Any) -> Any:
+    def _targets(self, y: Targets) -> ArrayLike:
         """The targets as the learner takes them."""
         return y
 
-    def _options(self, learner: Learner) -> dict[str, Any]:
+    def _options(self, learner: Learner) -> Options:
         """Further options of `Learner.learn`, for a learner that is about to learn."""
         return {}
 
@@ -267,7 +283,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _given(self) -> dict[str, Any]:
         """The settings of the method that the user has chosen, by name."""
-        given: dict[str, Any] = {name: getattr(self, name, None) for name in SETTINGS}
+        given = {name: getattr(self, name, None) for name in SETTINGS}
         return {name: value for name, value in given.items() if value is not None} | dict(self.settings or {})
 
     def _next(self, before: Learner, scaling: Scaling) -> Learner:
@@ -312,30 +328,28 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise EvclError(
                 f"{self.method} trains on all tasks at once, but {type(self).__name__} learns one at a time"
             )
-        about: dict[str, Any] = {"seed": seed, "device": self.device, "likelihood": self.likelihood}
-        return Learner(network, self.method, **about, **given)
+        return Learner(network, self.method, seed=seed, device=self.device, likelihood=self.likelihood, **given)
 
     # --- prediction ------------------------------------------------------------------------------------------------
 
-    def _predictions(self, x: Any, spread: bool = True) -> Any:
+    def _predictions(self, x: ArrayLike, spread: bool = True) -> Any:
         check_is_fitted(self)
         learner = self._settled(spread)
-        x = validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False)
-        x = x if isinstance(x, np.ndarray) else x.toarray()
-        return learner.predictions(np.require(self._scaling(x), requirements="W"))
+        inputs = _dense(validate_data(self, x, dtype=np.float32, accept_sparse="csr", reset=False))
+        return learner.predictions(np.require(self._scaling(inputs), requirements="W"))
 
     # --- pickling --------------------------------------------------------------------------------------------------
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         # A learner is pickled as its description and tensors, as in its file; unpickled, it is on the CPU.
-        state = super().__getstate__().copy()
+        state: dict[str, Any] = super().__getstate__().copy()
         if "_learner" in state:
             state["_learner"] = (*state["_learner"].described(), state["_learner"].history)
         if state.get("_open") is not None and state["_open"].before is not None:
             state["_open"] = state["_open"]._replace(before=state["_open"].before.described())
         return state
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_learner" in state:
             *described, history = state["_learner"]
@@ -343,6 +357,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             self._learner.history = history
         if state.get("_open") is not None and state["_open"].before is not None:
             self._open = state["_open"]._replace(before=rebuilt(*state["_open"].before))
+
+
+def _dense(x: Inputs | csr_array) -> Inputs:
+    return x if isinstance(x, np.ndarray) else x.toarray()
 
 
 def _free(tasks: Sequence[str]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from evcl._core.errors import EvclError, extra
 from evcl.sklearn.estimator import Estimator
+from evcl.sklearn.scaling import Inputs
 
 with extra("tables", "evcl.sklearn needs scikit-learn"):
     from sklearn.base import RegressorMixin
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 
 class Spread(NamedTuple):
@@ -28,10 +33,10 @@ class Spread(NamedTuple):
         How far the row lies from all training rows: about 1 for a typical training row.
     """
 
-    std: Any
-    aleatoric: Any
-    epistemic: Any
-    unfamiliar: Any = None
+    std: Inputs
+    aleatoric: Inputs
+    epistemic: Inputs
+    unfamiliar: Inputs | None = None
 
 
 class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
@@ -44,20 +49,26 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     likelihood = "gaussian"
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EVCLRegressor:  # noqa: N803
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> EVCLRegressor:  # noqa: N803
         """Start over and learn one task; everything learned before is discarded. `sample_weight` [rows] weights the
         NLL of each row; only ratios count, and a row of weight 0 is left out.
         """
         with self._unchanged_on_error():
             return self._fit(self._read(X, y, sample_weight, True, y_numeric=True, multi_output=True))
 
-    def partial_fit(self, X: Any, y: Any, task: str | None = None, sample_weight: Any = None) -> EVCLRegressor:  # noqa: N803
+    def partial_fit(
+        self,
+        X: ArrayLike,  # noqa: N803
+        y: ArrayLike,
+        task: str | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> EVCLRegressor:
         """Learn more rows: a mini-batch of a stream, or with `task`, a task of this name (see `EVCLClassifier`)."""
         reset = not hasattr(self, "_learner")
         with self._unchanged_on_error():
@@ -68,16 +79,16 @@ class EVCLRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
                 raise EvclError(f"y must have {had} number{'s' * (had > 1)} per row, as in earlier calls, not {found}")
             return self._partial_fit(rows, task)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:  # noqa: N803
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Inputs | tuple[Inputs, Inputs]:  # noqa: N803
         """The expected number for each row; with `return_std`, also the standard deviation of new rows around it."""
         found = self._predictions(X, spread=return_std)
         return (found.mean, found.std) if return_std else found.mean
 
-    def predict_interval(self, X: Any, level: float = 0.95) -> Any:  # noqa: N803
+    def predict_interval(self, X: ArrayLike, level: float = 0.95) -> Inputs:  # noqa: N803
         """[rows, 2], or [rows, targets, 2]: the ends of intervals that contain the number with this probability."""
         return np.stack(self._predictions(X).interval(level), -1)
 
-    def uncertainty(self, X: Any) -> Spread:  # noqa: N803
+    def uncertainty(self, X: ArrayLike) -> Spread:  # noqa: N803
         """How uncertain each prediction is, and why."""
         found = self._predictions(X)
         return Spread(found.std, found.aleatoric, found.epistemic, found.unfamiliar)
